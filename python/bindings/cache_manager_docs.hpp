@@ -369,7 +369,12 @@ Count the slots of states of a replica; zeros without states.)";
 constexpr const char* kResetPrefixCache = R"(reset_prefix_cache(self)
 --
 
-Forget every cached page that nobody holds, on every replica.)";
+Forget every cached page, on every replica; who holds a page keeps it, and no later request hits it.
+
+Returns
+-------
+bool
+    True where no page is left that was cached. False while requests, pins or holds keep some.)";
 
 constexpr const char* kStats = R"(stats(self, replica=0)
 --

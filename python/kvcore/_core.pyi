@@ -628,8 +628,14 @@ class CacheManager:
         """Return the slot of a sequence's state; -1 before it is reserved, and without states."""
     def state_stats(self, replica: int = 0) -> StateStats:
         """Count the slots of states of a replica; zeros without states."""
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached page that nobody holds, on every replica."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached page, on every replica; who holds a page keeps it, and no later request hits it.
+
+        Returns
+        -------
+        bool
+            True where no page is left that was cached. False while requests, pins or holds keep some.
+        """
     def group_stats(self, replica: int = 0) -> list[GroupStats]:
         """Return the GroupStats of each group of a replica, in their order; none without groups. O(pages)."""
     def set_tenant(self, sequence: SequenceHandle, tenant: int | None) -> None:

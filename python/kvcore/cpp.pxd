@@ -492,7 +492,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         cbool publish(CacheImport& filled, cbool more) except +translate_exception
         uint64_t num_resets() except +translate_exception
-        void reset_prefix_cache() except +translate_exception
+        cbool reset_prefix_cache() except +translate_exception
         void finish(uint64_t ticket, cbool done) except +translate_exception
         void note_late_reads(
             const PageMove* stores, int64_t n, uint64_t mark

@@ -193,7 +193,12 @@ class CheckedManager {
         CHECK_THROWS(kvcore::InvalidHandleError, manager_.unpin(pin.handle));
     }
 
+    /// Where nobody holds a page: what is held over a reset is found no more.
     void reset() {
+        for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
+            const kvcore::PoolStats stats = manager_.stats(i);
+            if (stats.num_sequences > 0 || stats.available_pages() < stats.total_pages) return;
+        }
         begin("reset");
         manager_.reset_prefix_cache();
         oracle_.reset();

@@ -96,7 +96,7 @@ void released() {
                 if (s.manager.contains(request->sequence)) s.manager.release(request->sequence);
             }
         });
-        needs_no_memory("reset_prefix_cache", state,
+        leaves_no_trace("reset_prefix_cache", state,
                         [](ManagerScene& s) { s.manager.reset_prefix_cache(); });
         needs_no_memory("unpin", state, [](ManagerScene& s) {
             s.manager.unpin(s.pins[0]);
@@ -115,7 +115,6 @@ void released() {
             s.manager.unpin(s.pins[0]);
             s.manager.begin_again(s.at(1).sequence);
             s.manager.release(s.at(1).sequence);
-            s.manager.reset_prefix_cache();
         });
     });
 }

@@ -78,7 +78,7 @@ void other_verbs() {
             const Tokens& tokens = s.at(0).tokens();
             s.answer[0] = s.manager.match(0, "", tokens.data(), count(tokens), &s.found);
         });
-        needs_no_memory("reset_prefix_cache", state,
+        leaves_no_trace("reset_prefix_cache", state,
                         [](ManagerScene& s) { s.manager.reset_prefix_cache(); });
         leaves_no_trace("truncate", state, [](ManagerScene& s) {
             s.manager.truncate(s.at(1).sequence, s.at(1).start);

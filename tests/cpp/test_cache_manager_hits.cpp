@@ -102,10 +102,11 @@ void a_hit_outlives_the_pages_around_it() {
     PrefixHit hit = m.manager.match(view);
     CHECK_EQ(hit.num_tokens(), 2);
     CHECK_EQ(hit.num_pages(), 0);
-    m.manager.reset_prefix_cache();
-    CHECK_EQ(m.manager.stats(0).cached_pages, 1);  // the page to copy from
-    CHECK_EQ(m.manager.allocate(hit, view, 5), ReserveStatus::kOk);
-    CHECK_EQ(view.start, 2);
+    CHECK(!m.manager.reset_prefix_cache());
+    CHECK_EQ(m.manager.stats(0).cached_pages, 0);
+    CHECK_THROWS(std::invalid_argument, m.manager.allocate(hit, view, 5));
+    hit = PrefixHit();
+    CHECK(m.manager.reset_prefix_cache());
     m.manager.check_integrity();
 }
 

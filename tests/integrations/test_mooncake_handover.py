@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -92,9 +93,9 @@ def test_what_others_remove_meanwhile_is_never_served_wrong(server: MooncakeServ
     stop = threading.Event()
 
     def reset() -> None:
-        with small_manager("flat", "host:64KiB", url) as manager:
+        with contextlib.closing(MooncakeStore(url)) as store:
             while not stop.wait(0.01):
-                manager.reset_prefix_cache()
+                store.clear()
 
     with small_manager("flat", "host:64KiB", url) as manager:
         _, computed = serve(manager)

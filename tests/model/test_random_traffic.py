@@ -207,8 +207,9 @@ class Traffic:
             self.pair.unpin(self.draw.randrange(len(self.pair.pins)))
 
     def reset(self) -> None:
-        if self.draw.random() < 0.05:
-            self.pair.core.reset_prefix_cache()
+        # What requests keep over a reset is not hit any more: see unit/test_reset.py.
+        if self.draw.random() < 0.05 and not (self.pair.model.claims or self.pair.pins):
+            assert self.pair.core.reset_prefix_cache()
             self.pair.model.reset()
 
     VERBS = (

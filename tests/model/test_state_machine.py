@@ -278,8 +278,9 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.pair.model.cache))
     @rule(now=st.integers(0, 3))
     def reset_prefix_cache(self, now: int) -> None:
-        if now == 0:
-            self.pair.core.reset_prefix_cache()
+        # What requests keep over a reset is not hit any more: see unit/test_reset.py.
+        if now == 0 and not (self.pair.model.claims or self.pair.pins):
+            assert self.pair.core.reset_prefix_cache()
             self.pair.model.reset()
 
     @precondition(has_requests)

@@ -58,7 +58,6 @@ def test_cached_page_of_a_referenced_position_is_referenced(last: int) -> None:
     manager, batch = twins(dedup=False)
     manager.step(batch)
     manager.release(batch[1 - last].request_id)
-    manager.reset_prefix_cache()
     assert manager.match_prefix(PROMPT) == 12
     greedy = claimed(manager, range(500, 560))
     assert manager.maybe_reserve(greedy) is False
@@ -76,8 +75,10 @@ def test_descendant_under_another_requests_page_protects_it() -> None:
         second.update(token)
         manager.step([second])
     manager.release(first.request_id)
-    manager.reset_prefix_cache()
     assert manager.match_prefix(second.tokens) == 20
+    assert not manager.reset_prefix_cache()
+    assert manager.match_prefix(second.tokens) == 0
+    assert manager.num_free_blocks < 16
     manager.release(second.request_id)
     manager.reset_prefix_cache()
     assert manager.match_prefix(second.tokens) == 0

@@ -222,19 +222,19 @@ def test_ten_thousand_loads_leave_no_page_behind() -> None:
 
 
 # -- every other verb ----------------------------------------------------------------------------
-def test_reset_forgets_the_tier_but_for_what_is_in_use() -> None:
+def test_reset_forgets_the_tier_and_what_is_in_use() -> None:
     manager, pool = tiered(num_pages=16)
     serve(manager, pool, A)
     holder = claimed(manager, B)
     pool.run([holder])
-    manager.reset_prefix_cache()
-    assert manager.host_committed_block_pct == 7 / 32
+    assert not manager.reset_prefix_cache()
+    assert manager.host_committed_block_pct == 0
     context = claimed(manager, A)
     assert manager.maybe_reserve(context)
     assert context.start_idx == 0
     manager.release(context.request_id)
     manager.release(holder.request_id)
-    manager.reset_prefix_cache()
+    assert manager.reset_prefix_cache()
     assert manager.host_committed_block_pct == 0
     assert manager.num_free_blocks == 16
 

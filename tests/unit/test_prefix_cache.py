@@ -209,8 +209,9 @@ def test_pinned_pages_stay_and_are_not_free() -> None:
         assert manager.num_free_blocks == 4
         for n in range(10):
             put_in_cache(manager, range(100 * n + 100, 100 * n + 108))
-        manager.reset_prefix_cache()
         assert manager.match_prefix(range_of(8)) == 8
+        assert not manager.reset_prefix_cache()
+        assert manager.match_prefix(range_of(8)) == 0
         assert manager.maybe_reserve(claimed(manager, range(500, 520))) is False
     assert manager.num_free_blocks == 6
     assert manager.maybe_reserve(claimed(manager, range(500, 520)))
@@ -266,8 +267,8 @@ def test_pin_on_the_replica_asked_for() -> None:
     with manager.pin(PROMPT, replica_idx=1) as pinned:
         assert pinned.num_tokens == 12
         assert manager.num_free_blocks == 29
-        manager.reset_prefix_cache()
-        assert manager.match_prefix(PROMPT, replica_idx=1) == 12
+        assert not manager.reset_prefix_cache()
+        assert manager.num_free_blocks == 29
 
 
 def test_forgotten_pin_does_not_break_the_manager() -> None:
@@ -331,17 +332,17 @@ def test_only_victim_being_the_source_drops_the_partial_hit() -> None:
 
 
 # -- reset ---------------------------------------------------------------------------------------
-def test_reset_forgets_unused_pages_on_every_replica() -> None:
+def test_reset_forgets_all_pages_on_every_replica() -> None:
     manager = make_manager(replicas=3)
     for replica in range(3):
         put_in_cache(manager, PROMPT, replica_idx=replica)
     running = prefilled(manager, [*PROMPT[:4], *range(50, 58)], replica_idx=1)
-    manager.reset_prefix_cache()
-    assert [manager.match_prefix(PROMPT, replica_idx=r) for r in range(3)] == [0, 4, 0]
-    assert manager.match_prefix(running.tokens, replica_idx=1) == 12
+    assert not manager.reset_prefix_cache()
+    assert [manager.match_prefix(PROMPT, replica_idx=r) for r in range(3)] == [0, 0, 0]
+    assert manager.match_prefix(running.tokens, replica_idx=1) == 0
     shared = claimed(manager, [*PROMPT[:4], 9], replica_idx=1)
     assert manager.maybe_reserve(shared)
-    assert shared.start_idx == 4
+    assert shared.start_idx == 0
 
 
 # -- large trees ---------------------------------------------------------------------------------

@@ -275,7 +275,9 @@ def test_a_reset_in_the_middle_of_a_snapshot(
     assert [key[2][0] for key in contents_of(path)] == [9, 9]
 
     def resetting(self: PageBytes, ids: Any) -> Any:
+        manager.release("new")
         manager.reset_prefix_cache()
+        written_request(manager, "new", [9] * 9)
         return read(self, ids)
 
     monkeypatch.setattr(PageBytes, "read", resetting)

@@ -269,9 +269,12 @@ class CacheManager {
     /// with quotas, where it depends on who asks for how many; std::out_of_range for a replica that
     /// does not exist; std::bad_alloc. O(pages).
     [[nodiscard]] std::vector<BlockId> next_pages(std::int32_t replica) const;
-    /// Forgets every cached page that nobody holds, in every replica and its host tier. O(pages
-    /// forgotten).
-    void reset_prefix_cache();
+    /// Forgets every cached page, in every replica and its host tier: no later request hits a page
+    /// that was there, nor a page that a request computes which ran before, until `truncate` has
+    /// cut it to what was not. Who holds a page keeps it. Returns whether no page is left that was
+    /// cached: false while requests, pins or holds keep some. Throws std::bad_alloc; nothing has
+    /// changed then. O(cached pages + requests).
+    bool reset_prefix_cache();
 
     /// The transfers given out by one call are over. Stored pages are found from now on, but those
     /// for whose place there is no memory: they are not stored. What was held is let go. Where they

@@ -207,6 +207,10 @@ class PrefixTree {
     /// goes with the last pin. So a position below may be held, split and copied from, but nothing
     /// is to be inserted there. O(runs).
     void forget(const Branches& branches) noexcept;
+    /// Room for all runs that the tree has now. Throws std::bad_alloc. O(runs).
+    [[nodiscard]] Branches make_branches();
+    /// Takes every run out of the tree, as `forget`; the tree has got none since `room` was made.
+    void forget_all(Branches& room) noexcept;
     /// True for a run that was forgotten.
     [[nodiscard]] static bool is_forgotten(const TreeNode* node) noexcept;
     /// Pages on the way to `node` in front of the first forgotten run; its depth where there is

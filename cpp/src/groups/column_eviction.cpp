@@ -116,12 +116,6 @@ std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
     return evicted;
 }
 
-void ColumnPages::forget_idle() noexcept {
-    const EvictionCounts before = evicted_;
-    make_room(pages_.num_blocks(), 0, {});
-    evicted_ = before;
-}
-
 bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
                              EvictionGuard guard) noexcept {
     const std::int64_t free = pages_.num_free();

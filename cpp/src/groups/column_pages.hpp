@@ -227,8 +227,6 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     /// many pages went.
     std::int64_t make_room(std::int64_t pages, std::int64_t columns, EvictionGuard guard) noexcept;
 
-    /// The cache is reset: what is cached of windows that nobody reads goes.
-    void forget_idle() noexcept;
     /// Pages that went since the last `reset_counts` to make room.
     [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
 

@@ -92,6 +92,28 @@ void PrefixTree::forget(const Branches& branches) noexcept {
     });
 }
 
+PrefixTree::Branches PrefixTree::make_branches() {
+    Branches room;
+    const auto most = static_cast<std::size_t>(num_nodes_);
+    make_room(severed_, most);
+    room.tops.reserve(most);
+    room.runs.reserve(most);
+    return room;
+}
+
+void PrefixTree::forget_all(Branches& room) noexcept {
+    const auto add_tops = [&](TreeNode* root) {
+        for_each_child(root, [&](TreeNode* top) { room.tops.push_back(top); });
+    };
+    add_tops(default_root_);
+    for (const auto& entry : roots_) add_tops(entry.second.node);
+    room.runs = room.tops;  // there is room
+    for (std::size_t i = 0; i < room.runs.size(); ++i) {
+        for_each_child(room.runs[i], [&](TreeNode* child) { room.runs.push_back(child); });
+    }
+    forget(room);
+}
+
 void PrefixTree::mark_forgotten(TreeNode* node) noexcept {
     if (listener_ != nullptr) listener_->removed(node, node->start, node->num_pages);
     node->is_forgotten = true;

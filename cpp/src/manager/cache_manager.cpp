@@ -245,9 +245,9 @@ std::vector<BlockId> CacheManager::next_pages(std::int32_t replica) const {
     return look_up::next_pages(impl_->state.replica_at(replica));
 }
 
-void CacheManager::reset_prefix_cache() {
+bool CacheManager::reset_prefix_cache() {
     const Lock lock(impl_->mutex);
-    housekeeping::reset_prefix_cache(impl_->state);
+    return impl_->forgetter.reset();
 }
 
 void CacheManager::finish(std::uint64_t ticket, bool done) {

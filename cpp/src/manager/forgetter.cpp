@@ -2,11 +2,38 @@
 #include "manager/forgetter.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "index/tree_node.hpp"
 #include "manager/page_ids.hpp"
 
 namespace kvcore {
+namespace {
+
+// Cached pages of a replica that nobody holds.
+void evict_all(Replica& home) noexcept {
+    std::array<BlockId, 256> evicted;
+    for (std::int64_t n = 1; n > 0;) {
+        n = home.tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+        std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
+        home.pool.free(evicted.data(), n);
+    }
+    if (home.states != nullptr) home.states->forget();
+    if (home.host != nullptr) home.host->reset();
+    if (home.host_states != nullptr) home.host_states->forget();
+}
+
+// Copies hold pages by references now that the tree held for them before.
+void tell_held(Replica& home) noexcept {
+    if (home.owners == nullptr) return;
+    if (home.columns != nullptr) return home.columns->tell_held();
+    for (std::int64_t i = home.pool.first_id(); i < home.pool.end_id(); ++i) {
+        const auto page = static_cast<BlockId>(i);
+        if (home.pool.ref_count(page) > 0) home.owners->hold(&page, 1);
+    }
+}
+
+}  // namespace
 
 std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     Replica& home = state_.replica_at(replica);
@@ -75,6 +102,81 @@ void Forgetter::bar_holders(std::int32_t replica) noexcept {
         if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
         sequence->pages.bar(sequence->pages.find(copy.destination.page()));
     }
+}
+
+// What is only being copied is nobody's use of a page: it is not found any more either, though the
+// page itself stays until the copy is over.
+void Forgetter::loosen_copies() noexcept {
+    state_.cache_copies.loosen();
+    state_.flights.loosen();
+    state_.store_queue.loosen();
+    state_.copies.loosen();
+    state_.holds.loosen();
+    state_.holds.fasten();
+    state_.copies.fasten();
+    state_.flights.fasten();
+    state_.store_queue.fasten();
+    state_.cache_copies.fasten();
+}
+
+void Forgetter::drop_forgotten() noexcept {
+    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
+        bar_holders(r);
+        state_.flights.drop_forgotten(r);
+    }
+    state_.store_queue.drop_forgotten();
+    state_.cache_copies.drop_forgotten();
+}
+
+// What a request computes on from pages that were forgotten, or that it computed before, is not
+// cached. A request that has pages and neither a hit nor a step begins behind the reset.
+void Forgetter::bar_all() noexcept {
+    const SequenceTable::Live all = state_.sequences.live();
+    for (std::size_t i = 0; i < all.size; ++i) {
+        Sequence& sequence = all.data[i];
+        const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
+        if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
+        sequence.pages.bar(0);
+        state_.counts.seal(state_.home_of(sequence).metrics,
+                           {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
+                           state_.config.page_size);
+    }
+}
+
+bool Forgetter::is_empty() const noexcept {
+    return std::all_of(state_.replicas.begin(), state_.replicas.end(), [](const auto& home) {
+        const bool is_stored = home->host != nullptr && (home->host->num_stored() > 0 ||
+                                                         home->host->tree().num_forgotten() > 0);
+        return home->tree.num_cached() == 0 && home->tree.num_forgotten() == 0 && !is_stored;
+    });
+}
+
+// What nobody holds goes first: the rest are few runs.
+bool Forgetter::reset() {
+    std::vector<PrefixTree::Branches> held;
+    held.reserve(2 * state_.replicas.size());
+    for (const auto& home : state_.replicas) {
+        held.push_back(home->tree.make_branches());
+        if (home->host != nullptr) held.push_back(home->host->tree().make_branches());
+    }
+    // Nothing below can fail.
+    if (state_.events != nullptr) state_.events->begin_reset();
+    loosen_copies();
+    auto branches = held.begin();
+    for (const auto& home : state_.replicas) {
+        home->metrics.evicted.reset += home->num_cached();
+        home->metrics.host_evicted.reset += home->num_stored();
+        evict_all(*home);
+        home->tree.forget_all(*branches++);
+        if (home->host != nullptr) home->host->tree().forget_all(*branches++);
+        tell_held(*home);
+        home->metrics.evicted.reset -= home->num_cached();
+        home->metrics.host_evicted.reset -= home->num_stored();
+    }
+    drop_forgotten();
+    bar_all();
+    if (state_.events != nullptr) state_.events->end_reset();
+    return is_empty();
 }
 
 }  // namespace kvcore

@@ -8,7 +8,7 @@
 
 namespace kvcore {
 
-/// Takes cached pages out of the cache for good, because what is in them is wrong.
+/// Takes cached pages out of the cache for good, because what is in them is wrong: some, or all.
 ///
 ///     prefix   [ a | b | c | d ]      forget(c): c and d are found no more. A request that holds
 ///                     \\ e ]         all four keeps them, and commits nothing behind b until it
@@ -22,12 +22,17 @@ class Forgetter {
 
     /// The verb of CacheManager.
     [[nodiscard]] std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
+    [[nodiscard]] bool reset();
 
    private:
     [[nodiscard]] std::vector<TreePosition> find_stored(
         const Replica& home, const std::vector<TreePosition>& ends) const;
     void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
     void bar_holders(std::int32_t replica) noexcept;
+    void loosen_copies() noexcept;
+    void drop_forgotten() noexcept;
+    void bar_all() noexcept;
+    [[nodiscard]] bool is_empty() const noexcept;
 
     ManagerState& state_;
 };

@@ -15,7 +15,6 @@ namespace kvcore::housekeeping {
 void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
                      std::uint64_t mark);
 void advance(ManagerState& state, std::int64_t now) noexcept;
-void reset_prefix_cache(ManagerState& state) noexcept;
 void reset_metrics(ManagerState& state) noexcept;
 
 }  // namespace kvcore::housekeeping

@@ -460,5 +460,20 @@ class StepEngine(ReservingEngine):
         -----
         Costs the match plus O(1). Pinned pages do not count as free.
         """
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached page that nobody holds, on every replica and in every tier."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached page, on every replica and in every tier but shared servers.
+
+        Returns
+        -------
+        bool
+            True where no page is left that was cached. False while requests, pins or holds keep
+            some.
+
+        Notes
+        -----
+        Who holds a page keeps it, and no later request hits it. Nor does one hit what a request
+        that ran before computes from then on, until the request was released or truncated to 0.
+        Stores are emptied as well, but for those on servers (Redis, Mooncake), whose pages are
+        others' too: give another ``fingerprint`` for other weights, or clear them. O(cached pages +
+        requests).
+        """

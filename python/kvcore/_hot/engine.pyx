@@ -410,12 +410,28 @@ cdef class StepEngine(ReservingEngine):
         return prefixes.pin(self, self._native, replica, source, name, self._checks)
 
     def reset_prefix_cache(self):
-        """Forget every cached page that nobody holds, on every replica and in every tier."""
+        """Forget every cached page, on every replica and in every tier but shared servers.
+
+        Returns
+        -------
+        bool
+            True where no page is left that was cached. False while requests, pins or holds keep
+            some.
+
+        Notes
+        -----
+        Who holds a page keeps it, and no later request hits it. Nor does one hit what a request
+        that ran before computes from then on, until the request was released or truncated to 0.
+        Stores are emptied as well, but for those on servers (Redis, Mooncake), whose pages are
+        others' too: give another ``fingerprint`` for other weights, or clear them. O(cached pages +
+        requests).
+        """
         require_made(self)
         below = self._settler.below
         if below is not None:
             below.begin_reset()
-        self._native.reset_prefix_cache()
+        cdef bint is_empty = self._native.reset_prefix_cache()
         if below is not None:
             below.end_reset()
         check(self)
+        return is_empty

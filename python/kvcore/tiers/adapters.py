@@ -41,6 +41,7 @@ class StoreAdapter(Protocol):
     """Use a store. Nothing raises."""
 
     name: str
+    is_private: bool  # it is in no server that others use too
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the parts of each page as bits; `ALL_PARTS` where they are not known."""
@@ -100,6 +101,7 @@ class DiskAdapter:
         is_own: bool,
     ) -> None:
         self.name, self.store, self.is_own = name, store, is_own
+        self.is_private = True
         self._layout, self._limits = layout, limits
         self._counters = StoreCounters()
         self._last = store.health()
@@ -214,6 +216,7 @@ class RecordAdapter:
         is_own: bool,
     ) -> None:
         self.name, self.store, self.is_own = name, store, is_own
+        self.is_private = not isinstance(store, _SERVERS)
         self._layout = layout
         self._counters = StoreCounters()
         # One of kvcore's own answers from memory, the others bound their calls themselves.

@@ -133,10 +133,11 @@ class TierStack:
             self._writer.forget()
 
     def end_reset(self) -> None:
-        """Empty the stores."""
+        """Empty the stores, but for servers, whose pages are others' too."""
         if not self._is_off:
             for store in self._stores:
-                store.clear()
+                if store.is_private:
+                    store.clear()
             self._writer.forgotten()
 
     def flush(self, timeout: float | None) -> bool:

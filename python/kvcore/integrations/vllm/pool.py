@@ -272,8 +272,5 @@ class Pool(BlockPool):
         self.manager.core.forget(sorted(block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False where requests have pages."""
-        if not super().reset_prefix_cache():
-            return False
-        self.manager.core.reset_prefix_cache()
-        return True
+        """Forget all that is cached; False where requests have pages, or something keeps some."""
+        return super().reset_prefix_cache() and self.manager.core.reset_prefix_cache()
