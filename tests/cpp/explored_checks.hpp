@@ -180,6 +180,8 @@ class ExploredChecks {
     void check_pin() const {
         const auto& pin = world_.pin();
         if (!pin) return;
+        const kvcore::TreeNode* end = Probe::pinned_node(world_.manager(), *pin);
+        if (end == nullptr || kvcore::PrefixTree::is_forgotten(end)) return;  // by a reset
         const auto& tokens = world_.scenario().prompts[0].tokens;
         const auto n = static_cast<std::int64_t>(tokens.size());
         const std::int64_t found = world_.manager().match(0, "", tokens.data(), n);

@@ -187,13 +187,6 @@ void what_is_under_way_ends_without_its_sequence() {
         });
         leaves_no_trace("reset_prefix_cache", state,
                         [](ManagerScene& s) { s.manager.reset_prefix_cache(); });
-        needs_no_memory("release, then finish", state, [](ManagerScene& s) {
-            for (const auto& request : s.requests) {
-                if (s.manager.contains(request->sequence)) s.manager.release(request->sequence);
-            }
-            for (const std::uint64_t ticket : s.open_tickets) s.manager.finish(ticket);
-            s.open_tickets.clear();
-        });
         is_refused<kvcore::PendingTransfersError>("begin_again", state, [](ManagerScene& s) {
             s.manager.begin_again(s.at(s.requests.size() - 1).sequence);
         });

@@ -148,7 +148,6 @@ void a_hit_goes_on_in_the_host_tier() {
     RequestView view = asks.view();
     PrefixHit hit = m.manager.match(view);
     CHECK_EQ(hit.num_tokens(), 8);
-    m.manager.reset_prefix_cache();  // what is held below stays there
     kvcore::Transfers loads;
     CHECK_EQ(m.manager.allocate(hit, view, 10, &loads), ReserveStatus::kOk);
     CHECK_EQ(loads.tier_moves.size(), 4);

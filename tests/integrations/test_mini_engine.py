@@ -83,7 +83,8 @@ def test_what_was_served_is_found_in_the_cache(engine: Engine) -> None:
     assert greedily(engine, [prompt], NEW) == [expected]
     engine.manager.reset_metrics()
     assert greedily(engine, [prompt], NEW) == [expected]
-    assert engine.manager.metrics.input_tokens == NEW  # and of the prompt the last token
+    found = engine.manager.metrics
+    assert (found.input_tokens, found.generated_tokens) == (1, NEW)  # the prompt's last token
 
 
 def test_the_likeliest_tokens_of_two_samples_are_the_same(engine: Engine) -> None:
