@@ -18,7 +18,7 @@ enum class Reuse : std::uint8_t {
     kSealed,    // nothing: it was fetched or written
 };
 
-/// A claimed sequence: its pages, and what is known about it as a whole. Three cache lines, of
+/// A claimed sequence: its pages, and what is known about it as a whole. Two cache lines, of
 /// which a decode step reads the first: that ends with the size of `pages`.
 struct alignas(64) Sequence {
     std::uint32_t generation = 1;
@@ -34,7 +34,7 @@ struct alignas(64) Sequence {
 
     [[nodiscard]] bool is_sealed() const noexcept { return reuse == Reuse::kSealed; }
 };
-static_assert(sizeof(void*) != 8 || sizeof(Sequence) == 192, "three cache lines");
+static_assert(sizeof(void*) != 8 || sizeof(Sequence) == 128, "two cache lines");
 
 /// The claimed sequences, by handle.
 ///
