@@ -70,7 +70,7 @@ std::vector<kvcore::CacheConfig> configs() {
 
 int main(int argc, char** argv) {
     const std::uint64_t seed = seed_from(argc, argv, 20261122);
-    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 1500;
+    const std::int64_t operations = argc > 2 ? std::atoll(argv[2]) : 400;
     std::int64_t fits = 0;
     std::int64_t refused = 0;
     std::int64_t given = 0;
@@ -97,5 +97,5 @@ int main(int argc, char** argv) {
         static_cast<long long>(fits), static_cast<long long>(refused),
         static_cast<long long>(given), static_cast<long long>(held),
         static_cast<long long>(imported));
-    CHECK(operations < 1000 || (fits > 0 && refused > 0 && given > 0 && held > 0 && imported > 0));
+    CHECK(operations < 400 || (fits > 0 && refused > 0 && given > 0 && held > 0 && imported > 0));
 }

@@ -72,6 +72,7 @@ class TenantWorld {
         std::int32_t tenant;  // -1: none
     };
     static constexpr std::int64_t kRows = 16;
+    static constexpr std::int64_t kMostRounds = 100;  // of a fetch that waits for stores
     /// With room for all rows, of each bundle and replica.
     class Tables {
        public:
@@ -246,8 +247,10 @@ class TenantWorld {
         Tables tables(config().num_replicas, num_bundles());
         std::vector<kvcore::FetchTarget>& targets = tables.targets;
         kvcore::FetchResult result;
+        std::int64_t rounds = 0;
         try {
             do {
+                if (++rounds > kMostRounds) return false;
                 kvcore::Transfers transfers;
                 result = manager_.fetch({views.data(), count(views)}, 1, targets.data(),
                                         copies_later_ ? &transfers : nullptr);
