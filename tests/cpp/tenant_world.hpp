@@ -250,7 +250,7 @@ class TenantWorld {
         std::int64_t rounds = 0;
         try {
             do {
-                if (++rounds > kMostRounds) return false;
+                CHECK(++rounds <= kMostRounds);
                 kvcore::Transfers transfers;
                 result = manager_.fetch({views.data(), count(views)}, 1, targets.data(),
                                         copies_later_ ? &transfers : nullptr);
@@ -362,10 +362,10 @@ class TenantWorld {
             try {
                 const auto status =
                     manager_.allocate(*hit_, view, view.end, copies_later_ ? &transfers : nullptr);
+                settle(transfers);
                 if (status != kvcore::ReserveStatus::kOk) break;
                 row.request.start = view.start;
                 row.request.active = view.active;
-                settle(transfers);
             } catch (const std::invalid_argument&) {
                 break;  // it has moved since, or was forgotten
             } catch (const kvcore::CapacityError&) {

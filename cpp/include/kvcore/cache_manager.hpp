@@ -133,7 +133,8 @@ class CacheManager {
     /// CapacityError. Costs finding the hit.
     [[nodiscard]] PrefixHit match(const RequestView& request) const;
     /// Gives the request that hit, and pages for `n` tokens in all: at least for what runs next, at
-    /// most to its end. On success the hit is used up, else still held. Returns and throws as
+    /// most to its end. On success the hit is used up, else still held; with write-back it is given
+    /// up where the page that it copies from had to be evicted: match again. Returns and throws as
     /// `reserve`, and std::invalid_argument where the request has moved since it was matched, or
     /// the hit is used up. O(pages added), nothing is compared again.
     [[nodiscard]] ReserveStatus allocate(PrefixHit& hit, RequestView& request, std::int64_t n,

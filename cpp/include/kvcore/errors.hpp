@@ -46,7 +46,9 @@ class PendingTransfersError : public Error {
     using Error::Error;
 };
 
-/// A conservation law does not hold: a bug in kvcore or memory overwritten from outside.
+/// A conservation law does not hold: a bug in kvcore or in an eviction policy, or memory
+/// overwritten from outside. A call that throws it has changed nothing, but cached pages may be
+/// evicted.
 class IntegrityError : public std::logic_error {
    public:
     using std::logic_error::logic_error;
