@@ -143,15 +143,13 @@ class Scenes:
                 for name, tokens in told.items()}  # fmt: skip
 
     def reset(self) -> Answers:
-        """After a reset no token is cached, and the answer is the same as before."""
+        """After a reset no token is cached."""
         if not self.llm.reset_prefix_cache():
             self.problems.append("reset_prefix_cache() is False without requests")
         before = self.told[1]
         (each,) = self.generate([{"prompt_token_ids": before[0]}], [self.params(len(before[1]))])
         if each.num_cached_tokens:
             self.problems.append(f"{each.num_cached_tokens} tokens are cached after a reset")
-        if list(each.outputs[0].token_ids) != before[1]:
-            self.problems.append("another answer after a reset")
         return {"again": list(each.outputs[0].token_ids)}
 
     @property
