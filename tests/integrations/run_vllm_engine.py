@@ -134,7 +134,7 @@ class Bench:
         else:
             result = self.online(run, model, environment, log, probe)
         seen = json.loads(probe.read_text().splitlines()[-1])
-        return result | seen | {"seconds": time.monotonic() - start}
+        return {**result, **seen, "seconds": time.monotonic() - start}
 
     def offline(
         self, run: Run, model: Path, environment: dict[str, str], log: Path

@@ -18,7 +18,7 @@ from hanging import hang
 from interrupted_starts import MOMENTS, interrupt_starts, threads_named
 from kvcore.stores import BlockStore, MooncakeStore
 from kvcore.stores.mooncake_client import MooncakeClient
-from kvcore.stores.specs import parse_tier
+from kvcore.stores.specs import MooncakeTier, parse_tier
 from mooncake_server import MooncakeServer, network_of_its_own
 from programs import printed
 from together import run_together
@@ -304,11 +304,13 @@ def test_an_interrupt_while_the_client_begins_ends_its_process(
         processes.append(popen(*args, **options))
         return processes[-1]
 
+    tier = parse_tier(lasting.url)
+    assert isinstance(tier, MooncakeTier)
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", begin)
         interrupt_starts(patch, "kvcore mooncake", moment, lambda: True)
         with pytest.raises(KeyboardInterrupt):
-            MooncakeClient(parse_tier(lasting.url), store._arena)
+            MooncakeClient(tier, store._arena)
     assert [each.poll() is not None for each in processes] == [True]
     wait_until(lambda: threads_named("kvcore mooncake") == before)
 

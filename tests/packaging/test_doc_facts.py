@@ -103,7 +103,7 @@ def fetch_without_step() -> None:
 
 def reject_a_draft(*, moves: bool) -> None:
     """Fetch again after drafts of a model with states were rejected."""
-    groups = [FullAttention([0]), State([1], {"ssm": ((2,), "float32")})]
+    groups: list[Any] = [FullAttention([0]), State([1], {"ssm": ((2,), "float32")})]
     params = kvcore.KVCacheParams("float32", 1, 8, 2, page_size=4, groups=groups)
     manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
     context = kvcore.TextGenerationContext("a", [1, 2, 3])

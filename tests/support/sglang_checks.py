@@ -319,7 +319,7 @@ def sglang_keeps_its_own_cache_with_a_line_where_kvcore_cannot_be_it() -> None:
         BasePrefixCache.lock = lambda self, node, *, tier: None
         assert plugin.make_cache(context()) is own
         BasePrefixCache.lock = lock
-        served.cache_class = lambda _context: fail
+        served.cache_class = lambda _context: fail  # type: ignore[assignment,return-value]
         assert plugin.make_cache(context()) is own
     finally:
         registry.default_radix_cache_factory, sglang.version.__version__ = made, version

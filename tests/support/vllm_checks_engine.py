@@ -116,18 +116,18 @@ def test_a_manager_that_is_called_otherwise_is_left_alone(
     def free(self: Any, request: Any, *, reason: str) -> None:
         """What a patched vLLM may have."""
 
-    monkeypatch.setattr(choice.OwnManager, "free", free)
+    monkeypatch.setattr(KVCacheManager, "free", free)
     monkeypatch.setenv("KVCORE_VLLM", "1")
     with caplog.at_level(logging.INFO):
         integration.register()
-    assert scheduler_module.KVCacheManager is choice.OwnManager
+    assert scheduler_module.KVCacheManager is KVCacheManager
     (line,) = said(caplog)
     assert "this vLLM calls its manager otherwise (KVCoreManager.free: " in line
 
 
 def unbind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have vLLM's modules as they are without kvcore, until the test ends."""
-    monkeypatch.setattr(scheduler_module, "KVCacheManager", choice.OwnManager)
+    monkeypatch.setattr(scheduler_module, "KVCacheManager", KVCacheManager)
     monkeypatch.setattr(
         core_module, "get_request_block_hasher", kv_cache_utils.get_request_block_hasher
     )
@@ -166,7 +166,7 @@ def test_which_manager_runs_is_said_once(
         ):
             caplog.clear()
             for _ in range(2):
-                assert type(made_with(**options)) is choice.OwnManager
+                assert type(made_with(**options)) is KVCacheManager
             assert said(caplog) == [f"KV cache manager: vLLM's own, not kvcore's: {reason}"]
 
 
@@ -183,7 +183,7 @@ def test_a_manager_that_fails_is_replaced_by_vllms_own(
     monkeypatch.setattr(KVCoreManager, "_make_core", fail)
     with caplog.at_level(logging.INFO):
         made = made_with(config)
-        assert type(made) is choice.OwnManager
+        assert type(made) is KVCacheManager
     assert said(caplog) == [
         "KV cache manager: vLLM's own, not kvcore's: kvcore failed with RuntimeError: no core today"
     ]
@@ -196,7 +196,7 @@ def test_arguments_that_are_not_known_are_not_dropped(monkeypatch: pytest.Monkey
     assert choice.unserved(config, share_between_models=True) == (
         "kvcore does not know the manager's arguments share_between_models"
     )
-    known = inspect.signature(choice.OwnManager).parameters
+    known = inspect.signature(KVCacheManager).parameters
     defaults = {name: each.default for name, each in known.items() if name != "kv_cache_config"}
     assert choice.unserved(config, **defaults) is None
 

@@ -77,7 +77,7 @@ def test_both_forms_byte_for_byte() -> None:
 def test_whole_keys_and_what_later_versions_add() -> None:
     batch = KVEventBatch(0.0, [BlockRemoved([b"k" * 32], "GPU")], None)
     for form in ("map", "array"):
-        assert decode_batch(encode_batch(batch, form)) == batch  # type: ignore[arg-type]
+        assert decode_batch(encode_batch(batch, form)) == batch
     longer = b"\x93\x00\x91\x95\xacBlockRemoved\x91\x09\xa3CPU\xc0\x01\xc0"
     assert decode_batch(longer) == KVEventBatch(0.0, [BlockRemoved([9], "CPU")], None)
     # Of vLLM before there were media and groups.

@@ -148,7 +148,7 @@ class Unsearched(list[Request]):
     def _refuse(self, *given: Any) -> Any:
         raise AssertionError("the queue is searched")
 
-    __contains__ = index = remove = pop = __delitem__ = _refuse  # type: ignore[assignment]
+    __contains__ = index = remove = pop = __delitem__ = _refuse
 
 
 @pytest.mark.parametrize("closes", [True, False])

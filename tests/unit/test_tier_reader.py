@@ -90,6 +90,8 @@ class FakeSearch:
 class FakeStore:
     """Has parts of columns, which it may not know before it has read them."""
 
+    is_private = False
+
     def __init__(self, name: str, parts: dict[int, int], *, knows: bool = True) -> None:
         self.name, self.parts, self.knows = name, parts, knows
         self.asked: list[list[int]] = []

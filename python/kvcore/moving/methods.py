@@ -185,11 +185,12 @@ class MovesSequences(StepEngine):
 
         Notes
         -----
-        Other threads go on: what is evicted before its turn is not in the file. A few pages are
-        held at a time, with those in front of them, so that a reservation may find that much less
-        room. Pages that quotas leave no room to hold are not in the file. Where the caches are reset it begins again: a file never has pages from before and
-        behind a reset. Costs copying the cached pages, with their checksums; memory for the tokens
-        and one portion of pages, 8 MiB. Tiers below the device are not part of it.
+        Other threads go on: a page that is evicted before its turn is not in the file. The call
+        holds a few pages at a time, with the pages in front of them, so a reservation may find
+        less room by these pages. Pages that quotas leave no room to hold are not in the file. A
+        reset of the caches begins the file again: a file never has pages from before and after a
+        reset. Costs copying the cached pages, with their checksums; memory for the tokens and one
+        portion of pages, 8 MiB. Tiers below the device are not part of the file.
         """
         from kvcore.moving.saving import save_cache
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_manager import KVCacheManager as OwnManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler
 from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import KVCacheGroupRole
@@ -22,7 +22,7 @@ from kvcore.integrations.vllm.manager import KVCoreManager
 from kvcore.integrations.vllm.pool import Pool
 
 logger = logging.getLogger("vllm.kvcore")
-_SIGNATURE = inspect.signature(OwnManager)
+_SIGNATURE = inspect.signature(KVCacheManager)
 _make_hasher = core.get_request_block_hasher
 _told: set[str] = set()
 _made: list[bool] = []  # whether the last manager is kvcore's
@@ -47,11 +47,11 @@ def rebind() -> str | None:
     """
     if scheduler.KVCacheManager is make_manager:
         return None
-    if scheduler.KVCacheManager is not OwnManager or core.get_request_block_hasher is not (
+    if scheduler.KVCacheManager is not KVCacheManager or core.get_request_block_hasher is not (
         kv_cache_utils.get_request_block_hasher
     ):
         return "another plug-in has replaced vLLM's manager or its hashes of blocks"
-    refused = [*refused_calls(KVCoreManager, OwnManager), *refused_calls(Pool, BlockPool)]
+    refused = [*refused_calls(KVCoreManager, KVCacheManager), *refused_calls(Pool, BlockPool)]
     if refused:
         return f"this vLLM calls its manager otherwise ({'; '.join(refused)})"
     scheduler.KVCacheManager = make_manager
@@ -68,7 +68,7 @@ def lazily_hashed(*args: Any, **kwargs: Any) -> Any:
     return made(*args, **kwargs)
 
 
-def make_manager(*args: Any, **kwargs: Any) -> OwnManager:
+def make_manager(*args: Any, **kwargs: Any) -> KVCacheManager:
     """Make kvcore's manager, or vLLM's own and say why, once for each reason."""
     made, reason = None, None
     try:
@@ -91,7 +91,7 @@ def make_manager(*args: Any, **kwargs: Any) -> OwnManager:
     if reason not in _told:
         _told.add(str(reason))
         logger.warning("KV cache manager: vLLM's own, not kvcore's: %s", reason)
-    return OwnManager(*args, **kwargs)
+    return KVCacheManager(*args, **kwargs)
 
 
 def unserved(

@@ -273,4 +273,4 @@ class Pool(BlockPool):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all that is cached; False where requests have pages, or something keeps some."""
-        return super().reset_prefix_cache() and self.manager.core.reset_prefix_cache()
+        return bool(super().reset_prefix_cache() and self.manager.core.reset_prefix_cache())
