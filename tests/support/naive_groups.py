@@ -96,17 +96,31 @@ class NaiveGroups:
         while (missing := pages - self.free()) > 0:
             before = self.free()
             wanted = min(max(missing // self.lanes, 1), _BATCH)
+            rest = missing if missing < self.lanes else 0
             leaf = self.leaf()
             entry = self.next_idle(leaf.last if leaf else math.inf) if self.idle() else None
             is_broken = entry is not None and self.is_broken(entry)
-            if is_broken or not self.evict_useless(wanted):
+            if is_broken or not self.evict_useless(wanted, rest):
                 if entry is not None:
                     self.drop(entry)
                 else:
-                    self.evict_leaves(wanted)
+                    self.evict_leaves(wanted, rest)
             self.evicted += self.free() - before
 
-    def evict_leaves(self, n: int) -> None:
+    def part_of(self, name: bytes, pages: int) -> Entry | None:
+        """Find the window of a run that has the last pages that are missing; the run stays."""
+        run = self.runs[name]
+        if pages == 0 or self.full + self.cost(run.has) <= pages:
+            return None
+        lanes = [(n, w) for w, (_, n) in enumerate(self.windows) if w in run.has and n >= pages]
+        idle = [(n, w) for n, w in lanes if (name, w) not in self.read]
+        return (name, min(idle)[1]) if idle else None
+
+    def evict_leaves(self, n: int, rest: int) -> None:
+        leaf = self.leaf(self.guard)
+        if leaf is not None and (part := self.part_of(leaf.name, rest)):
+            self.drop(part)
+            return
         for _ in range(n):
             if (run := self.leaf(self.guard)) is None:
                 break
@@ -137,13 +151,16 @@ class NaiveGroups:
                 return False
         return bool(name)
 
-    def evict_useless(self, n: int) -> bool:
-        """Evict up to `n` runs from the end of what is condemned."""
+    def evict_useless(self, n: int, rest: int) -> bool:
+        """Evict up to `n` runs from the end of what is condemned, or a part of a run."""
         while self.condemned:
             name = self.condemned[0]
             if self.is_guarded(name) or not self.is_useless(name):
                 self.condemned.pop(0)
                 continue
+            if part := self.part_of(name, rest):
+                self.drop(part)
+                return True
             for _ in range(n):
                 parent = self.runs[name].parent
                 self.evict_run(self.runs[name])
