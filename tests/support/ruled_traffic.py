@@ -168,6 +168,8 @@ class GroupsTraffic(GroupsScene):
         pinned, tokens = self.pins.pop(which % len(self.pins))
         assert self.manager.match_prefix(tokens) >= pinned.num_tokens, "a pinned prefix is there"
         pinned.release()
+        if self.forgotten:
+            self.forgotten.pop()[0].release()
 
     def match(self, of: int, keep: int, *, touch: bool) -> None:
         tokens = self.past[of % len(self.past)][:keep]
@@ -180,7 +182,9 @@ class GroupsTraffic(GroupsScene):
         if self.is_exact and (self.live or self.pins):
             return
         self.manager.reset_prefix_cache()
-        if not self.live and not self.pins:
+        self.forgotten += self.pins
+        self.pins.clear()
+        if not self.live and not self.forgotten:
             self.rules.cached.clear()
             self.rules.checkpoints.clear()
             assert all(group.cached_pages == 0 for group in self.manager.group_metrics)
