@@ -74,12 +74,10 @@ MUTANTS = (
         "plain",
     ),
     Mutant(
-        "a reset leaves what is copied to be found",
-        "cpp/src/manager/housekeeping.cpp",
-        "    state.copies.loosen();\n"
-        "    state.holds.loosen();\n    state.holds.fasten();\n"
-        "    state.copies.fasten();\n",
-        "    state.holds.loosen();\n    state.holds.fasten();\n",
+        "a reset leaves pages that are held to be found",
+        "cpp/src/manager/forgetter.cpp",
+        "        home->tree.forget_all(*branches++);\n",
+        "        ++branches;\n",
         "plain",
     ),
     Mutant(
@@ -151,8 +149,8 @@ MUTANTS = (
     Mutant(
         "a request that ends keeps its slot",
         "cpp/src/manager/claims.cpp",
-        "    if (row.slot != ColumnStates::kNone) home.states->give_back(row.slot);\n",
-        "    static_cast<void>(home);\n",
+        "        if (slot != ColumnStates::kNone) home.states->give_back(slot);\n",
+        "        static_cast<void>(slot), static_cast<void>(home);\n",
         "states",
     ),
     Mutant(

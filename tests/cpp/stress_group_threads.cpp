@@ -68,7 +68,7 @@ class Worker {
         if (dice < 900) return fork();
         if (dice < 950) return truncate();
         if (dice < 995 && !stores_.empty()) return finish_store();
-        if (dice < 953) return manager_.reset_prefix_cache();
+        if (dice < 953) return static_cast<void>(manager_.reset_prefix_cache());
         if (dice < 956) return manager_.check_integrity();
     }
     std::vector<TokenId> prompt() { return prompt_like(shared_.prompts, random_); }

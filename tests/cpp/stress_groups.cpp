@@ -35,7 +35,7 @@ class Traffic {
         if (verb < 86) return pin();
         if (verb < 88) return unpin();
         if (verb < 90) return hold();
-        if (verb < 91) return scene_.manager.reset_prefix_cache();
+        if (verb < 91) return static_cast<void>(scene_.manager.reset_prefix_cache());
         if (verb < 94) return finish();
         reserve();
     }

@@ -60,7 +60,7 @@ class Worker {
         if (dice < 800) return pin_or_unpin();
         if (dice < 870) return fork();
         if (dice < 950) return truncate();
-        if (dice < 953) return manager_.reset_prefix_cache();
+        if (dice < 953) return static_cast<void>(manager_.reset_prefix_cache());
         if (dice < 956) return manager_.check_integrity();
         static_cast<void>(manager_.match(random_.pick(live_).view()));
     }

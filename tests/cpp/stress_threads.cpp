@@ -95,7 +95,7 @@ class Worker {
         if (dice < 920) return rewind(random_.pick(live_).request);
         if (dice < 950) return fork(random_.pick(live_));
         if (dice < 960) return cut(random_.pick(live_).request);
-        if (dice < 963) return manager_.reset_prefix_cache();
+        if (dice < 963) return static_cast<void>(manager_.reset_prefix_cache());
         if (dice < 965) return manager_.reset_metrics();
         if (dice < 967) return manager_.check_integrity();
         if (dice < 980) return hold_or_let_go(random_.pick(live_));

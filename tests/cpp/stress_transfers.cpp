@@ -78,7 +78,7 @@ class Worker {
         if (dice < 820) return fork();
         if (dice < 880) return cut();
         if (dice < 900) return begin_again();
-        if (dice < 904) return manager_.reset_prefix_cache();
+        if (dice < 904) return static_cast<void>(manager_.reset_prefix_cache());
         if (dice < 975) return pin_or_unpin();
         manager_.check_integrity();
     }

@@ -114,7 +114,7 @@ class TenantWorld {
         if (verb < 68) return unpin();
         if (verb < 71) return hold();
         if (verb < 74) return allocate();
-        if (verb < 75) return manager_.reset_prefix_cache();
+        if (verb < 75) return static_cast<void>(manager_.reset_prefix_cache());
         if (verb < 79) return finish();
         if (verb < 81) return begin_again();
         if (verb < 100) return reserve_any();
