@@ -214,9 +214,11 @@ class GroupsScene:
         if not self.has_states:
             return
         metrics = self.manager.state_metrics
-        pinned = metrics.used_slots - sum(each.told.has_slot for each in self.live)
-        assert 0 <= pinned <= len(self.forgotten) * metrics.checkpoints_made
-        most = MOST + pinned + metrics.checkpoints
+        own = sum(each.told.has_slot for each in self.live)
+        others = metrics.used_slots - own  # states in front of drafts, and those of old pins
+        kept = own if self.rules.drafts > 0 else 0
+        assert 0 <= others <= kept + len(self.forgotten) * metrics.checkpoints_made
+        most = MOST + others + metrics.checkpoints
         assert metrics.available_slots >= metrics.total_slots - most
         if self.is_exact:
             assert metrics.checkpoints == len(self.rules.checkpoints)
