@@ -121,6 +121,10 @@ class GroupWorld {
     }
 
     void reset() {
+        // Pages that anybody holds would be found no more, which the oracle has no place for.
+        hit_.reset();
+        while (!live_.empty()) release();
+        while (!pins_.empty()) unpin();
         if (store_) store_->note_reset();
         rows_.manager.reset_prefix_cache();
     }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -310,6 +311,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     bool evict_next(std::int64_t pages, std::int64_t columns, kvcore::EvictionGuard guard) {
         const std::int64_t wanted = std::min<std::int64_t>(
             64, std::max<std::int64_t>({1, pages / grouping_.num_lanes(), columns}));
+        const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
         if (pages > 0 && !useless_.empty()) return evict(useless_.front());
         if (pages > 0) {
             const Left* broken = nullptr;
@@ -320,13 +322,14 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             }
             if (broken != nullptr) return evict(broken->entries.front());
         }
-        if (evict_useless(wanted, guard)) return true;
+        if (evict_useless(wanted, rest, guard)) return true;
         if (pages > 0 && !passed_.empty()) return evict(passed_.front());
         const auto spare = std::find_if(left_.begin(), left_.end(),
                                         [](const Left& left) { return left.is_spare; });
         if (pages > 0 && spare != left_.end()) return evict(spare->entries.front());
         NodeId departure = pages > 0 ? policy_.next(tree_) : 0;
         if (departure == 0) {
+            if (const auto part = part_of(tree_.next_victim(guard).end, rest)) return evict(*part);
             if (evict_runs(wanted, guard)) return true;
             departure = pages > 0 ? policy_.first_aside() : 0;
         }
@@ -344,7 +347,23 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         }
         return true;
     }
-    bool evict_useless(std::int64_t n, kvcore::EvictionGuard guard) {
+    // The window of a run's last column that has the last wanted pages, where the column has more.
+    std::optional<Entry> part_of(kvcore::TreePosition end, std::int64_t pages) {
+        if (end.node == nullptr || pages <= 0) return std::nullopt;
+        BlockId column = 0;
+        tree_.copy_pages(end, end.depth - 1, &column);
+        std::int64_t all = grouping_.num_lanes();
+        std::optional<std::pair<std::int64_t, std::size_t>> fewest;
+        for (std::size_t w = 0; w < num_windows(); ++w) {
+            const std::int64_t lanes = grouping_.windows()[w].num_lanes;
+            if (!of(column, w).has) all -= lanes;
+            if (!of(column, w).has || of(column, w).readers > 0 || lanes < pages) continue;
+            if (!fewest || lanes < fewest->first) fewest = {lanes, w};
+        }
+        if (all <= pages || !fewest) return std::nullopt;
+        return Entry{column, fewest->second};
+    }
+    bool evict_useless(std::int64_t n, std::int64_t rest, kvcore::EvictionGuard guard) {
         while (!condemned_.empty()) {
             TreeNode* run = condemned_.front();
             const std::int32_t legal = legal_[run].first;
@@ -357,6 +376,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
                 judge(run);
                 continue;
             }
+            if (const auto part = part_of({run, run->end()}, rest)) return evict(*part);
             TreeNode* parent = run->parent;
             const bool is_gone = useless <= n && legal <= run->start;
             policy_.aim = run->id;

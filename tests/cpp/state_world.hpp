@@ -162,8 +162,13 @@ class StateWorld {
         store.read(replica, Request(random_.chance(10) ? "other" : "", asked));
     }
     void reset() {
+        // Pages that anybody holds would be found no more, which the oracle has no place for.
+        hit_.reset();
+        while (!live_.empty()) drop(live_.back());
+        for (const auto& pin : pins_) manager_.unpin(pin);
+        pins_.clear();
         if (store_) store_->note_reset();
-        manager_.reset_prefix_cache();
+        static_cast<void>(manager_.reset_prefix_cache());
     }
     [[nodiscard]] Cached cached(std::int32_t replica) const {
         return cached_of(manager_, replica, {"", "other"});

@@ -241,7 +241,7 @@ void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& hold
     TreePosition at = PrefixTree::position(end, first_ + static_cast<std::int32_t>(i) + 1);
     try {
         at.node = home_.tree.split(at);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): `at` is the whole run then
     }
     holds.move_to_tree(home_, own_[i], at);
 }
