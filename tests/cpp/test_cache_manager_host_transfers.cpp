@@ -234,8 +234,8 @@ void a_reset_under_stores_keeps_their_sources() {
     }
 }
 
-// Of a path whose end alone was copied the rest is forgotten once nobody else holds it.
-void a_second_reset_forgets_what_the_first_one_left() {
+// A reset forgets a path that a request and a copy hold; its pages come back when both have ended.
+void a_forgotten_path_comes_back_when_its_holders_end() {
     HostFixture m(8, 8);
     Request front = m.claim(count_up(0, 4));
     m.finish(m.reserve(front));
@@ -247,7 +247,7 @@ void a_second_reset_forgets_what_the_first_one_left() {
     m.manager.release(longer.sequence);
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
-    CHECK_EQ(m.manager.stats(0).cached_pages, 2);
+    CHECK_EQ(m.manager.stats(0).cached_pages, 0);
     m.manager.release(front.sequence);
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
@@ -327,7 +327,7 @@ int main() {
     tickets_end_in_any_order();
     a_reset_under_loads_keeps_their_sources();
     a_reset_under_stores_keeps_their_sources();
-    a_second_reset_forgets_what_the_first_one_left();
+    a_forgotten_path_comes_back_when_its_holders_end();
     cut_pages_do_not_come_back_after_a_reset();
     pages_have_one_owner_where_another_commits_first(true);
     pages_have_one_owner_where_another_commits_first(false);
