@@ -17,6 +17,7 @@ from kvcore import (
     TextGenerationContext,
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
+from seen_resets import SeenResets
 from together import THREADS, run_together, switch_often
 
 __all__ = ["switch_often"]
@@ -45,8 +46,9 @@ def _prompt(number: int, n: int) -> list[int]:
 class Worker:
     """Serves requests of its own; prompts and two parents are shared by all."""
 
-    def __init__(self, manager: PagedKVCacheManager, number: int) -> None:
-        self.manager, self.number = manager, number
+    def __init__(self, resets: SeenResets, number: int) -> None:
+        manager: PagedKVCacheManager = resets.manager
+        self.manager, self.resets, self.number = manager, resets, number
         self.draw = random.Random(number)
         self.model = DigestModel(manager)
         self.live: list[TextGenerationContext] = []
@@ -109,15 +111,14 @@ class Worker:
 
     def look(self) -> None:
         prompt = _prompt(self.draw.randrange(3), 13)
-        with self.manager.pin(prompt) as pinned:
-            assert self.manager.match_prefix(prompt) >= pinned.num_tokens
+        self.resets.check_pin(prompt)
         self.manager.match_prefix(prompt, touch=True)
         held = {name: each.held_pages for name, each in self.manager.tenant_metrics.items()}
         assert held["b"] <= 60, "a tenant stays below its ceiling"
         assert self.manager.state_metrics.available_slots >= 0
 
     def check(self) -> None:
-        self.manager.reset_prefix_cache()
+        self.resets.reset()
         self.manager.check_integrity()
 
     def run(self, turns: int) -> None:
@@ -154,7 +155,8 @@ def _together(shape: str, eviction: str, turns: int) -> None:
             model.run(inputs, [context])
             context.update(1)
             manager.step([context])
-    workers = [Worker(manager, number) for number in range(THREADS)]
+    resets = SeenResets(manager)
+    workers = [Worker(resets, number) for number in range(THREADS)]
     run_together(lambda number: workers[number].run(turns))
     assert sum(worker.steps for worker in workers) > turns
     assert sum(worker.forks for worker in workers) > 0

@@ -10,6 +10,7 @@ import pytest
 
 import kvcore
 from builders import make_manager
+from seen_resets import SeenResets
 from together import THREADS, run_together, switch_often
 
 __all__ = ["switch_often"]
@@ -20,11 +21,9 @@ pytestmark = pytest.mark.usefixtures("switch_often")
 class Worker:
     """Serves requests of its own; prompts are shared by all."""
 
-    def __init__(
-        self, manager: kvcore.PagedKVCacheManager, number: int, replicas: int, resets: list[str]
-    ) -> None:
-        self.manager, self.number, self.replicas = manager, number, replicas
-        self.resets = resets  # of all workers: "begins" and "ends"
+    def __init__(self, resets: SeenResets, number: int, replicas: int) -> None:
+        self.manager: kvcore.PagedKVCacheManager = resets.manager
+        self.resets, self.number, self.replicas = resets, number, replicas
         self.draw = random.Random(number)
         self.running: list[Any] = []
         self.finished = 0
@@ -64,17 +63,10 @@ class Worker:
     def look(self, n: int) -> None:
         """Queries that other threads' work must not upset."""
         manager = self.manager
-        before = len(self.resets)
-        is_quiet = self.resets.count("begins") == self.resets.count("ends")
-        with manager.pin([1] * 12) as pinned:
-            found = manager.match_prefix([1] * 12)
-        if is_quiet and len(self.resets) == before:  # a reset also forgets pinned pages
-            assert found >= pinned.num_tokens
+        self.resets.check_pin([1] * 12)
         assert 0 <= manager.num_free_blocks <= manager.total_num_pages * self.replicas
         if n % 50 == self.number:
-            self.resets.append("begins")
-            manager.reset_prefix_cache()
-            self.resets.append("ends")
+            self.resets.reset()
             manager.check_integrity()
             assert manager.metrics.input_tokens > 0
 
@@ -86,10 +78,10 @@ def test_threads_with_their_own_requests(replicas: int, blocks: Any) -> None:
         4, 120, replicas=replicas, blocks=blocks, max_batch_size=300, enable_runtime_checks=False
     )
 
-    resets: list[str] = []
+    resets = SeenResets(manager)
 
     def work(number: int) -> None:
-        worker = Worker(manager, number, replicas, resets)
+        worker = Worker(resets, number, replicas)
         for n in range(250):
             worker.turn(n)
         for context in worker.running:
