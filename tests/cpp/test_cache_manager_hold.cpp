@@ -264,8 +264,8 @@ kvcore::CacheImport import(ManagerFixture& m, const cache_mover::Run& run) {
     return m.manager.import_columns(cache_mover::span_of(m.manager, run), run.columns.data());
 }
 
-// Pages that are brought in are held by who holds them before they are found, and afterwards where
-// the tree has them: with what is in front of them, and not what is behind them.
+// An import fills pages that a caller holds. Before `publish` the hold is a reference of the page;
+// after it, the hold pins the page and its prefix in the tree, and no page behind it.
 void held_pages_are_brought_in(bool has_windows) {
     for (const std::int64_t which : {0, 1, 3}) {
         ManagerFixture m(has_windows ? with_windows(16) : ManagerFixture::config(2, 8));

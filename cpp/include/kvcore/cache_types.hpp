@@ -62,8 +62,8 @@ struct CacheConfig {
     // When a cached page goes to the host tier; kSelective: once it was used so often, 1 .. 255.
     WritePolicy write_policy = WritePolicy::kWriteThrough;
     std::int32_t write_threshold = 2;
-    // Where `eviction` goes by priority: of runs below this one no page goes there, nor what is
-    // behind them.
+    // With eviction by priority: the lowest priority whose runs the host tier takes. The tier takes
+    // no page of a run below it, and no page behind that run.
     std::int32_t host_min_priority = 0;
     // Where ids of pages begin: those in front, of memory that is there too, are the caller's.
     BlockId first_page = 0;

@@ -176,8 +176,9 @@ class PrefixTree {
         std::int64_t num_pages = 0;
     };
     [[nodiscard]] Victim next_victim(EvictionGuard guard = {}) noexcept;
-    /// Runs that the policy may name as victims, the next one first: all that it tells of. `spare`:
-    /// so many that it tells of are none of this tree's. Throws std::bad_alloc. O(runs log runs).
+    /// Returns the runs that the policy may name as victims, the next victim first. `spare`: number
+    /// of ids that the policy lists and that are no runs of this tree. Throws std::bad_alloc.
+    /// O(runs log runs).
     [[nodiscard]] std::vector<NodeId> upcoming_victims(std::size_t spare) const;
     /// Forgets the `n` least valuable evictable pages, tail before head, and writes their ids to
     /// `out` [n] in that order: of a run of pages 1, 2, 3 it is 3, 2, 1. Fewer where fewer are

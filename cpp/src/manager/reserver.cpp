@@ -51,9 +51,9 @@ void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, cons
     state.windows.enter(home, handle, row, column, column + 1);
 }
 
-// What is written next lies in pages that others may read, in the tree or as forks: the sequence
-// gets pages of its own there, the first with what it keeps of the old one. Behind what it needs
-// it lets go of them.
+// The next tokens go into pages that the tree or forks may read. The sequence gets pages of its own
+// for these columns; the first page begins with a copy of the tokens that the sequence keeps. The
+// sequence drops its shared pages behind the columns that it needs.
 void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
                    SequenceHandle handle, Sequence& sequence, Transfers* transfers) {
     Replica& home = state.home_of(sequence);

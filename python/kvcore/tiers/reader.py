@@ -176,7 +176,7 @@ class StoreReader:
             fill.finish(arrived, self._has_upper(job))
 
     def _has_upper(self, job: _FillJob) -> bool:
-        """Tell whether a store in front of one that was read lacks what was read."""
+        """Return whether pages came from a lower store, so that an upper store lacks them."""
         return any(store is not self._stores[0] for store in job.read_from)
 
     def _finish_later(self, fill: Fill, job: _FillJob, epoch: int, handle: StoreHandle) -> None:
