@@ -27,7 +27,9 @@ from harness import Row, main, make_row, plain_row, undisturbed
 PAGE = 16
 RUNNING = 256
 CONTEXTS = (1024, 8192, 32_768)
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
+ROOT = Path(__file__).resolve().parents[1]
+SUPPORT = ROOT / "tests" / "support"
+SOURCES = ROOT / "build" / "vllm"
 names = count()
 
 
@@ -39,11 +41,30 @@ def prepare() -> None:
     import vllm_stubs  # noqa: F401
 
     given = os.environ.get("KVCORE_VLLM_SOURCE")
-    sys.path.insert(0, given or str(vllm_sources.unpacked(Path("build/vllm"))))
+    sys.path.insert(0, given or str(vllm_sources.unpacked(SOURCES)))
     hub = Path(tempfile.mkdtemp()) / "hub"
     vllm_models.write_hub(hub)
     os.environ |= {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     vllm_models.describe_models()
+
+
+def window_groups(windows: int, window: int, *, has_full: bool) -> list[Any]:
+    """Return vLLM's groups of a small model: full attention, and layers with a sliding window."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
+
+    common: dict[str, Any] = {
+        "block_size": PAGE, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float16
+    }  # fmt: skip
+    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))] if has_full else []
+    for index in range(windows):
+        spec = SlidingWindowSpec(sliding_window=window, **common)
+        groups.append(KVCacheGroupSpec([f"window {index}"], spec))
+    return groups
 
 
 def with_early_return(manager: Any) -> Any:

@@ -15,7 +15,7 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-from engine_vllm import PAGE, prepare
+from engine_vllm import PAGE, prepare, window_groups
 from harness import Row, main, make_row, quiet
 
 TOKENS = 32_768
@@ -26,21 +26,9 @@ names = count()
 
 def cache_config(tokens: int) -> Any:
     """Return memory for three prompts of so many tokens."""
-    import torch
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        SlidingWindowSpec,
-    )
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    common: dict[str, Any] = {
-        "block_size": PAGE, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float16
-    }  # fmt: skip
-    groups = [
-        KVCacheGroupSpec(["full"], FullAttentionSpec(**common)),
-        KVCacheGroupSpec(["window"], SlidingWindowSpec(sliding_window=WINDOW, **common)),
-    ]
+    groups = window_groups(1, WINDOW, has_full=True)
     return KVCacheConfig(6 * (tokens // PAGE + 8), [], groups)
 
 

@@ -10,7 +10,7 @@ has 20 .. 100 % of the blocks that vLLM fills when it never has to evict. The be
 
     python bench/vllm_hits.py --seeds 50
 
-Prints a line per kind and pool: the median and the least ratio of kvcore's hits to vLLM's over all
+Prints a line per kind and pool: mean, median and least ratio of kvcore's hits to vLLM's over all
 seeds, and the seeds below ``--least``. The exit code is 1 where there is one.
 """
 
@@ -25,11 +25,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from engine_vllm import prepare
+from engine_vllm import PAGE, prepare, window_groups
 
 KINDS = ("continued", "repeated", "mixed")
 POOLS = (20, 40, 60, 80, 100)
-BLOCK = 16
 LENGTH = 4096
 
 
@@ -120,11 +119,11 @@ class Engine:
             max_model_len=LENGTH,
             enable_prefix_caching=True,
             num_blocks=blocks,
-            block_size=BLOCK,
+            block_size=PAGE,
             scheduler_cls=lambda **k: scheduler.Scheduler(**k | {"kv_cache_config": config}),
         )
         hasher = {"vLLM": kv_cache_utils.get_request_block_hasher, "kvcore": choice.lazily_hashed}
-        self.hasher = hasher[who](BLOCK, sha256)
+        self.hasher = hasher[who](PAGE, sha256)
         self.answers: dict[str, list[int]] = {}
         self.hits = self.preempted = 0
 
@@ -186,29 +185,17 @@ class Engine:
 
 def cache_config(world: World, blocks: int) -> Any:
     """Return the groups of a world's model."""
-    import torch
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        SlidingWindowSpec,
-    )
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    common: dict[str, Any] = {
-        "block_size": BLOCK, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float16
-    }  # fmt: skip
-    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))] if world.has_full else []
-    for index in range(world.windows):
-        spec = SlidingWindowSpec(sliding_window=world.window, **common)
-        groups.append(KVCacheGroupSpec([f"window {index}"], spec))
+    groups = window_groups(world.windows, world.window, has_full=world.has_full)
     return KVCacheConfig(blocks, [], groups, prefix_cache_retention_interval=0)
 
 
 def least_blocks(world: World) -> int:
     """Return how many blocks a request of the greatest length needs, and a few more."""
     groups = world.windows + world.has_full
-    chunk = (world.window + world.budget) // BLOCK + 3
-    return world.has_full * (LENGTH // 2 // BLOCK) + world.windows * chunk + 8 * groups
+    chunk = (world.window + world.budget) // PAGE + 3
+    return world.has_full * (LENGTH // 2 // PAGE) + world.windows * chunk + 8 * groups
 
 
 def compare(seed: int, kind: str, pools: list[int], requests: int, cache: Any) -> dict[int, Any]:
