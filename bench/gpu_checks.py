@@ -575,7 +575,7 @@ def tiles_of_decoding() -> Any:
 
 @measured
 def one_long_row_among_short_ones() -> Any:
-    """us of 63 rows of 1,024 tokens and a row of 65,536; 64 rows of 2,032 have as many tokens."""
+    """Time 63 rows of 1,024 tokens beside a row of 65,536, and 64 equal rows of 2,032, in us."""
     from kvcore import PagedBatch, ops
     from kvcore.dtypes import numpy_dtype
 

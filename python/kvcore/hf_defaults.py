@@ -18,7 +18,7 @@ _NAMES = (
     "hidden_size",
     "head_dim",
 )
-# By model_type, the values of these names; None where the class has none.
+# For each model_type, the defaults of the fields above; None where the class has no default.
 _SIZES: dict[str, tuple[int | None, ...]] = {
     "afmoe": (32, 16, None, 2048, 128),
     "apertus": (32, 32, None, 4096, None),

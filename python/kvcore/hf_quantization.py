@@ -10,7 +10,7 @@ from kvcore.hf_reading import Fields
 __all__ = ["quantized_dtype"]
 
 _REMEDY = "pass dtype= of the cache"
-# Of compressed-tensors, which ModelOpt writes too: type and bits.
+# Type and bits of `kv_cache_scheme`, which compressed-tensors and ModelOpt write.
 _SCHEMES: dict[tuple[Any, Any], str] = {("float", 8): "float8_e4m3fn", ("int", 8): "int8"}
 _PLAIN = (None, "tensor", "attn_head")  # scales that do not grow with the tokens
 # Of ModelOpt.

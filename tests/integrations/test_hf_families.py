@@ -314,7 +314,7 @@ def test_layers_without_positions_keep_less() -> None:
 
 def test_indexer_beside_heads_is_refused() -> None:
     assert "index_head_dim of the config" in refusal({**LLAMA, "index_head_dim": 128})
-    # Nobody has an indexer where every kind of layer is named, and none of them is one.
+    # The config names the kind of each layer, and no layer is an indexer.
     full = {**LLAMA, "layer_types": ["full_attention"] * 80, "index_head_dim": 128}
     assert read(full) == read(LLAMA)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of cache events as other engines declare them: fields, types and defaults alone.
+"""Messages of cache events as other engines declare them: only fields, types and defaults.
 
-`FIELDS` lists the fields of each class. The runners of the engines' own sources compare them with
-what is installed there, so that a new field is noticed.
+`FIELDS` lists the fields of each class. The runners of the engines' own sources compare this list
+with the installed classes, so a new field fails a check.
 """
 
 from __future__ import annotations

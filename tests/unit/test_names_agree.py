@@ -36,7 +36,7 @@ TOKENS = st.lists(st.sampled_from([0, 1]), min_size=8, max_size=13)
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
-    """What a request is beside its tokens, with extra keys that lie in these."""
+    """Draw the arguments of a request: tokens, extra keys over some of them, and names."""
     tokens = draw(TOKENS)
     keys = [key for key in draw(KEYS) if key[0] + key[1] <= len(tokens)]
     return {

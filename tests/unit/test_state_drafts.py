@@ -33,7 +33,7 @@ def stands(context: Any) -> tuple[int, int, int, list[int]]:
 
 
 def drafted(manager: PagedKVCacheManager, name: str, drafts: int) -> TextGenerationContext:
-    """A request of 14 tokens and one that was sampled, with drafts that ran behind it."""
+    """Run a prompt of 14 tokens, sample a token, and run drafts after it."""
     context = prefill(manager, name, prompt((0, 14)))
     context.extend(list(range(70, 70 + drafts)))
     run(manager, context)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's driver as kvcore names, beside the fake runtime that has its functions.
+// The names of CUDA's driver that kvcore uses. The fake runtime defines the functions.
 #pragma once
 
 using CUdevice = int;
