@@ -90,11 +90,12 @@ def test_workers_make_calls_and_end_after_interrupted_starts(
         with monkeypatch.context() as patch:
             met = interrupt_starts(patch, "interrupted", moment, lambda: True)
             try:
-                workers.start(lambda: made.append(-1))
+                first = workers.start(lambda: made.append(-1))
             except KeyboardInterrupt:
                 assert made == []
             else:
                 assert met == []  # a thread of an interrupted start makes the call
+                assert first is not None and first.wait(60)  # the thread is free for the next call
                 break
     made.clear()
     may_end, at_work = Event(), [Event() for _ in range(most)]
