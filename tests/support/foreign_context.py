@@ -72,7 +72,6 @@ class Context:
         del self.ids[n:]
         self.active_idx = n
         self.start_idx = min(self.start_idx, n - 1)
-        self.past = (-1, 0)
 
 
 class FrozenContext(Context):

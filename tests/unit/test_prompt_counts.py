@@ -132,6 +132,24 @@ def test_a_preempted_request_counts_its_prompt_once() -> None:
     assert (manager.metrics.resumed_tokens, manager.metrics.recomputed_tokens) == (20, 23)
 
 
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_request_that_is_cut_while_it_is_preempted_counts_its_prompt_once(touched: bool) -> None:
+    manager = make()
+    context = TextGenerationContext("r", PROMPT)
+    manager.claim("r")
+    decode(manager, context, 5)
+    manager.release("r")
+    manager.claim("r")
+    if touched:  # by the first call that has both the claim and the context
+        assert manager.maybe_reserve(context)
+        manager.release("r")
+        manager.claim("r")
+    before = tokens_of(manager)
+    context.rewind(16)
+    decode(manager, context, 1)
+    assert tokens_of(manager)[:2] == before[:2] == (16, 0)
+
+
 def test_a_request_that_is_preempted_in_its_prompt_goes_on_counting_it() -> None:
     manager = make()
     context = TextGenerationContext("r", PROMPT, active_idx=9)

@@ -95,7 +95,8 @@ def test_workers_make_calls_and_end_after_interrupted_starts(
                 assert made == []
             else:
                 assert met == []  # a thread of an interrupted start makes the call
-                assert first is not None and first.wait(60)  # the thread is free for the next call
+                assert first is not None
+                assert first.wait(60)  # the thread is free for the next call
                 break
     made.clear()
     may_end, at_work = Event(), [Event() for _ in range(most)]

@@ -357,7 +357,6 @@ cdef class TextGenerationContext:
             )
         if self._keys is not None:
             self._keys.cut(end)
-        self._past = None  # it knew other tokens
         self._request.active = self._request.end = end
         self._request.start = min(self._request.start, end - 1)
         if Py_REFCNT(<PyObject*>self._buffer) > 1:
