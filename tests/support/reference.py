@@ -138,6 +138,8 @@ class Manager(Bounded):
             ns = (ctx.extra_key, ctx.cache_salt)
             found = self.match(claim.replica, ctx.ids, ns, self.limit(ctx) // size)
             tokens, pages = self.best_sources(ctx, claim.replica, len(found))
+            if claim.has_declined and len(found) <= len(claim.path):
+                tokens, pages = 0, []
             below = self.pages_below(ctx, claim.replica, len(found) * size + tokens)
             tokens, pages = (0, []) if below else (tokens, pages)
             if max(len(found), below) * size + tokens > claim.hit:
@@ -199,7 +201,7 @@ class Manager(Bounded):
                 chosen = min(row.sources, key=lambda key: (key != source, dropped and key in held))
                 scarce = chosen not in held and 0 < short[replica] >= victims[replica]
                 if scarce or (len(rows) > 1 and max(short.values()) > 0):
-                    row.partial, row.sources = 0, []
+                    row.partial, row.sources, row.declines = 0, [], True
                     self.stand(row, self.claims[row.ctx.request_id])
                 else:
                     held.add(chosen)
@@ -246,6 +248,7 @@ class Manager(Bounded):
             claim.pages += [Page() for _ in range(row.needed - len(claim.pages))]
             row.ctx.start_idx, row.ctx.active_idx = row.start, row.active
             row.has_hit = row.total > claim.hit
+            claim.has_declined = row.declines or (claim.has_declined and not row.has_hit)
             claim.written = row.start if row.has_hit else min(claim.written, row.start)
             moved = claim.hit, min(row.total, claim.counted)
             self.metrics["cache_tokens"] += max(0, row.total - max(claim.hit, claim.known))

@@ -35,6 +35,7 @@ class Claim:
     past: tuple[int, int] | None = None  # of the context, when the claim was first used
     ctx: Context | None = None  # that it was used with last
     started: bool = False  # fetched or written: its pages must not change any more
+    has_declined: bool = False  # a partial hit: it has none until a longer prefix is cached
     host: list[Key] | None = None  # of its path, what it knows to be in the host tier
     is_due: bool = False  # what it has may have to be stored, though it has no new page
 
@@ -55,6 +56,7 @@ class Admission:
     new: int = 0
     given_back: int = 0
     has_hit: bool = False
+    declines: bool = False  # the page to copy from had to be evicted
 
 
 class Leavers:
