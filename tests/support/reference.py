@@ -233,11 +233,9 @@ class Manager(Bounded):
             self.cache[replica].pop(key).cached = False
 
     def apply(self, rows: list[Admission], victims: dict[int, list[Key]]) -> None:
-        for replica, gone in victims.items():
-            self.forget(replica, gone)
-            self.metrics["evicted_pages"] += len(gone)
-        for row in rows:
+        for row in sorted(rows, key=self.only_grows):
             claim = self.claims[row.ctx.request_id]
+            self.evict_for(row, claim, victims[claim.replica])
             self.see(claim, row.ctx)
             if not claim.started:
                 self.walk(claim, row.ctx, row.path[len(claim.path) :])
@@ -258,6 +256,18 @@ class Manager(Bounded):
             claim.hit = row.total
             self.load(row, claim)
             self.count(claim, row.ctx)
+
+    def only_grows(self, row: Admission) -> bool:
+        """The other rows of a batch are served first."""
+        claim = self.claims[row.ctx.request_id]
+        return claim.started and row.start >= claim.frozen * self.page_size
+
+    def evict_for(self, row: Admission, claim: Claim, victims: list[Key]) -> None:
+        """Evict the first of `victims`, as many as a row lacks pages."""
+        lacking = max(0, row.new - row.given_back - self.unused(claim.replica))
+        self.forget(claim.replica, victims[:lacking])
+        self.metrics["evicted_pages"] += len(victims[:lacking])
+        del victims[:lacking]
 
     def go_back(self, claim: Claim, row: Admission) -> None:
         """Pages that others may read and the next tokens write into are replaced."""

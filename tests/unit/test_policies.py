@@ -76,6 +76,56 @@ def test_a_manager_counts_a_use_per_request(
     assert victims_of(mgr, {token: [token] for token in prompts}) == victims
 
 
+@pytest.mark.parametrize("eviction", ["lfu", "slru"])
+def test_a_hit_is_a_use_where_its_request_evicts_the_rest_of_the_run(eviction: str) -> None:
+    mgr = make_manager(page_size=1, num_pages=5, eviction=eviction)
+    serve(mgr, [A, 5], "first")
+    serve(mgr, [A, 6, 6, 6, 6], "second")
+    assert mgr.metrics.cache_tokens == 1
+    assert mgr.match_prefix([A, 5]) == 1
+    serve(mgr, [C], "third")
+    assert victims_of(mgr, {A: [A], C: [C]}, 2) == [C, A]
+
+
+def run_prompt(mgr: Any, prompt: list[int], name: str) -> TextGenerationContext:
+    """Compute a prompt and one token, and keep the claim."""
+    context = TextGenerationContext(name, prompt)
+    mgr.claim(name)
+    decode(mgr, context)
+    return context
+
+
+def decode(mgr: Any, context: TextGenerationContext) -> None:
+    assert mgr.reserve(context)
+    context.update(7)
+    mgr.step([context])
+
+
+def evict(mgr: Any, prompt: list[int]) -> None:
+    """Take pages until a prompt is not cached as a whole, and give the pages back."""
+    taken = 0
+    while mgr.match_prefix(prompt) == len(prompt):
+        mgr.claim(f"taker {taken}")
+        assert mgr.reserve(TextGenerationContext(f"taker {taken}", [900]))
+        taken += 1
+    for i in range(taken):
+        mgr.release(f"taker {i}")
+
+
+def test_cost_counts_each_page_of_a_run_from_the_floor_when_it_came() -> None:
+    mgr = make_manager(page_size=1, num_pages=8, eviction=policies.Cost(attention_tokens=1000))
+    serve(mgr, [C], "third")
+    run_prompt(mgr, [B, 5], "held")
+    context = run_prompt(mgr, [A], "grows")
+    decode(mgr, context)
+    evict(mgr, [C])  # the floor is the worth of a page of depth 1
+    decode(mgr, context)
+    mgr.release("grows")
+    evict(mgr, [A, 7, 7])  # the last page came later than the page before it
+    mgr.release("held")
+    assert victims_of(mgr, {A: [A], B: [B]}, 2) == [A, B]
+
+
 def test_a_manager_evicts_the_lowest_priority_first() -> None:
     mgr = make_manager(page_size=1, num_pages=8, eviction="priority")
     prompts = {token: [token, 5] for token in (A, B, C)}

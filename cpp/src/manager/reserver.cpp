@@ -274,7 +274,8 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     const SequenceHandle handle = request.sequence;
     if (home.owners != nullptr) home.owners->set_taker(state_.tenants.of(handle));
     if (admission.hit.shares()) {
-        const TreePosition& hit = admission.hit.match.at;
+        // The run in which the hit was found may have gone: the hit's own end is pinned.
+        const TreePosition hit{made.place.node(), admission.hit.match.at.depth};
         const std::int32_t columns = admission.hit_pages;
         home.tree.use(hit, pages.committed());
         if (home.keeps_by_priority) {

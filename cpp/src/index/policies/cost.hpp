@@ -38,11 +38,10 @@ class CostRank {
         run.uses = std::min(run.uses + 1, kMostUses);
     }
     static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
-    void resized(Run& run, std::int32_t depth) const noexcept {
-        if (depth > run.depth) run.floor = floor_;
-        run.depth = depth;
+    static void resized(Run& run, std::int32_t depth) noexcept { run.depth = depth; }
+    [[nodiscard]] bool joins(const Run& run) const noexcept {
+        return run.uses == 1 && run.floor == floor_;
     }
-    static bool joins(const Run& run) noexcept { return run.uses == 1; }
     [[nodiscard]] Key key(const Run& run) const noexcept {
         const std::uint64_t page = fixed_ + static_cast<std::uint64_t>(run.depth);
         return {run.floor + run.uses * page, run.time};
