@@ -22,10 +22,12 @@ def _states(
 ):
     """Return where the states `i` of a token and head are; below 0 for none."""
     is_one = i < depth * splits
-    state = tl.zeros_like(i) + token
-    if chains is not None:
+    if chains is None:  # the depth is 1
+        split = i.to(tl.int64)
+        state = tl.zeros_like(i) + token
+    else:
+        split = (i // depth).to(tl.int64)
         state = tl.load(chains + token.to(tl.int64) * depth + i % depth, mask=is_one, other=-1)
-    split = (i // depth).to(tl.int64)
     return tl.where(is_one & (state >= 0), (split * num_states + state) * q_heads + head, -1)
 
 
