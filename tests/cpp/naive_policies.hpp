@@ -63,10 +63,7 @@ class NaivePolicy : public kvcore::EvictionPolicy {
     }
     void resize(kvcore::NodeId node, std::int32_t depth, std::int32_t) noexcept override {
         Run& run = runs_[node];
-        if (depth > run.depth) {
-            run.entered = ++time_;
-            run.floor = floor_;
-        }
+        if (depth > run.depth) run.entered = ++time_;
         if (depth < run.depth && victim() == node) floor_ = std::max(floor_, worth(run));
         run.depth = depth;
     }
@@ -85,7 +82,9 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         const kvcore::Retention asked = given.until <= now_ ? kvcore::Retention(0) : given;
         const bool goes_by_use = order_ != kvcore::EvictionOrder::kPriority;
         if (order_ == kvcore::EvictionOrder::kFifo) return true;
-        if (goes_by_use) return runs_[node].uses == 1;
+        const bool has_floor =
+            order_ != kvcore::EvictionOrder::kCost || runs_[node].floor == floor_;
+        if (goes_by_use) return runs_[node].uses == 1 && has_floor;
         const bool lasts = runs_[node].highest.until <= now_ ||
                            runs_[node].highest.until == kvcore::Retention::kForever;
         return priority(runs_[node]) == asked.priority &&

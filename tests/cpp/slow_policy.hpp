@@ -18,12 +18,10 @@ class SlowPolicy : public kvcore::EvictionPolicy {
    public:
     using NodeId = kvcore::NodeId;
 
-    SlowPolicy(const kvcore::EvictionConfig& config, std::int32_t page_size,
-               bool has_states = false)
+    SlowPolicy(const kvcore::EvictionConfig& config, std::int32_t page_size)
         : goes_by_time(config.order == kvcore::EvictionOrder::kLru),
-          releases_parents_(has_states &&
-                            (goes_by_time || config.order == kvcore::EvictionOrder::kFifo ||
-                             config.order == kvcore::EvictionOrder::kArc)),
+          releases_parents_(goes_by_time || config.order == kvcore::EvictionOrder::kFifo ||
+                            config.order == kvcore::EvictionOrder::kArc),
           policy_(make_naive(config, page_size)) {}
 
     const bool goes_by_time;

@@ -39,10 +39,8 @@ class Lockstep {
                 std::make_unique<kvcore::WindowPolicy>(kvcore::make_policy({order, 16}, kPage),
                                                        static_cast<std::size_t>(num_slots)),
                 num_slots),
-          slow_(
-              grouping_, num_pages,
-              std::make_unique<SlowPolicy>(kvcore::EvictionConfig{order, 16}, kPage, num_slots > 0),
-              num_slots),
+          slow_(grouping_, num_pages,
+                std::make_unique<SlowPolicy>(kvcore::EvictionConfig{order, 16}, kPage), num_slots),
           has_states_(num_slots > 0),
           random_(seed) {
         for (int i = 0; i < 5; ++i) prompts_.push_back(tokens(2 * random_.between(1, 10)));

@@ -96,6 +96,29 @@ def test_a_reset_forgets_windows_that_nobody_reads() -> None:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
+def test_prompts_go_in_their_order_once_their_answers_are_gone(eviction: str) -> None:
+    """Pages behind the last hit go first, whoever has them; the prompts in front keep their order."""
+    params = params_of(FullAttention([0]), SlidingWindow([1], 8))
+    manager = manager_of(params, num_pages=64, eviction=eviction)
+    firsts = (0, 100, 200)
+    for first in firsts:
+        context = TextGenerationContext(first, prompt((first, 24)))
+        manager.claim(first)
+        for _ in range(20):
+            step(manager, context)
+        manager.release(first)
+    large = TextGenerationContext("large", [7])
+    manager.claim("large")
+    gone: list[int] = []
+    while len(gone) < len(firsts):
+        assert manager.reserve(large)
+        large.extend([7])
+        lost = {first for first in firsts if manager.match_prefix(prompt((first, 23))) == 0}
+        gone += sorted(lost - {*gone}, reverse=True)
+    assert gone == [*firsts]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
 def test_what_no_checkpoint_follows_goes_first(eviction: str) -> None:
     """A hit ends at a checkpoint: what was generated behind one serves nobody, however new."""
     manager = state_manager(state_params(), num_states=10, num_pages=24, eviction=eviction)

@@ -83,9 +83,8 @@ class WindowPolicy final : public EvictionPolicy {
 
     [[nodiscard]] PolicyInterest interest() const noexcept override {
         PolicyInterest interest = interest_;
-        interest.hits = interest.sizes = true;
+        interest.hits = interest.sizes = interest.recency = true;
         interest.exposure = has_states_;
-        interest.recency |= has_states_;
         return interest;
     }
     void make_room(NodeId last) override;
