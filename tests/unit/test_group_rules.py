@@ -97,7 +97,7 @@ def test_a_reset_forgets_windows_that_nobody_reads() -> None:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
 def test_prompts_go_in_their_order_once_their_answers_are_gone(eviction: str) -> None:
-    """Pages behind the last hit go first, whoever has them; the prompts in front keep their order."""
+    """Pages behind the last hit go first, whoever has them; prompts keep their order."""
     params = params_of(FullAttention([0]), SlidingWindow([1], 8))
     manager = manager_of(params, num_pages=64, eviction=eviction)
     firsts = (0, 100, 200)
