@@ -417,11 +417,11 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
 
     const kvcore::Grouping& grouping_;
     std::int64_t num_pages_;
+    SlowCheckpoints checkpoints_;
     kvcore::BlockPool& columns_;
     kvcore::PrefixTree& tree_;
     SlowPolicy& policy_;
     std::vector<Column> state_;
-    SlowCheckpoints checkpoints_;
     std::map<BlockId, TreeNode*> removed_from_;
     std::vector<Entry> useless_;
     std::vector<Entry> passed_;
