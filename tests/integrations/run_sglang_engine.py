@@ -160,9 +160,10 @@ class Bench:
         """Check what has to hold of each engine by itself."""
         self.check(run, f"cache, {cache}", result["cache"] == cache, result["cache"])
         left = result["available"] + result["evictable"]
-        free = left == result["total"] and result["protected"] == 0
-        self.check(run, f"no slot is in use at the end, {cache}", free,
-                   f"{left} of {result['total']} may go, {result['protected']} are locked")  # fmt: skip
+        locked = result["protected"]
+        self.check(run, f"no slot is in use at the end, {cache}",
+                   left == result["total"] and locked == 0,
+                   f"{left} of {result['total']} may go, {locked} are locked")  # fmt: skip
         self.check(run, f"the scenes, {cache}", not result["problems"],
                    "; ".join(result["problems"]))  # fmt: skip
         for what in ("retracted", "evicted"):

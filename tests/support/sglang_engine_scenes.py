@@ -3,8 +3,8 @@
 
     python sglang_engine_scenes.py SETTINGS
 
-SETTINGS is JSON: the arguments of the engine, and how many prompts the large scenes have. The scenes
-run one after the other on one engine, so that each finds the cache of the scenes before it.
+SETTINGS is JSON: the arguments of the engine, and how many prompts the large scenes have. The
+scenes run one after the other on one engine, so that each finds the cache of those before.
 """
 
 from __future__ import annotations
@@ -90,6 +90,14 @@ class Scenes:
         told = await self.answers("turns", prompts, [greedy(12)] * len(prompts))
         return {f"{i}": answer for i, answer in enumerate(told)}
 
+    async def long(self) -> Answers:
+        """Short prompts whose answers outgrow the slots, so that some are retracted."""
+        chance = random.Random(8)
+        head = text(chance, 40)
+        prompts = [head + text(chance, chance.randrange(5, 40)) for _ in range(16)]
+        told = await self.answers("long", prompts, [greedy(160)] * len(prompts))
+        return {f"{i}": answer for i, answer in enumerate(told)}
+
     async def several(self) -> Answers:
         """Three answers to each prompt."""
         wanted = shared_prompts(3, 8)
@@ -160,9 +168,7 @@ class Scenes:
         """The prompts of the first scene in another order, after the flush."""
         order = random.Random(7).sample(range(self.count), self.count)
         prompts = [self.told[i][0] for i in order]
-        told = await self.answers(
-            "again", prompts, [greedy(len(self.told[i][1])) for i in order]
-        )
+        told = await self.answers("again", prompts, [greedy(len(self.told[i][1])) for i in order])
         for i, answer in zip(order, told, strict=True):
             if answer != self.told[i][1]:
                 self.problems.append(f"prompt {i} has another answer after the flush")
@@ -170,8 +176,9 @@ class Scenes:
 
     async def run(self) -> dict[str, Answers]:
         """Serve all scenes."""
-        scenes = (self.shared, self.turns, self.several, self.salts, self.aborts, self.flush)
-        return {scene.__name__: await scene() for scene in (*scenes, self.again)}
+        before = (self.shared, self.turns, self.long, self.several, self.salts, self.aborts)
+        scenes = (*before, self.flush, self.again)
+        return {scene.__name__: await scene() for scene in scenes}
 
 
 def main() -> None:
