@@ -23,7 +23,7 @@ BEFORE_ABORT = 3
 
 def greedy(tokens: int, **more: Any) -> dict[str, Any]:
     """Return sampling parameters for `tokens` tokens, always the likeliest token."""
-    return {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0, **more}
+    return {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0} | more
 
 
 class Scenes:
@@ -71,7 +71,7 @@ class Scenes:
         self.cached[scene] = self.cached.get(scene, 0) + cached
         for each in outputs:
             reason = each["meta_info"]["finish_reason"]["type"]
-            if reason != "length":
+            if reason not in ("length", "stop"):
                 self.problems.append(f"{scene}: an answer ends by {reason!r}")
         return [each["output_ids"] for each in outputs]
 
@@ -91,11 +91,15 @@ class Scenes:
         return {f"{i}": answer for i, answer in enumerate(told)}
 
     async def long(self) -> Answers:
-        """Short prompts whose answers outgrow the slots, so that some are retracted."""
+        """Short prompts whose answers outgrow the slots, so that some are retracted.
+
+        SGLang keeps slots for the whole answer of a request that ignores the end of a text.
+        """
         chance = random.Random(8)
         head = text(chance, 40)
         prompts = [head + text(chance, chance.randrange(5, 40)) for _ in range(16)]
-        told = await self.answers("long", prompts, [greedy(160)] * len(prompts))
+        params = greedy(160, ignore_eos=False)
+        told = await self.answers("long", prompts, [params] * len(prompts))
         return {f"{i}": answer for i, answer in enumerate(told)}
 
     async def several(self) -> Answers:
