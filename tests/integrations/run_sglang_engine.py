@@ -6,11 +6,11 @@
     python tests/integrations/run_sglang_engine.py --list
 
 Both engines of a run have the same weights and get the same requests: 48 prompts with shared heads
-in chunks, second turns, n = 3, salts, clients that go, a flush, and the prompts again. There are so
-few slots that requests are retracted and pages evicted. A check passes where the tokens are equal,
-each engine has the cache that it should have, no slot is in use at the end, and kvcore finds .95 or
-more of the tokens that SGLang finds cached. SGLang is installed once into ``--folder``, in an
-environment of its own.
+in chunks, second turns, long answers, n = 3, salts, clients that go, a flush, and the prompts
+again. With so few slots requests are retracted and pages evicted. A check passes where the tokens
+are equal, each engine has the cache that it should have, no slot is in use at the end, and kvcore
+finds .95 or more of the tokens that SGLang finds cached. SGLang is installed once into
+``--folder``, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Run:
             "mem_fraction_static": 0.1,
             "page_size": 16,
             "sampling_backend": "pytorch",
-            "schedule_conservativeness": 0.05,  # admits so many that some are retracted
+            "schedule_conservativeness": 0.05,  # admits more requests than fit
             "skip_server_warmup": True,
         } | self.options
 
@@ -157,7 +157,7 @@ class Bench:
               f"evicted {own['evicted']:,} and {ours['evicted']:,} tokens", flush=True)  # fmt: skip
 
     def check_one(self, run: Run, cache: str, result: dict[str, Any]) -> None:
-        """Check what has to hold of each engine by itself."""
+        """Check an engine by itself: its cache, its slots, the problems of its scenes."""
         self.check(run, f"cache, {cache}", result["cache"] == cache, result["cache"])
         left = result["available"] + result["evictable"]
         locked = result["protected"]
