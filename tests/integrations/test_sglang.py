@@ -2,7 +2,8 @@
 """The prefix cache of SGLang on kvcore: imports, order, and with SGLang's wheel all that it does.
 
 The wheel is looked for in the folder that ``KVCORE_SGLANG`` names; ``KVCORE_REQUIRE=sglang`` has it
-fetched. Its sources run in a process of their own, beside stubs of what they import.
+fetched. Its sources run in a process of their own, beside stubs of what they import. A whole SGLang
+serves models where ``KVCORE_SGLANG_ENGINE`` names the folder that it is installed into.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from conftest import REQUIRED, require
 from kvcore.integrations.sglang.order import dfs_weight_order
 
 RUNNER = Path(__file__).with_name("run_sglang.py")
+ENGINE_RUNNER = Path(__file__).with_name("run_sglang_engine.py")
 
 
 def test_the_plug_in_is_an_entry_point_that_imports_nothing_of_sglang() -> None:
@@ -163,3 +165,15 @@ def test_written_calls_answer_as_sglangs_own_cache(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert len(json.loads(found.read_text())) > 40
+
+
+@pytest.mark.slow
+def test_an_engine_answers_alike_on_both_caches() -> None:
+    """Installing SGLang takes minutes and gigabytes, so this happens only where it is asked for."""
+    folder = os.environ.get("KVCORE_SGLANG_ENGINE")
+    if folder is None:
+        pytest.skip("KVCORE_SGLANG_ENGINE names no folder that SGLang is installed into")
+    command = [sys.executable, str(ENGINE_RUNNER), "--folder", folder, "-k", "llama"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith(" passed, 0 failed\n")

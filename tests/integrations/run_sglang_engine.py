@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a tiny random Llama with a real SGLang on this CPU: on its own cache, and on kvcore's.
+
+    python tests/integrations/run_sglang_engine.py               # all runs
+    python tests/integrations/run_sglang_engine.py -k overlap    # runs whose names contain a text
+    python tests/integrations/run_sglang_engine.py --list
+
+Both engines of a run have the same weights and get the same requests: 48 prompts with shared heads
+in chunks, second turns, long answers, n = 3, salts, clients that go, a flush, and the prompts
+again. With so few slots requests are retracted and pages evicted. A check passes where the tokens
+are equal, each engine has the cache that it should have, no slot is in use at the end, and kvcore
+finds .95 or more of the tokens that SGLang finds cached. SGLang is installed once into
+``--folder``, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+sys.path.insert(0, str(SUPPORT))
+
+import sglang_engine_install as installing  # noqa: E402
+
+#: The caches of a run, each with the options of SGLang that choose it.
+CACHES: dict[str, dict[str, Any]] = {
+    "UnifiedRadixCache": {},
+    "KVCoreRadixCache": {"radix_cache_backend": "kvcore"},
+}
+LEAST_HITS = 0.95  # of the tokens that SGLang finds cached
+SECONDS = 900  # of one engine
+
+
+@dataclass(frozen=True)
+class Run:
+    """Options of SGLang."""
+
+    name: str
+    prompts: int = 48
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self, model: Path) -> dict[str, Any]:
+        """Return the arguments of its engine."""
+        return {
+            "model_path": str(model),
+            "attention_backend": "torch_native",
+            "chunked_prefill_size": 256,
+            "context_length": 1024,
+            "device": "cpu",
+            "disable_overlap_schedule": True,
+            "dtype": "float32",
+            "grammar_backend": "none",
+            "log_level": "info",
+            "max_running_requests": 16,
+            "max_total_tokens": 2048,
+            "mem_fraction_static": 0.1,
+            "page_size": 16,
+            "sampling_backend": "pytorch",
+            "schedule_conservativeness": 0.05,  # admits more requests than fit
+            "skip_server_warmup": True,
+        } | self.options
+
+
+RUNS = [
+    Run("llama"),
+    Run("overlap", options={"disable_overlap_schedule": False, "page_size": 32}),
+    Run("slots", options={"page_size": 1, "schedule_policy": "lpm"}),
+    Run("lfu", options={"radix_eviction_policy": "lfu", "schedule_policy": "dfs-weight"}),
+]
+
+
+class Bench:
+    """What all runs share: the installed SGLang, the model, the results."""
+
+    def __init__(self, folder: Path, wheels: Path) -> None:
+        self.folder = folder
+        self.python, self.site = installing.install(folder, wheels)
+        self.model = folder / "models" / "llama"
+        if not (self.model / "config.json").exists():
+            script = SUPPORT / "vllm_engine_models.py"
+            subprocess.run([self.python, script, self.model.parent, "llama"], check=True,
+                           stderr=subprocess.DEVNULL)  # fmt: skip
+        self.passed = self.failed = 0
+
+    def serve(self, run: Run, cache: str) -> dict[str, Any]:
+        """Serve the requests of a run; return the answers, and how the cache was at the end."""
+        probe = self.folder / f"{run.name}-{cache}.probe"
+        probe.unlink(missing_ok=True)
+        log = probe.with_suffix(".log")
+        settings = {"engine": run.arguments(self.model) | CACHES[cache], "prompts": run.prompts}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG", "KVCORE"))}
+        environment = kept | {
+            "HF_HUB_OFFLINE": "1",
+            "KVCORE_PROBE": str(probe),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(self.site), str(SUPPORT)]),
+            "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        start = time.monotonic()
+        with log.open("w") as file:
+            done = subprocess.run(
+                [self.python, SUPPORT / "sglang_engine_scenes.py", json.dumps(settings)],
+                env=environment, text=True, stdout=subprocess.PIPE, stderr=file, timeout=SECONDS,
+                check=False,
+            )  # fmt: skip
+        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        if done.returncode or not found:
+            raise RuntimeError(f"the engine fails:\n{log.read_text()[-3000:]}")
+        result: dict[str, Any] = json.loads(found[0].removeprefix("RESULT "))
+        seen = json.loads(probe.read_text().splitlines()[-1])
+        return {**result, **seen, "seconds": time.monotonic() - start}
+
+    def check(self, run: Run, what: str, holds: bool, detail: str) -> None:
+        """Count a check, and print it where it fails."""
+        self.passed += holds
+        self.failed += not holds
+        if not holds:
+            print(f"FAILED {run.name}: {what}: {detail}", flush=True)
+
+    def compare(self, run: Run) -> None:
+        """Serve a run on both caches side by side, and check all that has to hold."""
+        with ThreadPoolExecutor(2) as both:
+            futures = {cache: both.submit(self.serve, run, cache) for cache in CACHES}
+            errors = {cache: each.exception() for cache, each in futures.items()}
+        for cache, error in errors.items():
+            if error is not None:
+                self.check(run, f"the engine runs with {cache}", False, str(error))
+        if any(errors.values()):
+            return
+        results = {cache: each.result() for cache, each in futures.items()}
+        for cache, result in results.items():
+            self.check_one(run, cache, result)
+        own, ours = results.values()
+        for scene, answers in own["answers"].items():
+            theirs = ours["answers"][scene]
+            different = [name for name in answers if answers[name] != theirs.get(name)]
+            same = not different and answers.keys() == theirs.keys()
+            self.check(run, f"the tokens of {scene!r} are equal", same, f"not of {different[:9]}")
+        hits, found = sum(own["cached"].values()), sum(ours["cached"].values())
+        self.check(run, f"kvcore finds {LEAST_HITS} of the cached tokens",
+                   found >= LEAST_HITS * hits, f"{ours['cached']} of {own['cached']}")  # fmt: skip
+        tokens = sum(len(each) for told in own["answers"].values() for each in told.values())
+        print(f"{run.name}: {own['seconds']:.0f} and {ours['seconds']:.0f} s, {tokens:,} tokens, "
+              f"cached tokens {hits:,} on SGLang's cache and {found:,} on kvcore's, "
+              f"retracted {own['retracted']} and {ours['retracted']} requests, "
+              f"evicted {own['evicted']:,} and {ours['evicted']:,} tokens", flush=True)  # fmt: skip
+
+    def check_one(self, run: Run, cache: str, result: dict[str, Any]) -> None:
+        """Check an engine by itself: its cache, its slots, the problems of its scenes."""
+        self.check(run, f"cache, {cache}", result["cache"] == cache, result["cache"])
+        left = result["available"] + result["evictable"]
+        locked = result["protected"]
+        self.check(run, f"no slot is in use at the end, {cache}",
+                   left == result["total"] and locked == 0,
+                   f"{left} of {result['total']} may go, {locked} are locked")  # fmt: skip
+        self.check(run, f"the scenes, {cache}", not result["problems"],
+                   "; ".join(result["problems"]))  # fmt: skip
+        for what in ("retracted", "evicted"):
+            self.check(run, f"something is {what}, {cache}", result[what] > 0, "nothing")
+
+
+def main() -> int:
+    """Run, compare and print; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("build/sglang-engine"))
+    parser.add_argument("--cache", type=Path, help="folder of SGLang's wheel; default: --folder")
+    parser.add_argument("-k", dest="select", default="", help="runs whose names contain this text")
+    parser.add_argument("--list", action="store_true", help="print the names of the runs")
+    options = parser.parse_args()
+    chosen = [run for run in RUNS if options.select in run.name]
+    if options.list:
+        print("\n".join(run.name for run in RUNS))
+        return 0
+    if not chosen:
+        sys.exit(f"no run has {options.select!r} in its name; --list prints the names")
+    start = time.monotonic()
+    bench = Bench(options.folder.resolve(), (options.cache or options.folder).resolve())
+    print(f"SGLang is installed after {time.monotonic() - start:.0f} s", flush=True)
+    for run in chosen:
+        bench.compare(run)
+    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{bench.passed} passed, {bench.failed} failed")
+    return 1 if bench.failed or not bench.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
