@@ -268,7 +268,7 @@ Take cached pages out of the cache whose contents are wrong, say of a load that 
 Parameters
 ----------
 pages : list of int, or array int32 or int64 [n]
-    Ids, of any bundle. Those that are not cached are passed over.
+    Ids, of any bundle. Those of free pages are passed over.
 
 Returns
 -------

@@ -553,7 +553,7 @@ class CacheManager:
         Parameters
         ----------
         pages : list of int, or array int32 or int64 [n]
-            Ids, of any bundle. Those that are not cached are passed over.
+            Ids, of any bundle. Those of free pages are passed over.
 
         Returns
         -------

@@ -249,6 +249,103 @@ def test_a_copy_of_a_page_that_its_parent_has_cached_since_is_not_cached() -> No
     assert manager.match_prefix(child.tokens) == 2
 
 
+@pytest.mark.parametrize("is_stepped", [True, False])
+def test_a_page_that_its_request_has_not_cached_yet(is_stepped: bool) -> None:
+    manager = make_manager(4, 16)
+    context = claimed(manager, range(10))
+    assert manager.maybe_reserve(context)
+    bad = manager.get_req_blocks(context.request_id)[2]
+    manager.fetch([context])
+    if is_stepped:
+        context.update(7)
+        manager.step([context])
+    assert manager.forget([bad]) == 0
+    if not is_stepped:
+        context.update(7)
+        manager.step([context])
+    for _ in range(8):
+        run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 8
+    manager.accept(context, 8)
+    context.extend([1] * 8)
+    run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 16
+    manager.check_integrity()
+
+
+def test_a_page_in_which_nothing_is_written_is_not_wrong() -> None:
+    manager = make_manager(4, 16)
+    context = claimed(manager, range(10))
+    assert manager.maybe_reserve(context)
+    assert manager.forget(manager.get_req_blocks(context.request_id)) == 0
+    run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 8
+
+
+def test_a_fork_of_a_page_that_is_not_cached_and_forgotten_is_not_cached() -> None:
+    manager = make_manager(4, 16)
+    parent = claimed(manager, range(6))
+    run_on(manager, parent)
+    bad = manager.get_req_blocks(parent.request_id)[1]
+    child = make_context([*range(6), 50, 51])
+    manager.fork(parent.request_id, child)
+    manager.forget([bad])
+    manager.release(parent.request_id)
+    for _ in range(6):
+        run_on(manager, child)
+    assert manager.match_prefix(child.tokens) == 4
+
+
+def test_a_copied_part_of_a_page_is_forgotten() -> None:
+    manager = make_manager(4, 16)
+    put_in_cache(manager, range(8))
+    context = claimed(manager, [0, 1, 2, 3, 4, 5, 99, 98, 97])
+    assert manager.maybe_reserve(context)
+    assert context.start_idx == 6
+    manager.forget(manager.get_req_blocks(context.request_id)[1:2])
+    run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 4
+    assert manager.match_prefix(list(range(8))) == 8
+
+
+def test_a_page_beside_the_cached_one_of_the_same_tokens() -> None:
+    manager = make_manager(4, 16, dedup=False)
+    put_in_cache(manager, range(8))
+    context = claimed(manager, range(8))
+    assert manager.maybe_reserve(context, max_hit=0)
+    run_on(manager, context)
+    bad = manager.get_req_blocks(context.request_id)[1]
+    assert bad not in cached(manager, list(range(8)))
+    assert manager.forget([bad]) == 0
+    for _ in range(8):
+        run_on(manager, context)
+    assert manager.match_prefix(context.tokens) == 8
+
+
+@pytest.mark.parametrize(("is_wrong", "hit"), [(False, 8), (True, 6)])
+def test_a_forgotten_page_of_a_twin_fills_no_window(is_wrong: bool, hit: int) -> None:
+    groups = (FullAttention((0,)), SlidingWindow((1,), window=4))
+    params = kvcore.KVCacheParams(
+        "float32", 1, 2, 2, page_size=2, enable_prefix_caching=True, groups=groups
+    )
+    manager = kvcore.PagedKVCacheManager(params, 8, 64, num_pages=24, blocks=None, dedup=False)
+    tokens = list(range(20))
+    put_in_cache(manager, tokens)
+    with manager.pin(tokens):
+        filler = claimed(manager, range(100, 112))  # the windows in front of the end go
+        assert manager.maybe_reserve(filler)
+        manager.release(filler.request_id)
+    assert manager.match_prefix(tokens[:8]) == 0
+    context = claimed(manager, tokens[:8])
+    run_on(manager, context)
+    assert manager.match_prefix(tokens[:8]) == 4  # what the request has left there
+    if is_wrong:
+        manager.forget([manager.get_req_blocks(context.request_id, bundle=1)[3]])
+    manager.release(context.request_id)
+    assert manager.match_prefix(tokens[:8]) == hit
+    manager.check_integrity()
+
+
 def test_windows_of_a_twin_do_not_go_to_a_forgotten_page() -> None:
     groups = (FullAttention((0,)), SlidingWindow((1,), window=4))
     params = kvcore.KVCacheParams(

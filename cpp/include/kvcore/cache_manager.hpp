@@ -251,10 +251,11 @@ class CacheManager {
     /// that was computed from them is put there any more. Who holds such pages keeps them: a
     /// request runs on, commits nothing from the first of them on until it was truncated to where
     /// that begins, and takes no longer prefix; a pin and a transfer keep theirs until they end.
-    /// Pages that nobody holds are free. Ids of pages that are not cached are passed over. Stores
-    /// below the host tier keep what was written there. Returns how many pages left the cache of
-    /// the device. Throws InvalidHandleError for an id that is no page's, std::out_of_range for a
-    /// replica that does not exist; std::bad_alloc. O(cached pages + requests).
+    /// Pages that nobody holds are free. The same goes for requests whose page is not cached, if
+    /// something is written in it; ids of other pages are passed over. Stores below the host tier
+    /// keep what was written there. Returns how many pages left the cache of the device. Throws
+    /// InvalidHandleError for an id that is no page's, std::out_of_range for a replica that does
+    /// not exist; std::bad_alloc. O(cached pages + requests).
     std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
     /// Keeps pages [n] of a replica, of any bundle, from being handed out to anybody else or
     /// evicted until they are let go, whoever releases them: for who copies to or from them

@@ -152,9 +152,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
     if (transfers != nullptr) rules::require_transfers(state_, transfers);
     Sequence& sequence = state_.sequences.at(handle);
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
-    // Several steps of one fetch write behind what it counted.
-    const std::int64_t most =
-        sequence.is_sealed() ? std::max(sequence.counted_end, sequence.written) : 0;
+    const std::int64_t most = sequence.is_sealed() ? sequence.filled_end() : 0;
     if (n < 0 || n > most) {
         throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
                                                    " tokens, must be 0 .. ", most,

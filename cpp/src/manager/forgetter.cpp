@@ -38,14 +38,16 @@ void tell_held(Replica& home) noexcept {
 std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     Replica& home = state_.replica_at(replica);
     const std::vector<BlockId> columns = page_ids::columns_of(home, pages, n);
-    const std::vector<TreePosition> ends = home.tree.find_pages(page_ids::mark(home, columns));
-    if (ends.empty()) return 0;
+    const std::vector<bool> marked = page_ids::mark(home, columns);
+    const std::vector<TreePosition> ends = home.tree.find_pages(marked);
     const PrefixTree::Branches branches = home.tree.find_branches(ends);
     PrefixTree::Branches stored;
-    if (home.host != nullptr) {
+    if (home.host != nullptr && !ends.empty()) {
         stored = home.host->tree().find_branches(find_stored(home, ends));
     }
     // Nothing below can fail.
+    bar_owners(replica, marked);
+    if (ends.empty()) return 0;
     if (state_.events != nullptr) state_.events->seal();
     const std::int64_t cached = home.num_cached();
     bar_copies(replica, branches);
@@ -69,6 +71,29 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
         if (below.depth == end.depth) found.push_back(below);
     }
     return found;
+}
+
+// A page that a request has beside the tree is found by nobody yet. It is barred where something is
+// written in it, and whoever is owed a copy of such a page: what is written there later is right.
+void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
+    const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
+    for (Sequence& sequence : state_.sequences.live()) {
+        if (sequence.replica != replica) continue;
+        PageRow& row = sequence.pages;
+        const std::int64_t filled = ceil_div(sequence.filled_end(), state_.config.page_size);
+        const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(filled, row.size()));
+        const auto bar = [&](std::int32_t column) {
+            if (column < end && is_marked(row[column])) row.bar(column);
+        };
+        for (const std::int32_t column : row.twins()) bar(column);
+        for (std::int32_t column = row.committed(); column < end; ++column) bar(column);
+    }
+    for (const OwedCopies::Copy& copy : state_.copies.all()) {
+        if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
+        Sequence* sequence = state_.sequences.find(copy.copy.sequence);
+        if (sequence == nullptr || !is_marked(copy.source.page())) continue;
+        sequence->pages.bar(sequence->pages.find(copy.destination.page()));
+    }
 }
 
 // A page that was begun as a copy of a forgotten one is as wrong. Whose copy is under way is known;

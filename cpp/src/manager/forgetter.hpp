@@ -8,7 +8,7 @@
 
 namespace kvcore {
 
-/// Takes cached pages out of the cache for good, because what is in them is wrong: some, or all.
+/// Takes pages out of the cache for good, because what is in them is wrong: some, or all.
 ///
 ///     prefix   [ a | b | c | d ]      forget(c): c and d are found no more. A request that holds
 ///                     \\ e ]         all four keeps them, and commits nothing behind b until it
@@ -27,6 +27,7 @@ class Forgetter {
    private:
     [[nodiscard]] std::vector<TreePosition> find_stored(
         const Replica& home, const std::vector<TreePosition>& ends) const;
+    void bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
     void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
     void bar_holders(std::int32_t replica) noexcept;
     void loosen_copies() noexcept;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,6 +34,11 @@ struct alignas(64) Sequence {
     std::int64_t hit_tokens = 0;  // taken from the cache by this claim
 
     [[nodiscard]] bool is_sealed() const noexcept { return reuse == Reuse::kSealed; }
+    /// Positions below may be filled: by the run that was fetched last, or as a hit. Several steps
+    /// of one fetch write behind what it counted.
+    [[nodiscard]] std::int64_t filled_end() const noexcept {
+        return is_sealed() ? std::max(counted_end, written) : hit_tokens;
+    }
 };
 static_assert(sizeof(void*) != 8 || sizeof(Sequence) == 128, "two cache lines");
 

@@ -177,6 +177,7 @@ void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
 
 void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
                            std::size_t window) noexcept {
+    if (column >= row.barred()) return;  // what the row has there is wrong
     const BlockId own = row[column];
     if (home.columns->has(cached, window)) {
         home.columns->renew(cached, window);

@@ -61,7 +61,7 @@ class EngineParts:
         Parameters
         ----------
         pages : sequence of int, or integer array [n]
-            Ids, with groups of any bundle. Those that are not cached are passed over.
+            Ids, with groups of any bundle. Those of free pages are passed over.
         replica_idx : int
             Whose they are.
 
