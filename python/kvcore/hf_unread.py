@@ -22,7 +22,7 @@ _CACHED = re.compile(
     | shar(?:e|ing) | reuse | cross | (?:^|_)cla(?:_|$) | yoco          # whose it is
     | self_?decoder | (?:source|owner)_?layer
     | compress | pool | index | indic | topk_?block | block_?topk       # what stands for several
-    | token_?merg | (?:^|_)(?:clsa|dsa|nsa|csa|hca|moba)(?:_|$)
+    | token_?merg | anchor | landmark | (?:^|_)(?:clsa|dsa|nsa|csa|hca|moba|ring)(?:_|$)
     | window | sliding | swa | local | global | chunk | sparse | sink   # how long it is kept
     | strid | dilat | (?:^|_)span | block_?size | stream | evict | retain | look_?back | budget
     | (?:^|_)band | (?:meta|memory|prefix|persistent|register)_tokens
@@ -30,6 +30,8 @@ _CACHED = re.compile(
     | prelude | ponder | (?:^|_)(?:ut|pass|passes|steps|rounds|depth|coda)(?:_|$)
     | conv(?!ers|ert) | state | ssm | mamba | rnn | lru | rwkv | delta  # what is kept in its place
     | retention | linear | hybrid | gdn | kda | gla | memory | kernel_size
+    | retnet | hyena | titan | (?:^|_)(?:ttt|fir)(?:_|$)
+    | (?:attn|attention)_?free | (?:^|_)(?:no|skip|without)_(?:attn|attention)
     | layers | (?:layer|attn|attention|block)_?(?:type|kind|pattern)    # in which layers
     | layer_?(?:group|map|id|repeat|count|num|list|mult) | block_?(?:config|override|map)
     | (?:^|_)(?:blocks|stages|stacks)(?:_|$)

@@ -34,6 +34,8 @@ UNKNOWN = (
     *("num_loops", "recurrent_depth", "recursion_steps", "layer_repeats", "cycles", "ut_depth"),
     *("conv_width", "short_conv_taps", "state_dim", "ssm_rank", "linear_heads", "memory_slots"),
     *("cache_dtype", "kv_cache_bits", "attn_precision", "attention_pattern", "n_extra_layers"),
+    *("anchor_interval", "landmark_every", "ring_size", "retnet_heads", "hyena_order"),
+    *("titans_depth", "ttt_rank", "fir_taps", "attn_free_layers", "skip_attention_from"),
 )
 
 
