@@ -160,7 +160,7 @@ void test_one_loses_all_before_the_next_loses_any() {
 // Prompts that come again, each with another answer: the windows at the ends of prompts stay, those
 // at the ends of answers go first.
 void test_prompts_outlive_answers() {
-    constexpr int kPrompts = 12;
+    constexpr std::int64_t kPrompts = 12;
     const std::int64_t full = kPrompts * 10 + 16;  // and one answer
     const std::int64_t ends = kPrompts * 5;
     Seats seats(full + ends + 16, 64, 64);
