@@ -104,14 +104,6 @@ MUTANTS = (
         "forks",
     ),
     Mutant(
-        "a copy keeps a whole run at a reset",
-        "cpp/src/manager/page_hold.hpp",
-        "        at_ = PrefixTree::position(pinned, at_.depth);  "
-        "// the run may have been cut behind it\n",
-        "",
-        "twins",
-    ),
-    Mutant(
         "a copy does not keep the windows of its pages",
         "cpp/src/manager/page_hold.hpp",
         "        if (home.columns != nullptr) home.columns->enter_all(page);\n",
