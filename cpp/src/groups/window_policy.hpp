@@ -26,8 +26,8 @@ namespace kvcore {
 ///     others     keep the windows of a run as long as its pages, and of runs worth the same let
 ///                windows go first
 ///
-/// Beside that it tells UselessRuns what happens to runs. Those that are useless go before what the
-/// policy says, for who asks: `aim`.
+/// UselessRuns gets each event of a run as well. Useless runs go before the victims of the policy:
+/// ColumnPages names such a run with `aim`.
 ///
 /// Owns: the policy, a record per node id of the tree and one per departure, each of which has an
 /// id of the policy's.

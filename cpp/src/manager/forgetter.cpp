@@ -73,8 +73,9 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
     return found;
 }
 
-// A page that a request has beside the tree is found by nobody yet. It is barred where something is
-// written in it, and whoever is owed a copy of such a page: what is written there later is right.
+// No hit finds a page that a request has beside the tree. The request is barred there if something
+// is written in the page, and so is a request that waits for a copy of the page. Tokens that are
+// written there later are right.
 void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
     for (Sequence& sequence : state_.sequences.live()) {

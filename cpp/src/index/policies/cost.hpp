@@ -59,8 +59,8 @@ class CostRank {
 
 /// Least prefill time saved per byte first: uses times the time of a page. What went sets the
 /// floor from which runs used later are counted, so that no run stays for what it once was worth
-/// (greedy dual size with frequency, GDSF). Pages behind one of a run are worth more than it, so
-/// its last page stands for the run.
+/// (greedy dual size with frequency, GDSF). A page of a run is worth more than the page in front of
+/// it, and the last page goes first: so the worth of the last page is that of the run.
 class CostPolicy final : public RankedPolicy<CostRank> {
    public:
     using RankedPolicy::RankedPolicy;
