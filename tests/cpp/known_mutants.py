@@ -111,6 +111,13 @@ MUTANTS = (
         "groups",
     ),
     Mutant(
+        "a hit's last page may lose its window before it is copied",
+        "cpp/src/manager/reserver.cpp",
+        "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
+        "                static_cast<void>(source);\n",
+        "groups",
+    ),
+    Mutant(
         "windows leave a token early",
         "cpp/src/manager/window_rows.cpp",
         "tokens - kept_tokens_);",

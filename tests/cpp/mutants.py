@@ -36,7 +36,7 @@ TESTS = {  # of these scenarios
     "tenants": ("stress_tenants",),
 }
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
-SEARCHES = (("--depth", "5"), ("--depth", "8"))
+SEARCHES = (("--depth", "5"), ("--depth", "6"), ("--depth", "8"))
 LIMIT_S = 240.0
 
 
