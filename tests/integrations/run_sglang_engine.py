@@ -21,8 +21,8 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 sys.path.insert(0, str(SUPPORT))
 
 import sglang_engine_install as installing  # noqa: E402
+from engine_pairs import EnginePair, served  # noqa: E402
 
 #: The caches of a run, each with the options of SGLang that choose it.
 CACHES: dict[str, dict[str, Any]] = {
@@ -78,10 +79,11 @@ RUNS = [
 ]
 
 
-class Bench:
+class Bench(EnginePair):
     """What all runs share: the installed SGLang, the model, the results."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
+        super().__init__()
         self.folder = folder
         self.python, self.site = installing.install(folder, wheels)
         self.model = folder / "models" / "llama"
@@ -89,7 +91,6 @@ class Bench:
             script = SUPPORT / "vllm_engine_models.py"
             subprocess.run([self.python, script, self.model.parent, "llama"], check=True,
                            stderr=subprocess.DEVNULL)  # fmt: skip
-        self.passed = self.failed = 0
 
     def serve(self, run: Run, cache: str) -> dict[str, Any]:
         """Serve the requests of a run; return the answers, and how the cache was at the end."""
@@ -108,47 +109,22 @@ class Bench:
             "TORCH_COMPILE_DISABLE": "1",
         }
         start = time.monotonic()
-        with log.open("w") as file:
-            done = subprocess.run(
-                [self.python, SUPPORT / "sglang_engine_scenes.py", json.dumps(settings)],
-                env=environment, text=True, stdout=subprocess.PIPE, stderr=file, timeout=SECONDS,
-                check=False,
-            )  # fmt: skip
-        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if done.returncode or not found:
-            raise RuntimeError(f"the engine fails:\n{log.read_text()[-3000:]}")
-        result: dict[str, Any] = json.loads(found[0].removeprefix("RESULT "))
+        script = SUPPORT / "sglang_engine_scenes.py"
+        result = served([self.python, script, json.dumps(settings)], environment, log, SECONDS)
         seen = json.loads(probe.read_text().splitlines()[-1])
         return {**result, **seen, "seconds": time.monotonic() - start}
 
-    def check(self, run: Run, what: str, holds: bool, detail: str) -> None:
-        """Count a check, and print it where it fails."""
-        self.passed += holds
-        self.failed += not holds
-        if not holds:
-            print(f"FAILED {run.name}: {what}: {detail}", flush=True)
-
     def compare(self, run: Run) -> None:
         """Serve a run on both caches side by side, and check all that has to hold."""
-        with ThreadPoolExecutor(2) as both:
-            futures = {cache: both.submit(self.serve, run, cache) for cache in CACHES}
-            errors = {cache: each.exception() for cache, each in futures.items()}
-        for cache, error in errors.items():
-            if error is not None:
-                self.check(run, f"the engine runs with {cache}", False, str(error))
-        if any(errors.values()):
+        results = self.serve_both(run.name, [*CACHES], partial(self.serve, run))
+        if not results:
             return
-        results = {cache: each.result() for cache, each in futures.items()}
-        for cache, result in results.items():
+        for cache, result in zip(CACHES, results, strict=True):
             self.check_one(run, cache, result)
-        own, ours = results.values()
-        for scene, answers in own["answers"].items():
-            theirs = ours["answers"][scene]
-            different = [name for name in answers if answers[name] != theirs.get(name)]
-            same = not different and answers.keys() == theirs.keys()
-            self.check(run, f"the tokens of {scene!r} are equal", same, f"not of {different[:9]}")
+        own, ours = results
+        self.check_tokens(run.name, own, ours)
         hits, found = sum(own["cached"].values()), sum(ours["cached"].values())
-        self.check(run, f"kvcore finds {LEAST_HITS} of the cached tokens",
+        self.check(run.name, f"kvcore finds {LEAST_HITS} of the cached tokens",
                    found >= LEAST_HITS * hits, f"{ours['cached']} of {own['cached']}")  # fmt: skip
         tokens = sum(len(each) for told in own["answers"].values() for each in told.values())
         print(f"{run.name}: {own['seconds']:.0f} and {ours['seconds']:.0f} s, {tokens:,} tokens, "
@@ -158,16 +134,16 @@ class Bench:
 
     def check_one(self, run: Run, cache: str, result: dict[str, Any]) -> None:
         """Check an engine by itself: its cache, its slots, the problems of its scenes."""
-        self.check(run, f"cache, {cache}", result["cache"] == cache, result["cache"])
+        self.check(run.name, f"cache, {cache}", result["cache"] == cache, result["cache"])
         left = result["available"] + result["evictable"]
         locked = result["protected"]
-        self.check(run, f"no slot is in use at the end, {cache}",
+        self.check(run.name, f"no slot is in use at the end, {cache}",
                    left == result["total"] and locked == 0,
                    f"{left} of {result['total']} may go, {locked} are locked")  # fmt: skip
-        self.check(run, f"the scenes, {cache}", not result["problems"],
+        self.check(run.name, f"the scenes, {cache}", not result["problems"],
                    "; ".join(result["problems"]))  # fmt: skip
         for what in ("retracted", "evicted"):
-            self.check(run, f"something is {what}, {cache}", result[what] > 0, "nothing")
+            self.check(run.name, f"something is {what}, {cache}", result[what] > 0, "nothing")
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ sys.path.insert(0, str(SUPPORT))
 import vllm_engine_clients as clients  # noqa: E402
 import vllm_engine_install as installing  # noqa: E402
 import vllm_engine_scenes as scenes  # noqa: E402
+from engine_pairs import EnginePair, served  # noqa: E402
 
 ALL = ("shared", "turns", "several", "salts", "logprobs", "aborts", "reset")
 MANAGERS = {"0": "KVCacheManager", "1": "KVCoreManager"}
@@ -81,10 +82,11 @@ RUNS = [
 ]
 
 
-class Bench:
+class Bench(EnginePair):
     """What all runs share: the installed vLLM, the models, the results."""
 
     def __init__(self, folder: Path, sources: Path, chosen: list[Run]) -> None:
+        super().__init__()
         self.folder = folder
         self.python = installing.environment(folder)
         installing.link_kvcore(self.python)
@@ -93,7 +95,6 @@ class Bench:
             for version in {run.version for run in chosen}
         }
         self.make_models({run.model for run in chosen})
-        self.passed = self.failed = 0
 
     def environment(self, run: Run, on_kvcore: str, probe: Path) -> dict[str, str]:
         """Return the environment of an engine."""
@@ -143,16 +144,7 @@ class Bench:
         settings = {"model": str(model), "engine": run.arguments(), "scenes": run.scenes,
                     "prompts": run.prompts}  # fmt: skip
         script = SUPPORT / "vllm_engine_scenes.py"
-        with log.open("w") as file:
-            done = subprocess.run(
-                [self.python, script, json.dumps(settings)], env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=file, timeout=SECONDS, check=False,
-            )  # fmt: skip
-        found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if done.returncode or not found:
-            raise RuntimeError(f"the engine fails:\n{log.read_text()[-3000:]}")
-        result: dict[str, Any] = json.loads(found[0].removeprefix("RESULT "))
-        return result
+        return served([self.python, script, json.dumps(settings)], environment, log, SECONDS)
 
     def online(
         self, run: Run, model: Path, environment: dict[str, str], log: Path, probe: Path
@@ -172,39 +164,25 @@ class Bench:
                 time.sleep(0.2)
         return {"answers": {"clients": answers}, "cached": None, "problems": []}
 
-    def check(self, run: Run, what: str, holds: bool, detail: str) -> None:
-        """Count a check, and print it where it fails."""
-        self.passed += holds
-        self.failed += not holds
-        if not holds:
-            print(f"FAILED {run.name}: {what}: {detail}", flush=True)
-
     def compare(self, run: Run) -> None:
         """Serve a run on both managers side by side, and check all that has to hold."""
-        with ThreadPoolExecutor(2) as both:
-            futures = {on: both.submit(self.serve, run, on) for on in MANAGERS}
-            errors = {on: each.exception() for on, each in futures.items()}
-        for on, error in errors.items():
-            if error is not None:
-                self.check(run, f"the engine runs with KVCORE_VLLM={on}", False, str(error))
-        if any(errors.values()):
+        results = self.serve_both(run.name, [*MANAGERS], partial(self.serve, run))
+        if not results:
             return
-        own, ours = (futures[on].result() for on in MANAGERS)
-        for on, result in zip(MANAGERS, (own, ours), strict=True):
+        own, ours = results
+        for on, result in zip(MANAGERS, results, strict=True):
             side = f"KVCORE_VLLM={on}"
-            self.check(run, f"manager, {side}", result["manager"] == MANAGERS[on],
+            self.check(run.name, f"manager, {side}", result["manager"] == MANAGERS[on],
                        result["manager"])  # fmt: skip
-            self.check(run, f"no block is in use at the end, {side}", result["in_use"] == 0,
+            self.check(run.name, f"no block is in use at the end, {side}", result["in_use"] == 0,
                        f"{result['in_use']} are")  # fmt: skip
-            self.check(run, f"the scenes, {side}", not result["problems"],
+            self.check(run.name, f"the scenes, {side}", not result["problems"],
                        "; ".join(result["problems"]))  # fmt: skip
             if run.preempts:
-                self.check(run, f"requests are preempted, {side}", result["preempted"] > 0, "none")
-        for scene, answers in own["answers"].items():
-            theirs = ours["answers"][scene]
-            different = [name for name in answers if answers[name] != theirs.get(name)]
-            same = not different and answers.keys() == theirs.keys()
-            self.check(run, f"the tokens of {scene!r} are equal", same, f"not of {different[:9]}")
+                self.check(
+                    run.name, f"requests are preempted, {side}", result["preempted"] > 0, "none"
+                )
+        self.check_tokens(run.name, own, ours)
         hits = "" if own["cached"] is None else (
             f", cached tokens {own['cached']:,} on vLLM's manager and {ours['cached']:,}"
         )  # fmt: skip
