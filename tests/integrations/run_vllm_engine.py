@@ -73,10 +73,10 @@ RUNS = [
     Run("gemma3 server", "gemma3", 200, scenes=(), quick=True, preempts=False),
     Run("gemma3 of 0.32", "gemma3", 200, version=OLD),
     Run("qwen3", "qwen3", 80),
-    Run("mistral", "mistral", 60),
+    Run("mistral", "mistral", 48),
     Run("deepseek", "deepseek", 80),
     Run("llama processes", "llama", 80, processes=True, engine=WORKERS),
-    Run("mistral processes", "mistral", 60, processes=True),
+    Run("mistral processes", "mistral", 48, processes=True),
     Run("mistral server", "mistral", 60, scenes=(), preempts=False),
     Run("llama server", "llama", 80, scenes=(), preempts=False),
 ]
