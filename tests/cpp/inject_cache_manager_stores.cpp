@@ -12,6 +12,7 @@
 
 using failing_memory::allocates_nothing;
 using failing_memory::any_site;
+using failing_memory::each_site;
 using failing_memory::Failing;
 using failing_memory::Injection;
 using kvcore::GroupKind;
@@ -218,17 +219,29 @@ void verbs_leave_no_trace() {
     });
 }
 
+void a_reset_leaves_no_trace() {
+    for_each_state("reset_prefix_cache", [](const std::string& name, const auto& make) {
+        const auto call = [](ScenePtr& s) { s->manager.reset_prefix_cache(); };
+        each_site(name.c_str(), make, call, text_of);
+    });
+}
+
+// Before a reset and after it.
 void what_ends_needs_no_memory() {
     for_each_state("finish_writes", [](const std::string& name, const auto& make) {
         for (const bool resets : {false, true}) {
-            const auto call = [resets](ScenePtr& s) {
-                if (resets) s->manager.reset_prefix_cache();
+            const auto make_one = [&] {
+                auto scene = make();
+                if (resets) scene->manager.reset_prefix_cache();
+                return scene;
+            };
+            const auto call = [](ScenePtr& s) {
                 for (const StoreMoves& each : s->open_writes) {
                     s->manager.finish_writes(each.ticket);
                 }
                 for (const StoreMoves& each : s->open_fills) s->manager.finish_fill(each.ticket, 0);
             };
-            allocates_nothing(name.c_str(), make, call);
+            allocates_nothing(name.c_str(), make_one, call);
         }
     });
 }
@@ -328,6 +341,7 @@ void several_arrivals_are_taken_all_in_the_end() {
 
 int main() {
     verbs_leave_no_trace();
+    a_reset_leaves_no_trace();
     what_ends_needs_no_memory();
     fills_are_finished();
     arrivals_are_told_or_counted();
