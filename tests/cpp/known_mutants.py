@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "a hit's last page may lose its window before it is copied",
-        "cpp/src/cache/reserver.cpp",
+        "cpp/src/cache/reserve.cpp",
         "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
         "                static_cast<void>(source);\n",
         "groups",
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "a hit is taken whatever windows have",
-        "cpp/src/cache/admitter.cpp",
+        "cpp/src/cache/plan.cpp",
         "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
         "",
         "groups",
@@ -147,14 +147,14 @@ MUTANTS = (
     ),
     Mutant(
         "the checkpoint of a hit is not copied",
-        "cpp/src/cache/reserver.cpp",
+        "cpp/src/cache/reserve.cpp",
         "        if (!takes_over) {\n            states.renew(checkpoint);\n",
         "        if (takes_over) {\n            states.renew(checkpoint);\n",
         "states",
     ),
     Mutant(
         "a chunk runs past a checkpoint that is due",
-        "cpp/src/cache/admitter.cpp",
+        "cpp/src/cache/plan.cpp",
         "    if (admission.is_cut) admission.active = due;\n",
         "",
         "states",
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     Mutant(
         "what no checkpoint follows waits for its turn",
-        "cpp/src/tree/prefix_tree_policy.cpp",
+        "cpp/src/tree/prefix_tree.cpp",
         "    if (interest_.exposure) policy_->expose(node->id);\n",
         "",
         "states",

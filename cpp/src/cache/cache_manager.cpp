@@ -4,14 +4,19 @@
 #include "kvcore/cache_manager.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
+#include "cache/cached_tree.hpp"
 #include "cache/impl.hpp"
 #include "cache/queries.hpp"
 #include "cache/reset.hpp"
+#include "cache/store_searches.hpp"
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
+#include "observe/export_import.hpp"
 
 namespace kvcore {
 namespace {
@@ -384,6 +389,314 @@ std::int64_t PrefixHit::num_tokens() const noexcept {
 
 std::int64_t PrefixHit::num_pages() const noexcept {
     return held_ == nullptr ? 0 : held_->hit.found().match.at.depth;
+}
+
+// The threads' side of the manager, for stores below its host tier.
+
+namespace {
+
+[[noreturn]] void refuse_ticket(const char* what, std::uint64_t ticket) {
+    throw InvalidHandleError(detail::concat("the ", what, " of ticket ", ticket,
+                                            " is not under way: it was finished before; finish it "
+                                            "once"));
+}
+
+void require_stores(const ManagerState& state, std::int32_t replica) {
+    if (state.replica_at(replica).record_keys != nullptr) return;
+    throw std::invalid_argument(
+        "this manager has no stores below its host tier; set has_stores when it is made");
+}
+
+void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end) {
+    std::int32_t before = -1;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int32_t column = columns[i].column;
+        if (column <= before || column >= end) {
+            throw std::invalid_argument(detail::concat("column ", column, " comes behind column ",
+                                                       before, ", must rise and be less than ", end,
+                                                       ", where the hit ends"));
+        }
+        before = column;
+    }
+}
+
+}  // namespace
+
+bool CacheManager::take_writes(std::int64_t most, StoreMoves& out) {
+    out.clear();
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    return state.store_queue.take(most, state.tickets.next(), out);
+}
+
+void CacheManager::finish_writes(std::uint64_t ticket) {
+    const Lock lock(impl_->mutex);
+    if (!impl_->state.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
+}
+
+std::int64_t CacheManager::num_waiting_writes() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.store_queue.num_waiting();
+}
+
+std::int64_t CacheManager::num_dropped_writes() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.store_queue.num_dropped();
+}
+
+StoreSearch CacheManager::search_below(const RequestView& request, std::int64_t max_hit) {
+    const Lock lock(impl_->mutex);
+    return store_searches::search(impl_->state, request, max_hit);
+}
+
+StoreSearch CacheManager::search_below(std::int32_t replica, std::string_view name_space,
+                                       const TokenId* tokens, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return store_searches::search(impl_->state, replica, name_space, tokens, n);
+}
+
+void CacheManager::keys_below(std::string_view name_space, const TokenId* tokens,
+                              std::int32_t first, std::int32_t last, const PageKey& parent,
+                              PageKey* out) const {
+    impl_->state.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
+}
+
+PageKey CacheManager::root_key_below(std::string_view name_space) const {
+    return impl_->state.store_queue.paths().root(name_space);
+}
+
+std::vector<ColumnParts> CacheManager::needed_below(std::int32_t replica,
+                                                    std::string_view name_space,
+                                                    const TokenId* tokens, std::int32_t end) const {
+    const Lock lock(impl_->mutex);
+    require_stores(impl_->state, replica);
+    return impl_->state.flights.needed_below(replica, name_space, tokens, end);
+}
+
+void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
+                              const TokenId* tokens, std::int32_t end, const ColumnParts* columns,
+                              const PageKey* keys, std::int64_t n, StoreMoves& out) {
+    out.clear();
+    require_rising(columns, n, end);
+    const Lock lock(impl_->mutex);
+    require_stores(impl_->state, replica);
+    impl_->state.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
+                                    static_cast<std::size_t>(n), out);
+}
+
+void CacheManager::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) {
+    const Lock lock(impl_->mutex);
+    if (!impl_->state.flights.finish_fill(ticket, arrived, forward)) {
+        refuse_ticket("fill", ticket);
+    }
+}
+
+// The threads' side of the manager, for who listens to its caches.
+
+// Keys are made while others use the manager. One reader at a time: each goes on from the keys that
+// the one before it has made.
+std::vector<CacheEvent> CacheManager::take_events() {
+    if (impl_->event_keys == nullptr) {
+        throw std::invalid_argument(
+            "this manager has no events; give event_pages, or events=True in Python, when it is "
+            "made");
+    }
+    EventLog& log = *impl_->state.events;
+    const Lock reading(impl_->reading);
+    const auto end_read = [&](bool done) {
+        const Lock lock(impl_->mutex);
+        log.end_read(done);
+    };
+    const PageNews* news = nullptr;
+    {
+        const Lock lock(impl_->mutex);
+        news = &log.begin_read();
+    }
+    std::vector<CacheEvent> events;
+    try {
+        events = impl_->event_keys->read(*news);
+    } catch (...) {
+        end_read(false);
+        throw;
+    }
+    end_read(true);
+    return events;
+}
+
+void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
+                                std::uint64_t num_resets) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    static_cast<void>(state.replica_at(replica));
+    if (state.events == nullptr || n == 0) return;
+    if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
+}
+
+// The threads' side of what leaves the caches and is brought back: see cache_manager.cpp.
+
+namespace {
+
+template <class Held>
+void end_locked(std::unique_ptr<Held>& held) noexcept {
+    if (held == nullptr) return;
+    const Lock lock(held->mutex);
+    held.reset();
+}
+
+template <class Held, class Get>
+auto& part_of(const std::unique_ptr<Held>& held, const Get& get) noexcept {
+    static const std::decay_t<decltype(get(held->columns))> none;  // constant, and empty
+    return held == nullptr ? none : get(held->columns);
+}
+
+}  // namespace
+
+CachedTree CacheManager::cached_tree(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return cached_tree::list(impl_->state, replica);
+}
+
+std::uint64_t CacheManager::num_resets() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.cache_copies.num_resets();
+}
+
+CacheExport CacheManager::export_columns(const ColumnSpan& span) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    const TreePosition at = cached_tree::find(state, span);
+    if (at.node == nullptr) return {};
+    state.cache_copies.make_room();
+    return CacheExport(std::make_unique<CacheExport::Held>(
+        impl_->mutex, state.cache_copies, state.replica_at(span.replica), at, span.first));
+}
+
+CacheImport CacheManager::import_columns(const ColumnSpan& span, const CachedColumn* columns) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    cached_tree::check_span(state, span);
+    cached_tree::check_offer(state, span, columns);
+    if (span.num_resets != state.cache_copies.num_resets()) {
+        return {ImportStatus::kReset, nullptr};
+    }
+    state.cache_copies.make_room();
+    auto held = std::make_unique<CacheImport::Held>(impl_->mutex, state.cache_copies,
+                                                    state.replica_at(span.replica), span, columns);
+    const ImportStatus status = held->columns.status();
+    const bool holds = status == ImportStatus::kTaken || status == ImportStatus::kKnown;
+    if (!holds) held.reset();
+    return {status, std::move(held)};
+}
+
+bool CacheManager::publish(CacheImport& filled, bool more) {
+    if (filled.held_ == nullptr) {
+        throw std::invalid_argument(
+            "the import holds nothing: it was published, or took nothing; publish each once");
+    }
+    const Lock lock(impl_->mutex);
+    const bool is_wanted = filled.held_->columns.publish(impl_->state.holds, more);
+    filled.held_.reset();
+    return is_wanted;
+}
+
+CacheExport::CacheExport() noexcept = default;
+
+CacheExport::CacheExport(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
+
+CacheExport::CacheExport(CacheExport&& other) noexcept = default;
+
+CacheExport& CacheExport::operator=(CacheExport&& other) noexcept {
+    CacheExport moved(std::move(other));
+    held_.swap(moved.held_);
+    return *this;
+}
+
+CacheExport::~CacheExport() { end_locked(held_); }
+
+const std::vector<CachedColumn>& CacheExport::columns() const noexcept {
+    return part_of(held_, [](const ColumnExport& held) -> auto& { return held.columns(); });
+}
+
+const std::vector<BlockId>& CacheExport::pages() const noexcept {
+    return part_of(held_, [](const ColumnExport& held) -> auto& { return held.pages(); });
+}
+
+CacheImport::CacheImport() noexcept = default;
+
+CacheImport::CacheImport(ImportStatus status, std::unique_ptr<Held> held) noexcept
+    : status_(status), held_(std::move(held)) {}
+
+CacheImport::CacheImport(CacheImport&& other) noexcept = default;
+
+CacheImport& CacheImport::operator=(CacheImport&& other) noexcept {
+    CacheImport moved(std::move(other));
+    held_.swap(moved.held_);
+    status_ = moved.status_;
+    return *this;
+}
+
+CacheImport::~CacheImport() { end_locked(held_); }
+
+const std::vector<CachedColumn>& CacheImport::columns() const noexcept {
+    return part_of(held_, [](const ColumnImport& held) -> auto& { return held.columns(); });
+}
+
+const std::vector<BlockId>& CacheImport::pages() const noexcept {
+    return part_of(held_, [](const ColumnImport& held) -> auto& { return held.pages(); });
+}
+
+struct HeldPages::Held {
+    Held(std::mutex& guard, PageHolds& all, Replica& home, const BlockId* pages, std::int64_t n)
+        : mutex(guard), known(all), set(home, pages, n) {
+        known.add(set);
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() { known.remove(set); }
+
+    std::mutex& mutex;
+    PageHolds& known;
+    PageSet set;
+};
+
+HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    Replica& home = state.replica_at(replica);
+    state.holds.make_room();
+    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, state.holds, home, pages, n));
+}
+
+HeldPages::HeldPages() noexcept = default;
+
+HeldPages::HeldPages(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
+
+HeldPages::HeldPages(HeldPages&& other) noexcept = default;
+
+HeldPages& HeldPages::operator=(HeldPages&& other) noexcept {
+    HeldPages moved(std::move(other));
+    held_.swap(moved.held_);
+    return *this;
+}
+
+HeldPages::~HeldPages() {
+    if (held_ == nullptr) return;
+    const Lock lock(held_->mutex);
+    held_.reset();
+}
+
+const std::vector<BlockId>& HeldPages::pages() const noexcept {
+    static const std::vector<BlockId> none;  // constant, and empty
+    return held_ == nullptr ? none : held_->set.pages();
+}
+
+void HeldPages::let_go() {
+    if (held_ == nullptr) {
+        throw InvalidHandleError(
+            "these pages are not held: they were let go before; let go of each hold once");
+    }
+    const Lock lock(held_->mutex);
+    held_.reset();
 }
 
 }  // namespace kvcore

@@ -5,7 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "cache/row_cut.hpp"
+#include "cache/plan.hpp"
 #include "cache/validate_requests.hpp"
 #include "kvcore/errors.hpp"
 

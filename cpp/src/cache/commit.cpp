@@ -354,4 +354,55 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
     if (!swapped_.empty()) swaps.swap(swapped_);
 }
 
+bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, SequenceHandle handle,
+                        TreePosition known, std::int32_t first) {
+    home_ = &state.home_of(sequence);
+    pages_.clear();
+    takers_.clear();
+    if (known.depth <= first) return true;
+    static_cast<void>(home_->num_evictable());  // tells of pins since
+    const PageRow& row = sequence.pages;
+    bool is_swapped = state.config.dedup;
+    ColumnsUp columns(known, state.config.page_size);
+    for (std::int32_t c = known.depth - 1; c >= first; --c) {
+        is_swapped &= home_->pool.ref_count(row[c]) == 1;
+        add(columns[c], row[c]);
+    }
+    if (is_swapped) return true;
+    const Owner owner = state.tenants.of(handle);
+    takers_.assign(pages_.size(), owner);
+    QuotaTrial trial(*home_);
+    for (const BlockId page : pages_) trial.hold(page);
+    for (const BlockId page : pages_) trial.share_out(page, owner);
+    return trial.is_lawful();
+}
+
+// What is evictable of a cached column that a row will read, each page with whose it would be else:
+// that of the row's own, which is free then.
+void OwnedCommit::add(BlockId cached, BlockId own) {
+    const PageOwners& owners = *home_->owners;
+    if (home_->columns == nullptr) {
+        if (owners.is_held(cached)) return;
+        pages_.push_back(cached);
+        takers_.push_back(owners.owner(own));
+        return;
+    }
+    const ColumnPages& columns = *home_->columns;
+    for (std::int32_t lane = 0; lane < columns.grouping().num_lanes(); ++lane) {
+        const BlockId page = columns.page(cached, lane);
+        const BlockId other = columns.page(own, lane);
+        const bool both = page != ColumnPages::kNoPage && other != ColumnPages::kNoPage;
+        if (!both || owners.is_held(page)) continue;
+        pages_.push_back(page);
+        takers_.push_back(owners.owner(other));
+    }
+}
+
+void OwnedCommit::end() noexcept {
+    const std::int64_t available = home_->num_available();
+    for (std::size_t i = 0; i < pages_.size(); ++i) {
+        home_->owners->share_out(pages_[i], takers_[i], available);
+    }
+}
+
 }  // namespace kvcore

@@ -10,6 +10,28 @@
 
 namespace kvcore {
 
+/// Pages that a commit finds in the tree already, of which nobody held any: they are held from then
+/// on. Where they take the place of a row's own pages, those are free, and quotas can be kept;
+/// where both stay, there may be no room for them.
+///
+/// Owns: their ids, in memory kept from call to call. Threads: none of its own. Cost: O(pages).
+class OwnedCommit {
+   public:
+    /// Columns `first` .. known.depth - 1 of a row are cached on the way to `known`. False where
+    /// they must not be committed now. Throws std::bad_alloc, and has changed nothing.
+    [[nodiscard]] bool begin(const ManagerState& state, const Sequence& sequence,
+                             SequenceHandle handle, TreePosition known, std::int32_t first);
+    /// They are committed.
+    void end() noexcept;
+
+   private:
+    void add(BlockId cached, BlockId own);
+
+    Replica* home_ = nullptr;
+    std::vector<BlockId> pages_;
+    std::vector<Owner> takers_;  // of each, whose it is where its owner has no room for it
+};
+
 /// From a sequence's own pages to the prefix tree's.
 ///
 /// Owns: memory of a call, kept for the next one. Threads: none of its own.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/joint_reserver.hpp"
+#include "cache/reserve.hpp"
 #include "cache/validate_requests.hpp"
 #include "request/undo_log.hpp"
 

@@ -4,15 +4,14 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "cache/admitter.hpp"
 #include "cache/claim.hpp"
 #include "cache/commit.hpp"
 #include "cache/fetch.hpp"
 #include "cache/forget.hpp"
 #include "cache/fork.hpp"
-#include "cache/joint_reserver.hpp"
-#include "cache/ordered_reserver.hpp"
 #include "cache/pin.hpp"
+#include "cache/plan.hpp"
+#include "cache/reserve.hpp"
 #include "cache/state.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "observe/event_keys.hpp"

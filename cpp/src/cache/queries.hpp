@@ -29,10 +29,10 @@ namespace kvcore::look_up {
 [[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
 [[nodiscard]] std::vector<TenantStats> tenant_stats(const Replica& replica);
 [[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
-/// In shared_prefixes.cpp.
+/// Leading pages that rows of a batch share.
 [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const ManagerState& state,
                                                         const RequestBatch& batch);
-/// In checker.cpp: the conservation laws of the whole manager.
+/// In check_integrity.cpp: the conservation laws of the whole manager.
 void check_integrity(const ManagerState& state);
 
 }  // namespace kvcore::look_up

@@ -7,8 +7,8 @@
 
 #include "level/page_holds.hpp"
 #include "level/replica.hpp"
-#include "observe/cache_copies.hpp"
 #include "observe/event_log.hpp"
+#include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/admission.hpp"
+#include "cache/plan.hpp"
 #include "cache/state.hpp"
 
 namespace kvcore {

@@ -2,8 +2,12 @@
 #include "layers/column_pages.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "kvcore/errors.hpp"
 
@@ -327,6 +331,265 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
         policy_.useless().condemn(run->id, legal, num_filled_);
     } else {
         policy_.useless().pardon(run->id);
+    }
+}
+
+// What columns have, counted and checked.
+
+std::vector<GroupStats> ColumnPages::stats() const {
+    std::vector<GroupStats> stats;
+    for (const Grouping::Group& group : grouping_.groups()) {
+        GroupStats& each = stats.emplace_back();
+        if (group.window >= 0) {
+            each.given_back = given_back_[static_cast<std::size_t>(group.window)];
+            each.filled = filled_[static_cast<std::size_t>(group.window)];
+        }
+        const std::size_t counted =
+            group.window < 0 ? ColumnCounts::kFull : static_cast<std::size_t>(group.window);
+        each.stored_pages = stored_.of[counted] * group.num_lanes;
+        each.loaded_pages = loaded_.of[counted] * group.num_lanes;
+        for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
+            const auto column = static_cast<BlockId>(c);
+            if (columns_.ref_count(column) == 0) continue;
+            const bool has_pages = page(column, group.first_lane) != kNoPage;
+            const bool is_read =
+                group.window < 0 || !is_idle(column, static_cast<std::size_t>(group.window));
+            if (has_pages && is_read) each.held_pages += group.num_lanes;
+            if (!is_cached_[static_cast<std::size_t>(column)]) continue;
+            (has_pages ? each.cached_pages : each.holes) += group.num_lanes;
+        }
+        // Of what keeps everything, the tree alone knows what nobody holds.
+        if (group.window < 0) each.held_pages -= tree_.num_evictable() * group.num_lanes;
+    }
+    return stats;
+}
+
+void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) const {
+    using detail::require_law;
+    pages_.check_integrity();
+    std::int64_t held = 0;
+    std::int64_t idle = 0;
+    std::int64_t holds = 0;
+    std::int64_t cached = 0;
+    std::vector<bool> seen(static_cast<std::size_t>(pages_.end_id()));
+    for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
+        const auto column = static_cast<BlockId>(c);
+        const bool is_live = columns_.ref_count(column) > 0;
+        const bool is_cached = is_cached_[static_cast<std::size_t>(c)];
+        if (is_cached) cached += count_window_pages(column);
+        for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
+            const BlockId id = page(column, lane);
+            if (id == kNoPage) continue;
+            require_law(is_live, "columns: a free one has no pages");
+            require_law(!seen[static_cast<std::size_t>(id)], "columns: a page is in one lane");
+            seen[static_cast<std::size_t>(id)] = true;
+            ++held;
+        }
+        require_law(!is_cached || has_full_pages(column),
+                    "columns: one of the tree has all its full pages");
+        for (std::size_t w = 0; w < num_windows_; ++w) {
+            const Entry e = entry(column, w);
+            require_law(readers_[e] >= readers[e], "columns: readers are counted");
+            holds += readers_[e] - readers[e];
+            require_law(readers_[e] > 0 || !has(column, w) || is_idle(column, w),
+                        "columns: pages without readers are the tree's");
+            require_law(idle_.contains(e) || !is_idle(column, w), "columns: idle pages can go");
+            require_law(!idle_.contains(e) || has(column, w), "columns: what can go is there");
+            if (is_idle(column, w)) idle += grouping_.windows()[w].num_lanes;
+        }
+    }
+    require_law(holds == num_holds_, "columns: hits that are kept are counted");
+    require_law(cached == num_cached_, "columns: pages of the tree are counted");
+    require_law(idle == num_idle_, "columns: idle pages are counted");
+    require_law(held + pages_.num_free() == pages_.num_blocks(),
+                "columns: free + held pages == total");
+}
+
+// Which pages of columns go next.
+
+namespace {
+
+constexpr std::int64_t kMostAtOnce = 64;  // columns
+
+}  // namespace
+
+// One that has a reader again is left to that.
+void ColumnPages::evict_idle(Entry entry) noexcept {
+    if (readers_[entry] > 0) return idle_.remove(entry);
+    const BlockId column = column_of(entry);
+    const std::size_t w = entry - this->entry(column, 0);
+    const Grouping::Window& rule = grouping_.windows()[w];
+    const Entry behind = idle_.behind(entry);
+    if (behind != IdlePages::kNone) prefetch(column_of(behind));  // mostly the next one to go
+    num_idle_ -= rule.num_lanes;
+    num_cached_ -= rule.num_lanes;
+    if (listener_ != nullptr) listener_->lost(column, w);
+    give_back(rule.first_lane, rule.num_lanes, column);
+    lose(entry);
+}
+
+bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
+    std::array<BlockId, kMostAtOnce> evicted;
+    n = tree_.evict(n, evicted.data(), guard);
+    std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
+    columns_.free(evicted.data(), n);
+    return n > 0;
+}
+
+// Of the last column of a prefix, a window that nobody reads and that has the wanted pages, where
+// the column has more pages; kNone where the column goes as a whole.
+ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) const noexcept {
+    Entry part = IdlePages::kNone;
+    if (end.node == nullptr || pages <= 0) return part;
+    BlockId column = 0;
+    tree_.copy_pages(end, end.depth - 1, &column);
+    if (count_pages(column) <= pages) return part;
+    std::int64_t fewest = grouping_.num_lanes() + 1;
+    for (std::size_t w = 0; w < num_windows_; ++w) {
+        const std::int64_t lanes = grouping_.windows()[w].num_lanes;
+        if (!is_idle(column, w) || lanes < pages || lanes >= fewest) continue;
+        part = entry(column, w);
+        fewest = lanes;
+    }
+    return part;
+}
+
+// Up to `n` columns of a run that ends where no hit can, or the part of a column that has the last
+// `pages`; false where there is none.
+bool ColumnPages::evict_useless(std::int64_t n, std::int64_t pages, EvictionGuard guard) noexcept {
+    const auto [run, useless] = policy_.useless().next(
+        tree_, guard.node, num_filled_, [this](TreeNode* each) { return legal_end(each); });
+    if (run == nullptr) return false;
+    if (const Entry part = part_of({run, run->end()}, pages); part != IdlePages::kNone) {
+        evict_idle(part);
+        return true;
+    }
+    TreeNode* parent = run->parent;
+    const bool is_gone = useless <= n && useless == run->num_pages;
+    policy_.aim(run->id);
+    static_cast<void>(evict_columns(std::min(n, useless), guard));
+    policy_.aim(kNoNode);
+    if (useless <= n) condemn_if_useless(is_gone ? parent : run);
+    return true;
+}
+
+// As the policy says. With checkpoints no more than one run, for with it the way to it may be
+// useless.
+bool ColumnPages::evict_runs(std::int64_t n, EvictionGuard guard) noexcept {
+    if (needs_checkpoints_) {
+        const NodeId victim = tree_.victim();
+        if (victim == kNoNode) return false;
+        n = std::min<std::int64_t>(n, tree_.run(victim)->num_pages);
+    }
+    return evict_columns(n, guard);
+}
+
+// Spare windows go before all that the policy orders.
+WindowPolicy::Departure ColumnPages::next_departure() noexcept {
+    const WindowPolicy::Departure spare = policy_.first_spare();
+    return spare != 0 ? spare : policy_.next(tree_);
+}
+
+// As `evict_next` chooses.
+TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
+    if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
+    if (evict_useless(0, 0, guard)) return {};  // there is some, of which none goes
+    if (wants_pages) {
+        if (idle_.first_passed() != IdlePages::kNone) return {};
+        const WindowPolicy::Departure departure = next_departure();
+        if (departure != 0) {
+            const TreePosition end = policy_.end_of(departure);
+            if (end.node == nullptr) return {};
+            return {end.node, std::min(end.depth, end.node->end())};  // its last columns are gone
+        }
+    }
+    return tree_.next_victim(guard).end;
+}
+
+std::int64_t ColumnPages::make_room(std::int64_t pages, std::int64_t columns,
+                                    EvictionGuard guard) noexcept {
+    std::int64_t evicted = 0;
+    while (pages_.num_free() < pages || columns_.num_free() < columns) {
+        const std::int64_t free = pages_.num_free();
+        if (!evict_next(pages - free, columns - columns_.num_free(), guard)) break;
+        evicted += pages_.num_free() - free;
+    }
+    return evicted;
+}
+
+bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
+                             EvictionGuard guard) noexcept {
+    const std::int64_t free = pages_.num_free();
+    std::int64_t* const count = evict_first(pages, columns, guard);
+    if (count == nullptr) return false;
+    *count += pages_.num_free() - free;
+    return true;
+}
+
+// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
+// middle of a prompt could use, what is spare, and then as the policy says. Returns what counts
+// them; nullptr: nothing can go.
+std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
+                                       EvictionGuard guard) noexcept {
+    // As many as are needed whatever they have: none goes that could have stayed.
+    const auto wanted = [&] {
+        return std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1,
+                                        kMostAtOnce);
+    };
+    // Less than a column is left to find: a part of it may do.
+    const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
+    Entry next = IdlePages::kNone;
+    if (pages > 0) next = idle_.first_useless();
+    std::int64_t* const count = next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
+    const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
+    if (may_be_useless && evict_useless(wanted(), rest, guard)) return &evicted_.unreachable;
+    if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
+    if (pages > 0 && next == IdlePages::kNone) {
+        const WindowPolicy::Departure departure = next_departure();
+        if (departure != 0) next = idle_.first_of(departure);
+    }
+    if (next == IdlePages::kNone) {
+        if (rest > 0) next = part_of(tree_.next_victim(guard).end, rest);
+        if (next != IdlePages::kNone) {
+            evict_idle(next);
+            return &evicted_.policy;
+        }
+        if (evict_runs(wanted(), guard)) return &evicted_.policy;
+        if (pages <= 0) return nullptr;
+        next = idle_.first_of(policy_.first_aside());
+    }
+    if (next == IdlePages::kNone) return nullptr;
+    evict_idle(next);
+    return count;
+}
+
+// Where tenants have quotas: which pages of columns are held.
+
+// A column with another reference stays held: see PageOwners.
+void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept {
+    for (std::int32_t i = 0; i < n; ++i) {
+        if (!is_protected && columns_.ref_count(ids[i]) > 1) continue;
+        for_each_full_page(ids[i], [&](BlockId page) {
+            is_protected ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
+        });
+    }
+}
+
+void ColumnPages::tell_window(BlockId column, std::size_t window, bool is_held) const noexcept {
+    for_each_window_page(column, window, [&](BlockId page) {
+        is_held ? owners_->hold(&page, 1) : owners_->let_go(&page, 1);
+    });
+}
+
+// Nothing that could be evicted is left in the tree but idle pages of windows.
+void ColumnPages::tell_held() const noexcept {
+    for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
+        const auto column = static_cast<BlockId>(c);
+        if (columns_.ref_count(column) == 0) continue;
+        for_each_full_page(column, [&](BlockId page) { owners_->hold(&page, 1); });
+        for (std::size_t w = 0; w < num_windows_; ++w) {
+            if (!is_idle(column, w)) tell_window(column, w, true);
+        }
     }
 }
 

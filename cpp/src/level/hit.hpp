@@ -12,6 +12,24 @@
 
 namespace kvcore {
 
+/// The longest prefix that a claim can take out of the cache: whole pages of the tree, and behind
+/// them either a page to copy the start of, or pages of the tier below.
+struct FoundHit {
+    PrefixMatch match;
+    TreePosition below;       // in the host tier, where the hit goes on there
+    std::int64_t tokens = 0;  // all of it; 0: no longer one than the claim has
+    // With states: whole pages went on up to this token without a checkpoint; -1: not looked for.
+    std::int64_t branch = -1;
+    std::int64_t wanted = 0;  // whole pages that were looked for
+
+    [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
+    /// It takes over pages of the tree.
+    [[nodiscard]] bool shares() const noexcept { return is_taken() && match.at.node != nullptr; }
+    [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
+    /// Its end is in the host tier alone.
+    [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
+};
+
 /// A prefix of which the device has the first columns, and the tier below those behind them, pages
 /// of windows that the device's columns miss, or the checkpoint at the end. What is in neither is
 /// read by no group.

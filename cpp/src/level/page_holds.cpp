@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "level/page_holds.hpp"
 
-#include <mutex>
 #include <utility>
 
-#include "cache/impl.hpp"
 #include "kvcore/errors.hpp"
 #include "level/page_ids.hpp"
 
@@ -62,60 +60,6 @@ void PageSet::require_lawful() {
     throw CapacityError(detail::concat("the quotas of tenants leave no room to hold ", n,
                                        " pages: cached ones count for their tenants then; hold "
                                        "fewer, or release requests of theirs"));
-}
-
-struct HeldPages::Held {
-    Held(std::mutex& guard, PageHolds& all, Replica& home, const BlockId* pages, std::int64_t n)
-        : mutex(guard), known(all), set(home, pages, n) {
-        known.add(set);
-    }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-    ~Held() { known.remove(set); }
-
-    std::mutex& mutex;
-    PageHolds& known;
-    PageSet set;
-};
-
-HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
-    const std::lock_guard<std::mutex> lock(impl_->mutex);
-    ManagerState& state = impl_->state;
-    Replica& home = state.replica_at(replica);
-    state.holds.make_room();
-    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, state.holds, home, pages, n));
-}
-
-HeldPages::HeldPages() noexcept = default;
-
-HeldPages::HeldPages(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
-
-HeldPages::HeldPages(HeldPages&& other) noexcept = default;
-
-HeldPages& HeldPages::operator=(HeldPages&& other) noexcept {
-    HeldPages moved(std::move(other));
-    held_.swap(moved.held_);
-    return *this;
-}
-
-HeldPages::~HeldPages() {
-    if (held_ == nullptr) return;
-    const std::lock_guard<std::mutex> lock(held_->mutex);
-    held_.reset();
-}
-
-const std::vector<BlockId>& HeldPages::pages() const noexcept {
-    static const std::vector<BlockId> none;  // constant, and empty
-    return held_ == nullptr ? none : held_->set.pages();
-}
-
-void HeldPages::let_go() {
-    if (held_ == nullptr) {
-        throw InvalidHandleError(
-            "these pages are not held: they were let go before; let go of each hold once");
-    }
-    const std::lock_guard<std::mutex> lock(held_->mutex);
-    held_.reset();
 }
 
 }  // namespace kvcore

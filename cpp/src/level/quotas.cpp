@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "cache/state.hpp"
 #include "kvcore/errors.hpp"
 
 namespace kvcore {
@@ -30,44 +29,6 @@ namespace {
                          std::int64_t bound) {
     throw std::invalid_argument(
         detail::concat("quota ", tenant, " has ", what, " ", value, ", must be ", rule, bound));
-}
-
-// What an owner can hold at most: of the pool, what is not reserved for others.
-std::int64_t ceiling_of(const Replica& home, Owner owner) {
-    const HeldCounts& counts = home.owners->counts();
-    const TenantQuota& quota = counts.quota(owner);
-    const std::int64_t of_others = counts.num_reserved() - quota.reserved_pages;
-    return std::min(home.num_pages() - of_others, quota.max_pages);
-}
-
-// Of the pages that a request needs those that its row has, or else those of its prompt that are
-// cached: what it would share. With groups those of windows are counted alone, for they change.
-struct Shared {
-    std::vector<BlockId> pages;
-    std::int64_t in_windows = 0;
-};
-
-Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
-                    std::int64_t max_hit) {
-    Shared shared;
-    const auto add = [&](BlockId column) {
-        if (home.columns == nullptr) return shared.pages.push_back(column);
-        const auto before = static_cast<std::int64_t>(shared.pages.size());
-        home.columns->for_each_full_page(column,
-                                         [&](BlockId page) { shared.pages.push_back(page); });
-        const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
-        shared.in_windows += home.columns->count_pages(column) - in_full;
-    };
-    TreeNode* root = home.tree.find_namespace(request.name_space);
-    if (sequence.is_sealed() || root == nullptr) {
-        for (const BlockId column : sequence.pages.ids()) add(column);
-        return shared;
-    }
-    const std::int64_t most = std::min(request.end - 1, max_hit);
-    const TreePosition at = home.tree.match(root, request.tokens, most).at;
-    ColumnsUp columns(at, home.tree.page_size());
-    for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
-    return shared;
 }
 
 bool is_held(const Replica& home, BlockId column) {
@@ -164,42 +125,6 @@ void check(const CacheConfig& config) {
     }
 }
 
-Owner owner_of(const CacheConfig& config, std::int32_t tenant) {
-    const auto n = static_cast<std::int64_t>(config.quotas.size());
-    if (tenant < RequestTerms::kNoTenant || tenant >= n) {
-        throw std::invalid_argument(detail::concat("tenant is ", tenant, ", must be one of ", n,
-                                                   " quotas, counted from 0, or kNoTenant"));
-    }
-    return static_cast<Owner>(tenant + 1);
-}
-
-bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, Owner owner,
-                     std::int64_t max_hit) {
-    const Replica& home = state.home_of(sequence);
-    const std::int64_t pages = state.least_pages(tokens);
-    if (pages <= ceiling_of(home, owner)) return false;
-    const Shared shared = shared_pages(home, sequence, request, max_hit);
-    QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
-    for (const BlockId page : shared.pages) alone.hold(page);
-    const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;
-    alone.take(owner, std::max<std::int64_t>(0, pages - known));
-    for (const BlockId page : shared.pages) alone.share_out(page, owner);
-    return !alone.is_lawful();
-}
-
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row,
-                     std::int64_t max_hit) {
-    const Owner owner = state.tenants.of(request.sequence);
-    if (!exceeds_ceiling(state, sequence, request, tokens, owner, max_hit)) return;
-    throw InRow<CapacityError>(
-        row, detail::concat(tokens, " tokens need ", state.least_pages(tokens),
-                            " pages, more than the ", ceiling_of(state.home_of(sequence), owner),
-                            " that quotas leave its tenant; raise its max_pages, or reserve less "
-                            "for others"));
-}
-
 void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages) {
     pages.clear();
     if (!hit.shares()) return;
@@ -207,26 +132,6 @@ void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& p
     const TreePosition at = hit.is_partial() ? hit.match.partial : hit.match.at;
     for_each_idle(home, at, read_by_hit(home, hit.tokens),
                   [&](BlockId page) { pages.push_back(page); });
-}
-
-void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
-          Admission& admission) {
-    const FoundHit& hit = admission.hit;
-    const std::int64_t taken = admission.new_pages() + ahead;
-    if (taken == 0 && !hit.shares()) return;
-    QuotaTrial trial(home);
-    std::vector<BlockId> idle;
-    find_idle(home, hit, idle);
-    for (const BlockId page : idle) trial.hold(page);
-    for_each_returned_page(home, sequence.pages, admission,
-                           [&](BlockId page) { trial.give_back(page); });
-    trial.take(owner, taken);
-    for (const BlockId page : idle) trial.share_out(page, owner);
-    if (trial.is_lawful()) return;
-    admission.is_over_quota = admission.fits;
-    admission.fits = false;
-    admission.available = std::min(admission.available, trial.room(owner, taken));
-    admission.lacking = std::max(admission.lacking, taken - admission.available);
 }
 
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept {
@@ -272,56 +177,5 @@ void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
 }
 
 }  // namespace quotas
-
-bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, SequenceHandle handle,
-                        TreePosition known, std::int32_t first) {
-    home_ = &state.home_of(sequence);
-    pages_.clear();
-    takers_.clear();
-    if (known.depth <= first) return true;
-    static_cast<void>(home_->num_evictable());  // tells of pins since
-    const PageRow& row = sequence.pages;
-    bool is_swapped = state.config.dedup;
-    ColumnsUp columns(known, state.config.page_size);
-    for (std::int32_t c = known.depth - 1; c >= first; --c) {
-        is_swapped &= home_->pool.ref_count(row[c]) == 1;
-        add(columns[c], row[c]);
-    }
-    if (is_swapped) return true;
-    const Owner owner = state.tenants.of(handle);
-    takers_.assign(pages_.size(), owner);
-    QuotaTrial trial(*home_);
-    for (const BlockId page : pages_) trial.hold(page);
-    for (const BlockId page : pages_) trial.share_out(page, owner);
-    return trial.is_lawful();
-}
-
-// What is evictable of a cached column that a row will read, each page with whose it would be else:
-// that of the row's own, which is free then.
-void OwnedCommit::add(BlockId cached, BlockId own) {
-    const PageOwners& owners = *home_->owners;
-    if (home_->columns == nullptr) {
-        if (owners.is_held(cached)) return;
-        pages_.push_back(cached);
-        takers_.push_back(owners.owner(own));
-        return;
-    }
-    const ColumnPages& columns = *home_->columns;
-    for (std::int32_t lane = 0; lane < columns.grouping().num_lanes(); ++lane) {
-        const BlockId page = columns.page(cached, lane);
-        const BlockId other = columns.page(own, lane);
-        const bool both = page != ColumnPages::kNoPage && other != ColumnPages::kNoPage;
-        if (!both || owners.is_held(page)) continue;
-        pages_.push_back(page);
-        takers_.push_back(owners.owner(other));
-    }
-}
-
-void OwnedCommit::end() noexcept {
-    const std::int64_t available = home_->num_available();
-    for (std::size_t i = 0; i < pages_.size(); ++i) {
-        home_->owners->share_out(pages_[i], takers_[i], available);
-    }
-}
 
 }  // namespace kvcore

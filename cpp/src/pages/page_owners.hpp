@@ -8,7 +8,7 @@
 #include "kvcore/block_pool.hpp"
 #include "kvcore/tenants.hpp"
 #include "kvcore/types.hpp"
-#include "tree/protection.hpp"
+#include "pages/protection_listener.hpp"
 
 namespace kvcore {
 

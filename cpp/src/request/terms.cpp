@@ -75,4 +75,13 @@ void Terms::retain(PrefixTree& tree, SequenceHandle sequence, TreePosition at,
     }
 }
 
+Owner quotas::owner_of(const CacheConfig& config, std::int32_t tenant) {
+    const auto n = static_cast<std::int64_t>(config.quotas.size());
+    if (tenant < RequestTerms::kNoTenant || tenant >= n) {
+        throw std::invalid_argument(detail::concat("tenant is ", tenant, ", must be one of ", n,
+                                                   " quotas, counted from 0, or kNoTenant"));
+    }
+    return static_cast<Owner>(tenant + 1);
+}
+
 }  // namespace kvcore

@@ -9,6 +9,7 @@
 #include "kvcore/cache_types.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/types.hpp"
+#include "pages/page_owners.hpp"
 
 namespace kvcore {
 
@@ -53,5 +54,13 @@ class Terms {
     std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
     std::vector<std::unique_ptr<RequestTerms>> all_;
 };
+
+namespace quotas {
+
+/// The owner that a number of a tenant stands for. Throws std::invalid_argument for one that is
+/// none.
+[[nodiscard]] Owner owner_of(const CacheConfig& config, std::int32_t tenant);
+
+}  // namespace quotas
 
 }  // namespace kvcore

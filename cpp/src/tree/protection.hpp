@@ -5,21 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "pages/protection_listener.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
-
-/// Told which pages begin to be protected, or cease to be.
-class ProtectionListener {
-   public:
-    ProtectionListener() = default;
-    ProtectionListener(const ProtectionListener&) = delete;
-    ProtectionListener& operator=(const ProtectionListener&) = delete;
-    virtual ~ProtectionListener() = default;
-
-    /// Pages [n] of a run.
-    virtual void protect(const BlockId* pages, std::int32_t n, bool is_protected) noexcept = 0;
-};
 
 /// Which pages of a tree pins protect: a pin on a node protects its run and all above it.
 ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cache/admitter.hpp"
+#include "cache/plan.hpp"
 
 #include <algorithm>
 
@@ -394,5 +394,97 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     admission.lacking = std::max(-left, admission.kept - (left + source));
     admission.fits = has_room && admission.lacking <= 0;
 }
+
+namespace quotas {
+namespace {
+
+// What an owner can hold at most: of the pool, what is not reserved for others.
+std::int64_t ceiling_of(const Replica& home, Owner owner) {
+    const HeldCounts& counts = home.owners->counts();
+    const TenantQuota& quota = counts.quota(owner);
+    const std::int64_t of_others = counts.num_reserved() - quota.reserved_pages;
+    return std::min(home.num_pages() - of_others, quota.max_pages);
+}
+
+// Of the pages that a request needs those that its row has, or else those of its prompt that are
+// cached: what it would share. With groups those of windows are counted alone, for they change.
+struct Shared {
+    std::vector<BlockId> pages;
+    std::int64_t in_windows = 0;
+};
+
+Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
+                    std::int64_t max_hit) {
+    Shared shared;
+    const auto add = [&](BlockId column) {
+        if (home.columns == nullptr) return shared.pages.push_back(column);
+        const auto before = static_cast<std::int64_t>(shared.pages.size());
+        home.columns->for_each_full_page(column,
+                                         [&](BlockId page) { shared.pages.push_back(page); });
+        const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
+        shared.in_windows += home.columns->count_pages(column) - in_full;
+    };
+    TreeNode* root = home.tree.find_namespace(request.name_space);
+    if (sequence.is_sealed() || root == nullptr) {
+        for (const BlockId column : sequence.pages.ids()) add(column);
+        return shared;
+    }
+    const std::int64_t most = std::min(request.end - 1, max_hit);
+    const TreePosition at = home.tree.match(root, request.tokens, most).at;
+    ColumnsUp columns(at, home.tree.page_size());
+    for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
+    return shared;
+}
+
+}  // namespace
+
+bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request, std::int64_t tokens, Owner owner,
+                     std::int64_t max_hit) {
+    const Replica& home = state.home_of(sequence);
+    const std::int64_t pages = state.least_pages(tokens);
+    if (pages <= ceiling_of(home, owner)) return false;
+    const Shared shared = shared_pages(home, sequence, request, max_hit);
+    QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(state.config.quotas));
+    for (const BlockId page : shared.pages) alone.hold(page);
+    const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;
+    alone.take(owner, std::max<std::int64_t>(0, pages - known));
+    for (const BlockId page : shared.pages) alone.share_out(page, owner);
+    return !alone.is_lawful();
+}
+
+void require_ceiling(const ManagerState& state, const Sequence& sequence,
+                     const RequestView& request, std::int64_t tokens, std::int64_t row,
+                     std::int64_t max_hit) {
+    const Owner owner = state.tenants.of(request.sequence);
+    if (!exceeds_ceiling(state, sequence, request, tokens, owner, max_hit)) return;
+    throw InRow<CapacityError>(
+        row, detail::concat(tokens, " tokens need ", state.least_pages(tokens),
+                            " pages, more than the ", ceiling_of(state.home_of(sequence), owner),
+                            " that quotas leave its tenant; raise its max_pages, or reserve less "
+                            "for others"));
+}
+
+void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
+          Admission& admission) {
+    const FoundHit& hit = admission.hit;
+    const std::int64_t taken = admission.new_pages() + ahead;
+    if (taken == 0 && !hit.shares()) return;
+    QuotaTrial trial(home);
+    std::vector<BlockId> idle;
+    find_idle(home, hit, idle);
+    for (const BlockId page : idle) trial.hold(page);
+    for_each_returned_page(home, sequence.pages, admission,
+                           [&](BlockId page) { trial.give_back(page); });
+    trial.take(owner, taken);
+    for (const BlockId page : idle) trial.share_out(page, owner);
+    if (trial.is_lawful()) return;
+    admission.is_over_quota = admission.fits;
+    admission.fits = false;
+    admission.available = std::min(admission.available, trial.room(owner, taken));
+    admission.lacking = std::max(admission.lacking, taken - admission.available);
+}
+
+}  // namespace quotas
 
 }  // namespace kvcore
