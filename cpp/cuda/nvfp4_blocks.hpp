@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "convert_pairs.hpp"
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 
 namespace kvcore::cuda {
 

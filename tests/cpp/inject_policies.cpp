@@ -12,7 +12,7 @@
 #include "failing_memory.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "random.hpp"
 #include "tree/tree_pin.hpp"
 #include "tree_text.hpp"

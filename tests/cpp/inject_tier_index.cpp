@@ -9,7 +9,7 @@
 #include "failing_memory.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/tier_index.hpp"
+#include "level/tier_index.hpp"
 #include "request/sequence_table.hpp"
 
 using failing_memory::allocates_nothing;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/idle_pages.hpp"
 #include "layers/window_policy.hpp"

@@ -9,7 +9,7 @@
 
 #include "conversion_memory.hpp"
 #include "data/kernels/isa.hpp"
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 
 using conversion::Bytes;
 using conversion::Guarded;

@@ -8,7 +8,7 @@
 
 #include "check.hpp"
 #include "keys/path_keys.hpp"
-#include "kvcore/name_space.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "random.hpp"
 
 using kvcore::ExtraKey;

@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "kvcore/dtype.hpp"
+#include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
-#include "kvcore/pool_view.hpp"
 
 namespace kvcore {
 

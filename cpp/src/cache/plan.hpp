@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "cache/state.hpp"
-#include "kvcore/cache_types.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 #include "level/replica.hpp"
 #include "level/window_hold.hpp"
 #include "pages/page_owners.hpp"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "keys/hashed_items.hpp"
-#include "kvcore/cbor.hpp"
 #include "kvcore/errors.hpp"
 #include "support/make_room.hpp"
 

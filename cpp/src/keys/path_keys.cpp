@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "kvcore/name_space.hpp"
+#include "kvcore/extra_keys.hpp"
 
 namespace kvcore {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "kvcore/extra_keys.hpp"
 #include "kvcore/page_keys.hpp"
-#include "kvcore/stand_ins.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {

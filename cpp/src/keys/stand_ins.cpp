@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/stand_ins.hpp"
+#include "kvcore/extra_keys.hpp"
 
 #include <algorithm>
 #include <stdexcept>

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/cache_groups.hpp"
 #include "kvcore/eviction.hpp"
+#include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/grouping.hpp"
 #include "layers/idle_pages.hpp"

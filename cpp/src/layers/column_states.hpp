@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/cache_states.hpp"
 #include "kvcore/eviction.hpp"
+#include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/idle_pages.hpp"
 #include "layers/useless_runs.hpp"

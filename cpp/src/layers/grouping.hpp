@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvcore/cache_groups.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "level/hit.hpp"
 #include "level/replica.hpp"
 #include "pages/page_owners.hpp"

@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "kvcore/tier_index.hpp"
 #include "layers/column_pages.hpp"
 #include "layers/column_states.hpp"
 #include "layers/grouping.hpp"
 #include "level/forgotten_pages.hpp"
 #include "level/record_keys.hpp"
+#include "level/tier_index.hpp"
 #include "pages/late_reads.hpp"
 #include "pages/page_owners.hpp"
 #include "tree/policies/lru.hpp"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/tier_index.hpp"
+#include "level/tier_index.hpp"
 
 namespace kvcore {
 

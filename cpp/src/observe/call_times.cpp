@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/call_times.hpp"
+#include "kvcore/metrics.hpp"
 
 #include <chrono>
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "kvcore/cbor.hpp"
-#include "kvcore/stand_ins.hpp"
+#include "kvcore/extra_keys.hpp"
+#include "kvcore/page_keys.hpp"
 
 namespace kvcore {
 

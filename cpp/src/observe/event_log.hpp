@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/page_keys.hpp"
-#include "kvcore/tree_listener.hpp"
+#include "kvcore/prefix_tree.hpp"
 #include "layers/window_listener.hpp"
 #include "level/replica.hpp"
 

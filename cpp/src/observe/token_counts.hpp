@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
 #include "kvcore/metrics.hpp"
+#include "kvcore/request.hpp"
 #include "pages/page_owners.hpp"
 #include "request/sequence_table.hpp"
 

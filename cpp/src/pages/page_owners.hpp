@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/tenants.hpp"
 #include "kvcore/types.hpp"
 #include "pages/protection_listener.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/lookup_table.hpp"
+#include "kvcore/request.hpp"
 
 #include <algorithm>
 #include <cstring>

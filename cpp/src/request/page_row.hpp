@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
-#include "kvcore/lookup_table.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 #include "kvcore/types.hpp"
 #include "level/replica.hpp"
 #include "support/make_room.hpp"

@@ -6,7 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
+#include "kvcore/request.hpp"
 #include "layers/column_states.hpp"
 
 namespace kvcore {

@@ -6,8 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 #include "kvcore/types.hpp"
 #include "pages/page_owners.hpp"
 

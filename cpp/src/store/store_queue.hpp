@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "keys/path_keys.hpp"
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/store_moves.hpp"
 #include "level/page_hold.hpp"
 #include "level/replica.hpp"

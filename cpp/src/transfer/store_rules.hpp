@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/prefix_tree.hpp"
 
 namespace kvcore {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kvcore/cache_types.hpp"
+#include "kvcore/page_moves.hpp"
 
 namespace kvcore {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/crc32c.hpp"
 #include "kvcore/disk_store.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/page_bytes.hpp"
 #include "store/disk/file_ops.hpp"
 #include "store/disk/slot_files.hpp"
 #include "store/disk/slot_format.hpp"

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "kvcore/crc32c.hpp"
+#include "kvcore/page_bytes.hpp"
 
 namespace kvcore {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "tree/policies/arc.hpp"
 #include "tree/policies/cost.hpp"
 #include "tree/policies/fifo.hpp"
