@@ -271,7 +271,8 @@ class CacheManager {
                                                  std::int64_t n) const;
 
     /// Tokens up to `highest` that the trees of every replica and tier hold, and what is on its way
-    /// there, in any order. What stand-ins (kvcore/stand_ins.hpp) are still held. O(cached tokens).
+    /// there, in any order. What stand-ins (kvcore/extra_keys.hpp) are still held. O(cached
+    /// tokens).
     [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
     /// First token of a sequence that a call may still compare with the cache or put there. Throws
     /// RequestNotFoundError. O(1).

@@ -342,7 +342,7 @@ struct StridedCopy {
 
 // ---- dtypes -------------------------------------------------------------------------------------
 
-/// As the functions of kvcore/kernels.hpp.
+/// As the functions of kvcore/quantize.hpp.
 [[nodiscard]] Status quantize(Groups shape, DType wide, const std::byte* source, DType narrow,
                               std::byte* codes, float* scales, Stream stream) noexcept;
 [[nodiscard]] Status quantize(HeadRows shape, DType wide, const std::byte* source, DType narrow,
@@ -357,8 +357,9 @@ struct StridedCopy {
                                 Stream stream) noexcept;
 
 // ---- nvfp4 --------------------------------------------------------------------------------------
-// As the functions of kvcore/nvfp4.hpp; `GlobalScale::at` is read on the device. Fastest where rows
-// of wide elements lie at addresses and strides that 16 divides, and codes at those that 8 does.
+// As the functions of kvcore/quantize.hpp; `GlobalScale::at` is read on the device. Fastest where
+// rows of wide elements lie at addresses and strides that 16 divides, and codes at those that 8
+// does.
 
 [[nodiscard]] Status quantize_nvfp4(std::int64_t blocks, DType wide, const std::byte* source,
                                     GlobalScale global, std::byte* codes, std::byte* scales,

@@ -49,9 +49,9 @@ struct PolicyInterest {
 ///
 /// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
 /// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
-/// has LRU without; so have each replica of a CacheManager and each TierIndex. Those that come with
-/// kvcore are in kvcore/eviction_policies.hpp. "An eviction policy of your own" in docs/eviction.md
-/// shows a whole one.
+/// has LRU without; so have each replica of a CacheManager and its host tier. `make_policy` makes
+/// the policies of kvcore. "An eviction policy of your own" in docs/eviction.md shows how to write
+/// another policy.
 ///
 /// Owns: what it knows of each run, in arrays of its own by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A

@@ -138,7 +138,7 @@ enum class KeyScheme {
 /// first page alone and unless it is ""; of prompts with embeddings their digest.
 struct KeyOptions {
     KeyScheme scheme = KeyScheme::kKvcore;
-    std::string seed = {};  // one item, see kvcore/cbor.hpp; "" is nil, or vLLM's default
+    std::string seed = {};  // one item, see cbor above; "" is nil, or vLLM's default
     std::optional<std::string> extra_key = {};   // UTF-8
     std::optional<std::string> cache_salt = {};  // UTF-8
     /// kVllm: of each page of a prompt that has embeddings, SHA-256 of those of its tokens; pages
@@ -171,7 +171,7 @@ void put_placed_key(Sink& out, const PlacedKey& key) {
 /// What is in front of the first page of a sequence.
 [[nodiscard]] PageKey root_key(const KeyOptions& options);
 
-/// The key of a page behind `parent`. `extra`: one item, see kvcore/cbor.hpp; "" is nil.
+/// The key of a page behind `parent`. `extra`: one item, see cbor above; "" is nil.
 [[nodiscard]] PageKey page_key(const PageKey& parent, const TokenId* tokens, std::int64_t n,
                                std::string_view extra = {});
 

@@ -94,7 +94,7 @@ std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
 std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle,
                                             std::int64_t first) const {
     const Lock lock(impl_->mutex);
-    return look_up::pages_of(impl_->state, sequence, bundle, first);
+    return queries::pages_of(impl_->state, sequence, bundle, first);
 }
 
 void CacheManager::release(SequenceHandle sequence, RequestHistory* history) {
@@ -149,7 +149,7 @@ ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n, Trans
 
 SequenceMark CacheManager::mark_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return look_up::mark_of(impl_->state, sequence);
+    return queries::mark_of(impl_->state, sequence);
 }
 
 PrefixHit CacheManager::match(const RequestView& request) const {
@@ -198,14 +198,14 @@ void CacheManager::truncate(SequenceHandle sequence, std::int64_t n, Transfers* 
 
 std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batch) const {
     const Lock lock(impl_->mutex);
-    return look_up::shared_prefixes(impl_->state, batch);
+    return queries::shared_prefixes(impl_->state, batch);
 }
 
 std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
                                  std::int32_t* partial_tokens, std::int32_t bundle) const {
     const Lock lock(impl_->mutex);
-    return look_up::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+    return queries::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens, bundle);
 }
 
@@ -214,7 +214,7 @@ std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_spa
                                  std::int32_t* partial_tokens, std::int64_t most_pages,
                                  std::int32_t bundle) {
     const Lock lock(impl_->mutex);
-    return look_up::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+    return queries::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens, most_pages, bundle);
 }
 
@@ -232,7 +232,7 @@ void CacheManager::unpin(PinHandle pin) {
 std::int32_t CacheManager::recommend_replica(std::string_view name_space, const TokenId* tokens,
                                              std::int64_t n) const {
     const Lock lock(impl_->mutex);
-    return look_up::recommend_replica(impl_->state, name_space, tokens, n);
+    return queries::recommend_replica(impl_->state, name_space, tokens, n);
 }
 
 std::int64_t CacheManager::leave_windows(SequenceHandle sequence, std::int64_t n) {
@@ -247,7 +247,7 @@ std::int64_t CacheManager::forget(std::int32_t replica, const BlockId* pages, st
 
 std::vector<BlockId> CacheManager::next_pages(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return look_up::next_pages(impl_->state.replica_at(replica));
+    return queries::next_pages(impl_->state.replica_at(replica));
 }
 
 bool CacheManager::reset_prefix_cache() {
@@ -323,17 +323,17 @@ StateStats CacheManager::state_stats(std::int32_t replica) const {
 
 std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {
     const Lock lock(impl_->mutex);
-    return look_up::tokens_up_to(impl_->state, highest);
+    return queries::tokens_up_to(impl_->state, highest);
 }
 
 std::int64_t CacheManager::first_uncached(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return look_up::first_uncached(impl_->state, sequence);
+    return queries::first_uncached(impl_->state, sequence);
 }
 
 PoolStats CacheManager::stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return look_up::stats(impl_->state, replica);
+    return queries::stats(impl_->state, replica);
 }
 
 std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
@@ -345,13 +345,13 @@ std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
 std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
     impl_->state.count_generated();
-    return look_up::tenant_stats(impl_->state.replica_at(replica));
+    return queries::tenant_stats(impl_->state.replica_at(replica));
 }
 
 Metrics CacheManager::metrics() const {
     const Lock lock(impl_->mutex);
     impl_->state.count_generated();
-    return look_up::metrics(impl_->state);
+    return queries::metrics(impl_->state);
 }
 
 void CacheManager::reset_metrics() {
@@ -362,7 +362,7 @@ void CacheManager::reset_metrics() {
 
 void CacheManager::check_integrity() const {
     const Lock lock(impl_->mutex);
-    look_up::check_integrity(impl_->state);
+    queries::check_integrity(impl_->state);
 }
 
 PrefixHit::PrefixHit() noexcept = default;
@@ -532,7 +532,7 @@ void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::
     if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
 }
 
-// The threads' side of what leaves the caches and is brought back: see cache_manager.cpp.
+// The threads' side of pages that leave the caches and are brought back.
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "cache/queries.hpp"
 #include "kvcore/errors.hpp"
 
-namespace kvcore::look_up {
+namespace kvcore::queries {
 namespace {
 
 using detail::require_law;
@@ -340,4 +340,4 @@ void check_integrity(const ManagerState& state) {
     state.flights.check_integrity();
 }
 
-}  // namespace kvcore::look_up
+}  // namespace kvcore::queries

@@ -15,7 +15,7 @@
 #include "level/hit.hpp"
 #include "tree/tree_node.hpp"
 
-namespace kvcore::look_up {
+namespace kvcore::queries {
 namespace {
 
 // Tokens behind the first `whole` pages that a hit could copy.
@@ -337,4 +337,4 @@ std::vector<SharedPrefix> shared_prefixes(const ManagerState& state, const Reque
     return groups;
 }
 
-}  // namespace kvcore::look_up
+}  // namespace kvcore::queries

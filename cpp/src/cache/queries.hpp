@@ -8,7 +8,7 @@
 
 #include "cache/state.hpp"
 
-namespace kvcore::look_up {
+namespace kvcore::queries {
 
 /// Each is the verb of CacheManager of that name.
 [[nodiscard]] std::int64_t match(const Replica& replica, std::string_view name_space,
@@ -35,4 +35,4 @@ namespace kvcore::look_up {
 /// In check_integrity.cpp: the conservation laws of the whole manager.
 void check_integrity(const ManagerState& state);
 
-}  // namespace kvcore::look_up
+}  // namespace kvcore::queries
