@@ -6,7 +6,7 @@
 
 #include "copy_chunks.hpp"
 #include "device_guard.cuh"
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {
 

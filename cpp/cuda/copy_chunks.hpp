@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device_guard.cuh"
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {
 

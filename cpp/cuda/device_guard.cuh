@@ -10,7 +10,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {
 

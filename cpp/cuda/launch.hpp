@@ -12,7 +12,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 #include "kvcore/dtype.hpp"
 
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of nvfp4 in the registers of a lane: the bytes of kvcore/nvfp4.hpp.
+// Blocks of nvfp4 in the registers of a lane: the bytes of kvcore/quantize.hpp.
 //
 // A block whose elements are finite and whose codes do not saturate is coded in registers; others
 // are read once more and coded one element after the other.
@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "convert_pairs.hpp"
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 
 namespace kvcore::cuda {
 
@@ -25,7 +25,7 @@ using BlockOf = Piece<kWide, 16>;
     return code == 0 ? 1 : code;
 }
 
-/// What elements are multiplied by: the steps of kvcore/nvfp4.hpp.
+/// What elements are multiplied by: the steps of kvcore/quantize.hpp.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float coding_factor(std::uint32_t scale,
                                                             float global) noexcept {
     float four[4];

@@ -12,8 +12,8 @@
 #include "cache_manager_docs.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/eviction_policies.hpp"
-#include "kvcore/name_space.hpp"
+#include "kvcore/eviction.hpp"
+#include "kvcore/extra_keys.hpp"
 
 namespace py = pybind11;
 namespace docs = kvcore::python::docs;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bindings.hpp"
-#include "kvcore/crc32c.hpp"
+#include "kvcore/page_bytes.hpp"
 #include "store_args.hpp"
 
 namespace py = pybind11;

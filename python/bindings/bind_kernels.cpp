@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 
 #include <pybind11/stl.h>
 

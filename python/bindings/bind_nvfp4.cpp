@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 
 #include <cstdint>
 #include <vector>

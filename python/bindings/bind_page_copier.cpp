@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/page_copier.hpp"
+#include "kvcore/host_store.hpp"
 
 #include <cstdint>
 #include <memory>

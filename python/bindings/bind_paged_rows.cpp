@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/paged_rows.hpp"
+#include "kvcore/paged_batch.hpp"
 
 #include <optional>
 #include <vector>

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "array_args.hpp"
-#include "kvcore/transfer.hpp"
+#include "kvcore/page_bytes.hpp"
 
 namespace kvcore::python {
 

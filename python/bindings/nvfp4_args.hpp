@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "array_args.hpp"
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 #include "paged_batch_args.hpp"
 #include "quantize_args.hpp"
 

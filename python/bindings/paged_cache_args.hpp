@@ -12,7 +12,7 @@
 
 #include "array_args.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/paged_rows.hpp"
+#include "kvcore/paged_batch.hpp"
 
 namespace kvcore::python {
 

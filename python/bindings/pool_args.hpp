@@ -12,8 +12,8 @@
 
 #include "array_args.hpp"
 #include "kvcore/attention.hpp"
-#include "kvcore/kernels.hpp"
-#include "kvcore/pool_view.hpp"
+#include "kvcore/layout.hpp"
+#include "kvcore/quantize.hpp"
 
 namespace kvcore::python {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "array_args.hpp"
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 #include "pool_args.hpp"
 
 namespace kvcore::python {

@@ -13,7 +13,7 @@
 
 #include "array_args.hpp"
 #include "batch_args.hpp"
-#include "kvcore/slots.hpp"
+#include "kvcore/paged_batch.hpp"
 
 namespace kvcore::python {
 

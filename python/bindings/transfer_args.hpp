@@ -12,7 +12,7 @@
 
 #include "array_args.hpp"
 #include "cache_args.hpp"
-#include "kvcore/transfer.hpp"
+#include "kvcore/page_bytes.hpp"
 #include "page_ids.hpp"
 
 namespace kvcore::python {

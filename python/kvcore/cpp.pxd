@@ -90,7 +90,7 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t available_pages()
 
 
-cdef extern from "kvcore/call_times.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
     cdef enum TimedCall "kvcore::CallTimes::Call":
         kReserve "kvcore::CallTimes::kReserve"
         kReserveBatch "kvcore::CallTimes::kReserveBatch"
@@ -131,7 +131,7 @@ cdef extern from "kvcore/page_moves.hpp" namespace "kvcore" nogil:
         cbool is_load()
 
 
-cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass StateGroup:
         int64_t interval
     cdef cppclass StateMove:
@@ -154,7 +154,7 @@ cdef extern from "kvcore/cache_states.hpp" namespace "kvcore" nogil:
         int64_t evicted_checkpoints
 
 
-cdef extern from "kvcore/cache_types.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass CacheConfig:
         int64_t num_pages
         BlockId first_page
@@ -365,14 +365,14 @@ cdef extern from "kvcore/cache_events.hpp" namespace "kvcore" nogil:
         vector[PageExtra] extras
 
 
-cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/extra_keys.hpp" namespace "kvcore" nogil:
     cdef cppclass NamespaceParts:
         optional[string_view] extra_key
         optional[string_view] cache_salt
     NamespaceParts read_namespace_name(string_view name)
 
 
-cdef extern from "kvcore/held_pages.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
     cdef cppclass HeldPages:
         HeldPages()
         const vector[BlockId]& pages()
@@ -542,7 +542,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         void check_integrity() except +translate_exception
 
 
-cdef extern from "kvcore/page_copier.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/host_store.hpp" namespace "kvcore" nogil:
     cdef cppclass PageCopier:
         void run(const PageMove* copies, int64_t n)
         int64_t bytes_of(const PageMove* copies, int64_t n)

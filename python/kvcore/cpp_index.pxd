@@ -30,7 +30,7 @@ cdef extern from "<string_view>" namespace "std" nogil:
         size_t size()
 
 
-cdef extern from "kvcore/lookup_table.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/request.hpp" namespace "kvcore" nogil:
     cdef cppclass LookupTable:
         # data: [max_rows, stride], the caller's, as long as the table lives
         LookupTable(uint32_t* data, int64_t max_rows, int64_t stride, uint32_t unassigned)
@@ -45,7 +45,7 @@ cdef extern from "<cstddef>" namespace "std" nogil:
 
 
 # Bytes between the pools of several sequences and contiguous rows; the caller checks all bounds.
-cdef extern from "kvcore/paged_rows.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/paged_batch.hpp" namespace "kvcore" nogil:
     cdef cppclass TokenShape:
         int64_t heads
         int64_t head_bytes
@@ -80,7 +80,7 @@ cdef extern from "kvcore/eviction.hpp" namespace "kvcore" nogil:
         Retention(int32_t priority, int64_t until)
 
 
-cdef extern from "kvcore/eviction_policies.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/eviction.hpp" namespace "kvcore" nogil:
     cdef enum class EvictionOrder:
         pass
     cdef cppclass EvictionConfig:
@@ -92,14 +92,14 @@ cdef extern from "kvcore/eviction_policies.hpp" namespace "kvcore" nogil:
     ) except +translate_exception
 
 
-cdef extern from "kvcore/name_space.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/extra_keys.hpp" namespace "kvcore" nogil:
     cdef cppclass NamespaceParts:
         optional[string_view] extra_key
         optional[string_view] cache_salt
     NamespaceParts read_namespace_name(string_view name)
 
 
-cdef extern from "kvcore/tree_listener.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
     cdef cppclass ForgottenListener:
         pass
 
@@ -181,7 +181,7 @@ cdef extern from "kvcore/prefix_tree.hpp" namespace "kvcore" nogil:
         void check_integrity() except +translate_exception
 
 
-cdef extern from "kvcore/stand_ins.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/extra_keys.hpp" namespace "kvcore" nogil:
     cdef cppclass ExtraKey:
         int64_t length
         string_view bytes
@@ -203,7 +203,7 @@ cdef extern from "kvcore/stand_ins.hpp" namespace "kvcore" nogil:
 
 
 # Sink: a std::string.
-cdef extern from "kvcore/cbor.hpp" namespace "kvcore::cbor" nogil:
+cdef extern from "kvcore/page_keys.hpp" namespace "kvcore::cbor" nogil:
     void put_integer[Sink](Sink& out, int64_t value) except +
     void put_bytes[Sink](Sink& out, string_view bytes) except +
     void put_text[Sink](Sink& out, string_view text) except +
@@ -211,7 +211,7 @@ cdef extern from "kvcore/cbor.hpp" namespace "kvcore::cbor" nogil:
     void put_nil[Sink](Sink& out) except +
 
 
-cdef extern from "kvcore/sha256.hpp" namespace "kvcore" nogil:
+cdef extern from "kvcore/page_keys.hpp" namespace "kvcore" nogil:
     cdef cppclass Sha256:
         @staticmethod
         PageKey of(const void* data, size_t size)

@@ -18,7 +18,7 @@
 #include "check.hpp"
 #include "kvcore/disk_store.hpp"
 #include "random.hpp"
-#include "tiers/disk/seams.hpp"
+#include "store/disk/seams.hpp"
 
 using kvcore::DiskStore;
 using kvcore::DiskStoreConfig;

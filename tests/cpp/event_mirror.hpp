@@ -10,8 +10,8 @@
 
 #include "check.hpp"
 #include "group_probe.hpp"
+#include "keys/path_keys.hpp"
 #include "kvcore/cache_events.hpp"
-#include "manager/path_keys.hpp"
 
 /// Keys by replica, medium and group, from events alone. Every key is made again from what its
 /// event says; a page that is stored was not there, and one that is removed was.

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "index/children.hpp"
+#include "cache/impl.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "manager/impl.hpp"
+#include "tree/children.hpp"
 
 namespace kvcore {
 

@@ -7,7 +7,7 @@
 
 #include "explored_memory.hpp"
 #include "explored_scenario.hpp"
-#include "kvcore/cache_types.hpp"
+#include "kvcore/request.hpp"
 
 /// A request as its user sees it.
 struct ExploredRequest {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kvcore/cache_config.hpp"
 #include "kvcore/types.hpp"
-#include "kvcore/write_policy.hpp"
 
 /// Something that must not be the case: what the search looks for.
 class Violation : public std::runtime_error {

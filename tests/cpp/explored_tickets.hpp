@@ -8,7 +8,7 @@
 
 #include "explored_memory.hpp"
 #include "explored_scenario.hpp"
-#include "kvcore/cache_types.hpp"
+#include "kvcore/page_moves.hpp"
 
 /// Transfers that a call gave out.
 struct ExploredTicket {

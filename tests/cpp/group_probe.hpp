@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "index/children.hpp"
+#include "cache/impl.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "manager/impl.hpp"
 #include "request.hpp"
+#include "tree/children.hpp"
 
 namespace kvcore {
 

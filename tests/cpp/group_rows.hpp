@@ -10,7 +10,7 @@
 #include "check.hpp"
 #include "group_oracle.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "simulated_store.hpp"
 
 /// A request of the traffic, and what it should have of each window.

@@ -11,7 +11,7 @@
 #include "check.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "request.hpp"
 
 /// A CacheManager with groups, and the memory of its pages: what the layers of each bundle wrote

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "groups/column_states.hpp"
+#include "layers/column_states.hpp"
 #include "slow_columns.hpp"
 
 /// What uses a tree as requests do, in columns: the real one, or its twin.

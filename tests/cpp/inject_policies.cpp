@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "failing_memory.hpp"
-#include "index/tree_pin.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "random.hpp"
+#include "tree/tree_pin.hpp"
 #include "tree_text.hpp"
 
 using failing_memory::allocates_nothing;

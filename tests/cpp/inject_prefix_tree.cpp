@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "failing_memory.hpp"
-#include "index/tree_pin.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "random.hpp"
+#include "tree/tree_pin.hpp"
 #include "tree_text.hpp"
 
 using failing_memory::allocates_nothing;

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "failing_memory.hpp"
-#include "kvcore/stand_ins.hpp"
+#include "kvcore/extra_keys.hpp"
 
 using failing_memory::allocates_nothing;
 using failing_memory::each_site;

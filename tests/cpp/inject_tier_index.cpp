@@ -9,8 +9,8 @@
 #include "failing_memory.hpp"
 #include "kvcore/block_pool.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/tier_index.hpp"
-#include "manager/sequence_table.hpp"
+#include "level/tier_index.hpp"
+#include "request/sequence_table.hpp"
 
 using failing_memory::allocates_nothing;
 using failing_memory::each_site;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kvcore/cache_groups.hpp"
+#include "kvcore/cache_config.hpp"
 
 constexpr kvcore::CacheGroup full(std::int32_t num_bundles = 1, std::int32_t page_size = 0) {
     return {kvcore::GroupKind::kFull, 0, num_bundles, page_size};

@@ -12,7 +12,7 @@
 
 #include "check.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "kvcore/lookup_table.hpp"
+#include "kvcore/request.hpp"
 #include "request.hpp"
 
 /// A way in which a manager is used.

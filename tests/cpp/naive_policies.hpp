@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 
 /// All but ARC: the candidate of the least rank.
 class NaivePolicy : public kvcore::EvictionPolicy {

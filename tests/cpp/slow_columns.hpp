@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "groups/column_pages.hpp"
+#include "layers/column_pages.hpp"
 #include "slow_hits.hpp"
 #include "slow_policy.hpp"
 

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "groups/grouping.hpp"
-#include "index/children.hpp"
-#include "index/tree_node.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "layers/grouping.hpp"
+#include "tree/children.hpp"
+#include "tree/tree_node.hpp"
 
 /// Checkpoints by their columns, the one used longest ago first.
 class SlowCheckpoints {

@@ -9,9 +9,9 @@
 #include <set>
 #include <vector>
 
-#include "index/tree_node.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "naive_policies.hpp"
+#include "tree/tree_node.hpp"
 
 /// A slow policy, to which what left together is a run as well.
 class SlowPolicy : public kvcore::EvictionPolicy {

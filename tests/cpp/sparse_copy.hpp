@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "check.hpp"
-#include "kvcore/pool_view.hpp"
+#include "kvcore/layout.hpp"
 
 namespace attention_case {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "groups/column_states.hpp"
-#include "groups/window_policy.hpp"
+#include "layers/column_states.hpp"
+#include "layers/window_policy.hpp"
 #include "naive_policies.hpp"
 #include "slow_hits.hpp"
 

@@ -13,7 +13,7 @@
 
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/lookup_table.hpp"
+#include "kvcore/request.hpp"
 #include "random.hpp"
 #include "request.hpp"
 #include "tenant_oracle.hpp"

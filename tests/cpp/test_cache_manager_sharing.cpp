@@ -2,7 +2,7 @@
 // Partial pages and their copies, batches, pins, namespaces and replicas.
 #include <set>
 
-#include "kvcore/name_space.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "manager_fixture.hpp"
 
 using kvcore::FetchResult;

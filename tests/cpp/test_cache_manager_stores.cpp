@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvcore/errors.hpp"
-#include "kvcore/name_space.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "store_fixture.hpp"
 
 using kvcore::InvalidHandleError;

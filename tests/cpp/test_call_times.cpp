@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long calls took: buckets, and when calls count at all.
-#include "kvcore/call_times.hpp"
+#include "kvcore/metrics.hpp"
 
 #include <chrono>
 #include <cmath>

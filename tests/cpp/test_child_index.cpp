@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "index/child_index.hpp"
 #include "page_nodes.hpp"
+#include "tree/child_index.hpp"
 
 using kvcore::ChildIndex;
 using kvcore::TreeNode;

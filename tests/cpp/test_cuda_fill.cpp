@@ -7,7 +7,6 @@
 #include "check.hpp"
 #include "emulation/emulation.hpp"
 #include "kvcore/cuda.hpp"
-#include "kvcore/page_bytes.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "disk_scene.hpp"
-#include "tiers/disk/slot_format.hpp"
+#include "store/disk/slot_format.hpp"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "disk_scene.hpp"
 #include "kvcore/errors.hpp"
-#include "tiers/disk/slot_format.hpp"
+#include "store/disk/slot_format.hpp"
 
 using kvcore::BreakerState;
 

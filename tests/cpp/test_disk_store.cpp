@@ -12,7 +12,7 @@
 
 #include "disk_scene.hpp"
 #include "kvcore/errors.hpp"
-#include "tiers/disk/aligned_buffer.hpp"
+#include "store/disk/aligned_buffer.hpp"
 
 using Numbers = std::vector<std::uint64_t>;
 

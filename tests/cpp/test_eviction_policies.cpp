@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The policies that come with kvcore: what they name is what their slow twins name, in trees to
 // which the same happens.
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 
 #include <array>
 #include <memory>

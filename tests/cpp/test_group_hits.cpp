@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "groups/hit_search.hpp"
-#include "index/policies/lru.hpp"
+#include "layers/hit_search.hpp"
+#include "tree/policies/lru.hpp"
 
 using kvcore::BlockId;
 using kvcore::CacheGroup;

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "check.hpp"
-#include "groups/idle_pages.hpp"
-#include "groups/window_policy.hpp"
-#include "kvcore/eviction_policies.hpp"
+#include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "layers/idle_pages.hpp"
+#include "layers/window_policy.hpp"
 
 using kvcore::BlockId;
 using kvcore::IdlePages;

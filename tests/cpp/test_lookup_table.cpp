@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcore/lookup_table.hpp"
+#include "kvcore/request.hpp"
 #include "request.hpp"
 
 using kvcore::LookupTable;

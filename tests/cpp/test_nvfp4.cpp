@@ -9,7 +9,7 @@
 
 #include "conversion_memory.hpp"
 #include "data/kernels/isa.hpp"
-#include "kvcore/nvfp4.hpp"
+#include "kvcore/quantize.hpp"
 
 using conversion::Bytes;
 using conversion::Guarded;
@@ -63,7 +63,7 @@ struct Coded {
     Bytes scales;
 };
 
-// The steps of kvcore/nvfp4.hpp, element by element.
+// The steps of kvcore/quantize.hpp, element by element.
 Coded coded(DType wide, const std::byte* elements, std::int64_t blocks, float global) {
     Coded found;
     for (std::int64_t block = 0; block < blocks; ++block) {

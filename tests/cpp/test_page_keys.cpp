@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kvcore/cbor.hpp"
 #include "random.hpp"
 
 using kvcore::KeyChain;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "manager/page_row.hpp"
+#include "request/page_row.hpp"
 
 #include <utility>
 #include <vector>

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kvcore/paged_rows.hpp"
+#include "kvcore/paged_batch.hpp"
 #include "random.hpp"
 
 using kvcore::BlockId;

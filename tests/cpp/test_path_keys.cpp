@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kvcore/name_space.hpp"
-#include "manager/path_keys.hpp"
+#include "keys/path_keys.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "random.hpp"
 
 using kvcore::ExtraKey;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles: right for as long as the pages are there, and never again.
-#include "index/tree_node.hpp"
 #include "kvcore/errors.hpp"
+#include "tree/tree_node.hpp"
 #include "tree_fixture.hpp"
 
 using kvcore::InvalidHandleError;

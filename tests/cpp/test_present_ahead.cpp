@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tiers/present_ahead.hpp"
+#include "data/present_ahead.hpp"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

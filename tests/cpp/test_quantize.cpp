@@ -9,7 +9,7 @@
 
 #include "data/kernels/isa.hpp"
 #include "elements.hpp"
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 #include "random.hpp"
 
 using kvcore::DType;

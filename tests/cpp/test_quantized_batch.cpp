@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "elements.hpp"
-#include "kvcore/kernels.hpp"
 #include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
+#include "kvcore/quantize.hpp"
 #include "random.hpp"
 
 using kvcore::DType;

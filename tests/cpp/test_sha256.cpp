@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/sha256.hpp"
+#include "kvcore/page_keys.hpp"
 
 #include <cstdint>
 #include <string>
@@ -8,7 +8,6 @@
 
 #include "check.hpp"
 #include "keys/kernels.hpp"
-#include "kvcore/cbor.hpp"
 #include "random.hpp"
 
 using kvcore::Sha256;

@@ -2,8 +2,8 @@
 #include <map>
 #include <vector>
 
-#include "index/sibling_order.hpp"
 #include "page_nodes.hpp"
+#include "tree/sibling_order.hpp"
 
 using kvcore::SiblingOrder;
 using kvcore::TreeNode;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvcore/slots.hpp"
+#include "kvcore/paged_batch.hpp"
 #include "random.hpp"
 
 using kvcore::DType;

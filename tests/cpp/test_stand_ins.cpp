@@ -11,8 +11,8 @@
 #include "check.hpp"
 #include "host_fixture.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "kvcore/stand_ins.hpp"
 
 using kvcore::ExtraKey;
 using kvcore::stand_in_name;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/tier_index.hpp"
+#include "level/tier_index.hpp"
 
 #include <stdexcept>
 #include <vector>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/copy_runs.hpp"
-#include "kvcore/transfer.hpp"
+#include "kvcore/page_bytes.hpp"
 #include "random.hpp"
 
 using kvcore::CacheLayout;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kvcore/prefix_tree.hpp"
-#include "kvcore/tree_listener.hpp"
 #include "random.hpp"
 #include "tree_fixture.hpp"
 

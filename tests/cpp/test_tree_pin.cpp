@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "index/tree_pin.hpp"
+#include "tree/tree_pin.hpp"
 
 #include <type_traits>
 #include <utility>

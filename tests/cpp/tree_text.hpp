@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "index/children.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "tree/children.hpp"
 
 /// All that a PrefixTree holds, as text without addresses: two trees that read the same behave the
 /// same. Asks for no count, so that pins which wait to be counted go on waiting.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "copy_chunks.hpp"
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 #include "machine.hpp"
 
 namespace kvcore::cuda {

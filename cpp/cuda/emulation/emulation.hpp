@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda::emulation {
 

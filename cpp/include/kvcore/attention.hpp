@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "kvcore/dtype.hpp"
+#include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
-#include "kvcore/pool_view.hpp"
 
 namespace kvcore {
 
@@ -57,8 +57,9 @@ struct SharedRows {
     std::int64_t num_tokens;
 };
 
-/// The global scales of K and V in nvfp4 (kvcore/nvfp4.hpp): then `data` of a tensor are its codes,
-/// `dim` counts elements, and its scales are bytes, one for each of `scales.group` = 16 elements.
+/// The global scales of K and V in nvfp4 (kvcore/quantize.hpp): then `data` of a tensor are its
+/// codes, `dim` counts elements, and its scales are bytes, one for each of `scales.group` = 16
+/// elements.
 struct Nvfp4Globals {
     bool is_nvfp4 = false;
     float k = 1.0F;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "kvcore/types.hpp"
@@ -97,6 +98,17 @@ class BlockPool {
     std::int64_t num_recycled_ = 0;  // depth of the stack
     std::unique_ptr<std::uint32_t[], CFree> refs_;
     std::unique_ptr<BlockId[], CFree> stack_;
+};
+
+/// What one tenant may hold of the pages of each replica. A page is held while a request, a pin or
+/// a copy keeps it from eviction, and counts once: for the tenant whose request took it from the
+/// pool, who is also the one that cached it first. Pages that are cached and held by nobody count
+/// for none.
+struct TenantQuota {
+    static constexpr std::int64_t kNoCeiling = std::numeric_limits<std::int64_t>::max();
+
+    std::int64_t reserved_pages = 0;      // others leave it so many, free or evictable
+    std::int64_t max_pages = kNoCeiling;  // it never holds more
 };
 
 }  // namespace kvcore

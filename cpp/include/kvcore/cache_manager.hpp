@@ -7,17 +7,75 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/cache_config.hpp"
 #include "kvcore/cache_events.hpp"
-#include "kvcore/cache_types.hpp"
 #include "kvcore/cached_columns.hpp"
-#include "kvcore/held_pages.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/page_moves.hpp"
-#include "kvcore/prefix_hit.hpp"
+#include "kvcore/request.hpp"
 #include "kvcore/store_moves.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
+
+/// What CacheManager::match found for a request, held until it is allocated or dropped.
+///
+/// Owns: a hold on the cached pages that it names, and on what continues them in the host tier:
+/// nobody evicts them meanwhile, and they count as used. Dropping it leaves no trace: not even the
+/// order of eviction knows that they were looked at.
+/// Threads: one at a time; the manager, which must outlive it, may be used by others.
+/// Cost: O(1) to drop, under the manager's mutex.
+class PrefixHit {
+   public:
+    /// Holds nothing.
+    PrefixHit() noexcept;
+    PrefixHit(PrefixHit&& other) noexcept;
+    PrefixHit& operator=(PrefixHit&& other) noexcept;
+    ~PrefixHit();
+
+    /// Tokens that the request would take from the cache, copied and loaded ones included; 0 where
+    /// that is no more than it has.
+    [[nodiscard]] std::int64_t num_tokens() const noexcept;
+    /// Whole pages of those that it would share.
+    [[nodiscard]] std::int64_t num_pages() const noexcept;
+
+   private:
+    friend class CacheManager;
+    struct Held;
+
+    explicit PrefixHit(std::unique_ptr<Held> held) noexcept;
+
+    std::unique_ptr<Held> held_;
+};
+
+/// Pages that CacheManager::hold keeps as they are for somebody who reads or writes them.
+///
+/// Owns: a hold on each: whoever releases it, it is not handed out again, and while it is cached
+/// not evicted. Where the caches are reset and nobody else has it, it is found no more, but stays
+/// until it is let go. Letting go is no use of a page, and dropping it lets go too.
+/// Threads: one at a time; the manager, which must outlive it, may be used by others.
+/// Cost: O(pages) to let go, under the manager's mutex.
+class HeldPages {
+   public:
+    /// Holds nothing.
+    HeldPages() noexcept;
+    HeldPages(HeldPages&& other) noexcept;
+    HeldPages& operator=(HeldPages&& other) noexcept;
+    ~HeldPages();
+
+    /// As they were asked for.
+    [[nodiscard]] const std::vector<BlockId>& pages() const noexcept;
+    /// Lets the pages go. Throws InvalidHandleError where that was done before.
+    void let_go();
+
+   private:
+    friend class CacheManager;
+    struct Held;
+
+    explicit HeldPages(std::unique_ptr<Held> held) noexcept;
+
+    std::unique_ptr<Held> held_;
+};
 
 /// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
 /// is full. Ids only; the caller owns the memory behind them.
@@ -213,7 +271,8 @@ class CacheManager {
                                                  std::int64_t n) const;
 
     /// Tokens up to `highest` that the trees of every replica and tier hold, and what is on its way
-    /// there, in any order. What stand-ins (kvcore/stand_ins.hpp) are still held. O(cached tokens).
+    /// there, in any order. What stand-ins (kvcore/extra_keys.hpp) are still held. O(cached
+    /// tokens).
     [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
     /// First token of a sequence that a call may still compare with the cache or put there. Throws
     /// RequestNotFoundError. O(1).

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+// The order in which cached runs go: what a policy is, and the policies that come with kvcore.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string_view>
 
 namespace kvcore {
 
@@ -45,9 +49,9 @@ struct PolicyInterest {
 ///
 /// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
 /// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
-/// has LRU without; so have each replica of a CacheManager and each TierIndex. Those that come with
-/// kvcore are in kvcore/eviction_policies.hpp. "An eviction policy of your own" in docs/eviction.md
-/// shows a whole one.
+/// has LRU without; so have each replica of a CacheManager and its host tier. `make_policy` makes
+/// the policies of kvcore. "An eviction policy of your own" in docs/eviction.md shows how to write
+/// another policy.
 ///
 /// Owns: what it knows of each run, in arrays of its own by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
@@ -163,5 +167,36 @@ struct EvictionCounts {
         return *this;
     }
 };
+
+/// What goes first. A use is a reservation or an insertion that walks the run, the first included.
+enum class EvictionOrder : std::uint8_t {
+    kLru,       // least recently released
+    kLfu,       // fewest uses, then least recently used
+    kSlru,      // used once before those used again, each by recency
+    kFifo,      // entered first
+    kPriority,  // lowest priority, then least recently used
+    kCost,      // least prefill time saved per byte, with ageing
+    kArc,       // by recency or by frequency, as what returns after its eviction tells
+};
+
+/// An order and what it is told beforehand.
+struct EvictionConfig {
+    EvictionOrder order = EvictionOrder::kLru;
+    // kCost: tokens in front of one for which attention takes as long as all else that is computed
+    // for it; at least 1.
+    std::int32_t attention_tokens = 24'576;
+};
+
+/// By its name: lru, lfu, slru, fifo, priority, cost or arc. Throws std::invalid_argument for
+/// another one.
+[[nodiscard]] EvictionOrder eviction_order(std::string_view name);
+
+/// Makes a policy for each tree that asks.
+using PolicyFactory = std::function<std::unique_ptr<EvictionPolicy>()>;
+
+/// A policy for a tree whose pages have so many tokens. Throws std::invalid_argument unless
+/// page_size and attention_tokens are at least 1, and for an order that there is not.
+[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config,
+                                                          std::int32_t page_size);
 
 }  // namespace kvcore

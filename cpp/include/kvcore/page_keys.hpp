@@ -12,6 +12,7 @@
 // they have other places in a PrefixTree.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -20,11 +21,100 @@
 #include <tuple>
 #include <vector>
 
-#include "kvcore/cbor.hpp"
-#include "kvcore/sha256.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore {
+
+// Items of canonical CBOR (RFC 8949, 4.2.1): every number in the fewest bytes, every length known
+// in front. A sink is what has append(const char*, std::size_t), such as a std::string; the bytes
+// are the same on every machine. O(bytes of the item).
+namespace cbor {
+
+/// A head and its number take at most so many bytes.
+constexpr std::size_t kMostHeadBytes = 9;
+
+/// Writes the head of an item of a major type (0 .. 7) and its number; returns its bytes.
+inline std::size_t write_head(char* out, unsigned major, std::uint64_t number) noexcept {
+    const bool is_short = number < 24;
+    const unsigned log = number <= 0xff ? 0 : number <= 0xffff ? 1 : number <= 0xffffffff ? 2 : 3;
+    const std::size_t more = is_short ? 0 : std::size_t{1} << log;
+    const auto low = is_short ? static_cast<unsigned>(number) : 24 + log;
+    out[0] = static_cast<char>(major << 5 | low);
+    for (std::size_t i = 0; i < more; ++i) {
+        out[1 + i] = static_cast<char>(number >> (8 * (more - 1 - i)) & 0xff);
+    }
+    return 1 + more;
+}
+
+template <class Sink>
+void put_head(Sink& out, unsigned major, std::uint64_t number) {
+    char head[kMostHeadBytes];
+    out.append(head, write_head(head, major, number));
+}
+
+template <class Sink>
+void put_integer(Sink& out, std::int64_t value) {
+    const auto bits = static_cast<std::uint64_t>(value);
+    put_head(out, value < 0 ? 1 : 0, value < 0 ? ~bits : bits);
+}
+
+template <class Sink>
+void put_bytes(Sink& out, std::string_view bytes) {
+    put_head(out, 2, bytes.size());
+    out.append(bytes.data(), bytes.size());
+}
+
+/// Of UTF-8.
+template <class Sink>
+void put_text(Sink& out, std::string_view text) {
+    put_head(out, 3, text.size());
+    out.append(text.data(), text.size());
+}
+
+/// In front of `n` items.
+template <class Sink>
+void put_array(Sink& out, std::uint64_t n) {
+    put_head(out, 4, n);
+}
+
+template <class Sink>
+void put_nil(Sink& out) {
+    out.append("\xf6", 1);
+}
+
+}  // namespace cbor
+
+/// SHA-256 (FIPS 180-4) of what is appended. A copy goes on from the same bytes.
+///
+/// Owns: the state behind the whole blocks so far, and the bytes of the block that is not full.
+/// Threads: one. Allocates nothing.
+/// Cost: O(bytes), with the processor's own instructions for it where it has any, unless the
+/// environment variable KVCORE_ISA is "baseline".
+class Sha256 {
+   public:
+    using Digest = std::array<std::uint8_t, 32>;
+    /// Behind the bytes given to `digest_with`.
+    static constexpr std::size_t kPadding = 72;
+
+    [[nodiscard]] static Digest of(const void* data, std::size_t size) noexcept;
+
+    Sha256() noexcept;
+
+    /// Bytes so far.
+    [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+    void append(const void* data, std::size_t size) noexcept;
+    /// The digest of all bytes so far.
+    [[nodiscard]] Digest digest() const noexcept;
+    /// The digest of all bytes so far, whole blocks of 64, and these. Writes over kPadding bytes
+    /// behind them.
+    [[nodiscard]] Digest digest_with(std::uint8_t* bytes, std::size_t size) const noexcept;
+
+   private:
+    std::array<std::uint32_t, 8> state_;
+    std::array<std::uint8_t, 64> block_{};  // size_ % 64 bytes of it
+    std::uint64_t size_ = 0;                // bytes so far
+};
+
 namespace keys {
 class HashedItems;
 }
@@ -48,7 +138,7 @@ enum class KeyScheme {
 /// first page alone and unless it is ""; of prompts with embeddings their digest.
 struct KeyOptions {
     KeyScheme scheme = KeyScheme::kKvcore;
-    std::string seed = {};  // one item, see kvcore/cbor.hpp; "" is nil, or vLLM's default
+    std::string seed = {};  // one item, see cbor above; "" is nil, or vLLM's default
     std::optional<std::string> extra_key = {};   // UTF-8
     std::optional<std::string> cache_salt = {};  // UTF-8
     /// kVllm: of each page of a prompt that has embeddings, SHA-256 of those of its tokens; pages
@@ -81,7 +171,7 @@ void put_placed_key(Sink& out, const PlacedKey& key) {
 /// What is in front of the first page of a sequence.
 [[nodiscard]] PageKey root_key(const KeyOptions& options);
 
-/// The key of a page behind `parent`. `extra`: one item, see kvcore/cbor.hpp; "" is nil.
+/// The key of a page behind `parent`. `extra`: one item, see cbor above; "" is nil.
 [[nodiscard]] PageKey page_key(const PageKey& parent, const TokenId* tokens, std::int64_t n,
                                std::string_view extra = {});
 

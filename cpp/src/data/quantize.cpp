@@ -3,7 +3,7 @@
 #include <mutex>
 
 #include "data/tiles.hpp"
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 #include "support/parallel.hpp"
 
 namespace kvcore {

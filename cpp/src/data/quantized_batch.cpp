@@ -4,7 +4,7 @@
 #include "data/batch_ranges.hpp"
 #include "data/row_runs.hpp"
 #include "data/tiles.hpp"
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 
 namespace kvcore {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "data/copy_runs.hpp"
-#include "kvcore/paged_rows.hpp"
+#include "kvcore/paged_batch.hpp"
 
 namespace kvcore {
 

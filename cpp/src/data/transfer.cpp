@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/transfer.hpp"
+#include "kvcore/page_bytes.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "data/transpose.hpp"
-#include "kvcore/transfer.hpp"
+#include "kvcore/page_bytes.hpp"
 #include "support/parallel.hpp"
 
 namespace kvcore {

@@ -8,8 +8,7 @@
 #include <cstring>
 
 #include "keys/kernels.hpp"
-#include "kvcore/cbor.hpp"
-#include "kvcore/sha256.hpp"
+#include "kvcore/page_keys.hpp"
 #include "kvcore/types.hpp"
 
 namespace kvcore::keys {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kvcore/sha256.hpp"
+#include "kvcore/page_keys.hpp"
 
 #include <algorithm>
 #include <cassert>

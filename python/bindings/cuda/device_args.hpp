@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "array_args.hpp"
-#include "kvcore/cuda_device.hpp"
+#include "kvcore/cuda.hpp"
 #include "kvcore/errors.hpp"
 #include "page_ids.hpp"
 

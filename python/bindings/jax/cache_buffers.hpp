@@ -10,8 +10,8 @@
 
 #include "kvcore/dtype.hpp"
 #include "kvcore/errors.hpp"
-#include "kvcore/paged_rows.hpp"
-#include "kvcore/pool_view.hpp"
+#include "kvcore/layout.hpp"
+#include "kvcore/paged_batch.hpp"
 #include "xla/ffi/api/ffi.h"
 
 namespace kvcore::jax {

@@ -5,7 +5,7 @@
 
 #include "cache_buffers.hpp"
 #include "handlers.hpp"
-#include "kvcore/paged_rows.hpp"
+#include "kvcore/paged_batch.hpp"
 
 namespace kvcore::jax {
 namespace {

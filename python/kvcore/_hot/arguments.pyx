@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    #include "kvcore/name_space.hpp"
+    #include "kvcore/extra_keys.hpp"
 
     static std::string join_namespace(bool has_extra, const std::string& extra, bool has_salt,
                                       const std::string& salt) {

@@ -28,7 +28,7 @@ cdef extern from *:
     """
     #include <vector>
 
-    #include "kvcore/tree_listener.hpp"
+    #include "kvcore/prefix_tree.hpp"
 
     // Forgotten pages that nobody holds any more. There is room for all that are still held.
     struct FreedPages final : kvcore::ForgottenListener {

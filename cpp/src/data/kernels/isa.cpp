@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "kvcore/errors.hpp"
-#include "kvcore/kernels.hpp"
+#include "kvcore/quantize.hpp"
 
 namespace kvcore {
 namespace cpu {

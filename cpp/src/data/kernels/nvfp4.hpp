@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of nvfp4, bit by bit as in kvcore/nvfp4.hpp. Included by each ISA's source inside its own
-// unnamed namespace, behind quantize.hpp. Tiles count elements; their scales are bytes.
+// Blocks of nvfp4, bit by bit as in kvcore/quantize.hpp. Included by each ISA's source inside its
+// own unnamed namespace, behind quantize.hpp. Tiles count elements; their scales are bytes.
 
 constexpr std::int64_t kBlock = 16;  // elements
 constexpr std::int64_t kBlockCodes = 8;

@@ -1,0 +1,702 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads' side of the manager: each verb takes the mutex and hands on to the part that does
+// it.
+#include "kvcore/cache_manager.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "cache/cached_tree.hpp"
+#include "cache/impl.hpp"
+#include "cache/queries.hpp"
+#include "cache/reset.hpp"
+#include "cache/store_searches.hpp"
+#include "kvcore/errors.hpp"
+#include "level/quotas.hpp"
+#include "observe/export_import.hpp"
+
+namespace kvcore {
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+// True when no transfers into a sequence's pages are under way, and none that make room in its
+// replica, or it is gone.
+bool is_settled(const ManagerState& state, SequenceHandle handle) {
+    if (state.sequences.find(handle) == nullptr) return true;
+    const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
+                                 SequenceHandle sequence) {
+        if (ticket == 0 || sequence != handle) return false;
+        if (owner != std::this_thread::get_id()) return true;
+        throw std::logic_error("a thread waits for transfers of its own; finish them first");
+    };
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        if (is_its(copy.ticket, copy.owner, copy.copy.sequence)) return false;
+    }
+    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+        if (is_its(copy.ticket, copy.owner, copy.from)) return false;
+        if (is_its(copy.ticket, copy.owner, copy.into)) return false;
+    }
+    const std::int32_t replica = state.sequences.find(handle)->replica;
+    for (const TierFlight& flight : state.flights.all()) {
+        const bool makes_room = flight.is_spill() && flight.replica == replica;
+        if (!flight.holds_up() && !makes_room) continue;
+        if (is_its(flight.ticket, flight.owner, makes_room ? handle : flight.sequence)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+CacheManager::CacheManager(const CacheConfig& config, const PolicyFactory& make_policy)
+    : impl_(std::make_unique<Impl>(config, make_policy)) {}
+
+CacheManager::~CacheManager() = default;
+
+const CacheConfig& CacheManager::config() const noexcept { return impl_->state.config; }
+
+SequenceHandle CacheManager::claim(std::int32_t replica) {
+    const Lock lock(impl_->mutex);
+    return impl_->claims.claim(replica);
+}
+
+void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    const Sequence& told = state.sequences.at(sequence);
+    const bool has_tenant = terms.tenant != RequestTerms::kSameTenant;
+    const Owner owner = has_tenant ? quotas::owner_of(state.config, terms.tenant) : Owner{0};
+    if (owner != 0) state.tenants.make_room(sequence);
+    state.terms.set(sequence, terms);
+    if (has_tenant) state.set_tenant(told, sequence, owner);
+}
+
+void CacheManager::advance(std::int64_t now) {
+    const Lock lock(impl_->mutex);
+    housekeeping::advance(impl_->state, now);
+}
+
+bool CacheManager::contains(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.sequences.find(sequence) != nullptr;
+}
+
+std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.sequences.at(sequence).replica;
+}
+
+std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle,
+                                            std::int64_t first) const {
+    const Lock lock(impl_->mutex);
+    return queries::pages_of(impl_->state, sequence, bundle, first);
+}
+
+void CacheManager::release(SequenceHandle sequence, RequestHistory* history) {
+    const Lock lock(impl_->mutex);
+    if (impl_->claims.release(sequence, history)) impl_->finished.notify_all();
+}
+
+void CacheManager::recall(SequenceHandle sequence, const RequestHistory& history) {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    impl_->state.counts.recall(sequence, history);
+}
+
+void CacheManager::begin_again(SequenceHandle sequence) {
+    const Lock lock(impl_->mutex);
+    impl_->claims.begin_again(sequence);
+}
+
+ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
+                                    Transfers* transfers, const ReserveOptions& options) {
+    rules::require_options(options);
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.reserve({&request, 1}, num_steps, transfers, options).status;
+}
+
+BatchReserve CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,
+                                         Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.reserve(batch, num_steps, transfers);
+}
+
+ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps,
+                               const ReserveOptions& options) const {
+    rules::require_options(options);
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.plan(request, {num_steps, options});
+}
+
+ReservePlan CacheManager::plan(std::int32_t replica, const RequestView& request,
+                               std::int64_t num_steps, const ReserveOptions& options,
+                               std::int32_t tenant) const {
+    rules::require_options(options);
+    const Lock lock(impl_->mutex);
+    const Owner owner = quotas::owner_of(impl_->state.config, tenant);
+    return impl_->ordered.plan(replica, request, {num_steps, options, owner});
+}
+
+ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n, Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    return impl_->ordered.begin_at(request, n, transfers);
+}
+
+SequenceMark CacheManager::mark_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return queries::mark_of(impl_->state, sequence);
+}
+
+PrefixHit CacheManager::match(const RequestView& request) const {
+    const Lock lock(impl_->mutex);
+    return PrefixHit(
+        std::make_unique<PrefixHit::Held>(impl_->mutex, impl_->ordered.match(request)));
+}
+
+ReserveStatus CacheManager::allocate(PrefixHit& hit, RequestView& request, std::int64_t n,
+                                     Transfers* transfers) {
+    if (hit.held_ == nullptr) {
+        throw std::invalid_argument("the hit holds nothing: it was allocated; match again");
+    }
+    ReserveStatus status = ReserveStatus::kNoSpace;
+    {
+        const Lock lock(impl_->mutex);
+        status = impl_->ordered.allocate(hit.held_->hit, request, n, transfers);
+    }
+    if (status == ReserveStatus::kOk) hit = PrefixHit();
+    return status;
+}
+
+FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
+                                FetchTarget* targets, Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    return impl_->fetcher.fetch(batch, num_steps, targets, transfers);
+}
+
+void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
+                          Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    if (impl_->state.events != nullptr) impl_->state.events->seal();
+    impl_->committer.commit(batch, swaps, transfers);
+}
+
+void CacheManager::fork(const RequestView& parent, const RequestBatch& children,
+                        Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    impl_->forker.fork(parent, children, transfers);
+}
+
+void CacheManager::truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers) {
+    const Lock lock(impl_->mutex);
+    impl_->claims.truncate(sequence, n, transfers);
+}
+
+std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batch) const {
+    const Lock lock(impl_->mutex);
+    return queries::shared_prefixes(impl_->state, batch);
+}
+
+std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
+                                 std::int32_t* partial_tokens, std::int32_t bundle) const {
+    const Lock lock(impl_->mutex);
+    return queries::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+                          partial_tokens, bundle);
+}
+
+std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_space,
+                                 const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
+                                 std::int32_t* partial_tokens, std::int64_t most_pages,
+                                 std::int32_t bundle) {
+    const Lock lock(impl_->mutex);
+    return queries::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+                          partial_tokens, most_pages, bundle);
+}
+
+PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,
+                            const TokenId* tokens, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return impl_->pins.pin(impl_->state.replica_at(replica), name_space, tokens, n);
+}
+
+void CacheManager::unpin(PinHandle pin) {
+    const Lock lock(impl_->mutex);
+    impl_->pins.unpin(pin);
+}
+
+std::int32_t CacheManager::recommend_replica(std::string_view name_space, const TokenId* tokens,
+                                             std::int64_t n) const {
+    const Lock lock(impl_->mutex);
+    return queries::recommend_replica(impl_->state, name_space, tokens, n);
+}
+
+std::int64_t CacheManager::leave_windows(SequenceHandle sequence, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return impl_->claims.leave_windows(sequence, n);
+}
+
+std::int64_t CacheManager::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return impl_->forgetter.forget(replica, pages, n);
+}
+
+std::vector<BlockId> CacheManager::next_pages(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return queries::next_pages(impl_->state.replica_at(replica));
+}
+
+bool CacheManager::reset_prefix_cache() {
+    const Lock lock(impl_->mutex);
+    return impl_->forgetter.reset();
+}
+
+void CacheManager::finish(std::uint64_t ticket, bool done) {
+    bool is_known = false;
+    {
+        const Lock lock(impl_->mutex);
+        if (impl_->state.events != nullptr) impl_->state.events->seal();
+        is_known = housekeeping::finish(impl_->state, impl_->claims, ticket, done);
+    }
+    if (!is_known) {
+        throw InvalidHandleError(detail::concat("the transfers of ticket ", ticket,
+                                                " are not under way: they were finished before; "
+                                                "finish them once"));
+    }
+    impl_->finished.notify_all();
+}
+
+void CacheManager::note_late_reads(const PageMove* stores, std::int64_t n, std::uint64_t mark) {
+    const Lock lock(impl_->mutex);
+    housekeeping::note_late_reads(impl_->state, stores, n, mark);
+}
+
+std::uint64_t CacheManager::late_reads(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const LateReads* reads = impl_->state.replica_at(replica).late_reads.get();
+    return reads == nullptr ? 0 : reads->highest();
+}
+
+OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    state.state_copies.make_room_to_take(sequence, transfers);
+    const OwedStatus pages = state.copies.take_owed(sequence, transfers);
+    const bool has_states = state.state_copies.take_owed(sequence, transfers);
+    if (has_states) return OwedStatus::kTaken;
+    const Sequence* waiting = state.sequences.find(sequence);
+    const bool waits_for_room = pages == OwedStatus::kNone && waiting != nullptr &&
+                                state.flights.holds_back(waiting->replica, 0);
+    return waits_for_room ? OwedStatus::kUnderWay : pages;
+}
+
+void CacheManager::wait(SequenceHandle sequence) const {
+    std::unique_lock<std::mutex> lock(impl_->mutex);
+    impl_->finished.wait(lock, [&] { return is_settled(impl_->state, sequence); });
+}
+
+std::vector<PageMove> CacheManager::take_copies() {
+    const Lock lock(impl_->mutex);
+    return impl_->state.copy_list.take();
+}
+
+std::vector<StateMove> CacheManager::take_state_copies() {
+    const Lock lock(impl_->mutex);
+    return impl_->state.state_copies.take_list();
+}
+
+std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->state.sequences.at(sequence));
+    const StateRows& states = impl_->state.states;
+    return states.exist() ? states.of(sequence).slot : ColumnStates::kNone;
+}
+
+StateStats CacheManager::state_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.replica_at(replica).state_stats();
+}
+
+std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {
+    const Lock lock(impl_->mutex);
+    return queries::tokens_up_to(impl_->state, highest);
+}
+
+std::int64_t CacheManager::first_uncached(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    return queries::first_uncached(impl_->state, sequence);
+}
+
+PoolStats CacheManager::stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return queries::stats(impl_->state, replica);
+}
+
+std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    const Replica& asked = impl_->state.replica_at(replica);
+    return asked.columns == nullptr ? std::vector<GroupStats>{} : asked.columns->stats();
+}
+
+std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
+    return queries::tenant_stats(impl_->state.replica_at(replica));
+}
+
+Metrics CacheManager::metrics() const {
+    const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
+    return queries::metrics(impl_->state);
+}
+
+void CacheManager::reset_metrics() {
+    const Lock lock(impl_->mutex);
+    impl_->state.count_generated();
+    housekeeping::reset_metrics(impl_->state);
+}
+
+void CacheManager::check_integrity() const {
+    const Lock lock(impl_->mutex);
+    queries::check_integrity(impl_->state);
+}
+
+PrefixHit::PrefixHit() noexcept = default;
+
+PrefixHit::PrefixHit(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
+
+PrefixHit::PrefixHit(PrefixHit&& other) noexcept = default;
+
+PrefixHit& PrefixHit::operator=(PrefixHit&& other) noexcept {
+    PrefixHit moved(std::move(other));
+    held_.swap(moved.held_);
+    return *this;
+}
+
+PrefixHit::~PrefixHit() {
+    if (held_ == nullptr) return;
+    const Lock lock(held_->mutex);
+    held_.reset();
+}
+
+std::int64_t PrefixHit::num_tokens() const noexcept {
+    return held_ == nullptr ? 0 : held_->hit.found().tokens;
+}
+
+std::int64_t PrefixHit::num_pages() const noexcept {
+    return held_ == nullptr ? 0 : held_->hit.found().match.at.depth;
+}
+
+// The threads' side of the manager, for stores below its host tier.
+
+namespace {
+
+[[noreturn]] void refuse_ticket(const char* what, std::uint64_t ticket) {
+    throw InvalidHandleError(detail::concat("the ", what, " of ticket ", ticket,
+                                            " is not under way: it was finished before; finish it "
+                                            "once"));
+}
+
+void require_stores(const ManagerState& state, std::int32_t replica) {
+    if (state.replica_at(replica).record_keys != nullptr) return;
+    throw std::invalid_argument(
+        "this manager has no stores below its host tier; set has_stores when it is made");
+}
+
+void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end) {
+    std::int32_t before = -1;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int32_t column = columns[i].column;
+        if (column <= before || column >= end) {
+            throw std::invalid_argument(detail::concat("column ", column, " comes behind column ",
+                                                       before, ", must rise and be less than ", end,
+                                                       ", where the hit ends"));
+        }
+        before = column;
+    }
+}
+
+}  // namespace
+
+bool CacheManager::take_writes(std::int64_t most, StoreMoves& out) {
+    out.clear();
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    return state.store_queue.take(most, state.tickets.next(), out);
+}
+
+void CacheManager::finish_writes(std::uint64_t ticket) {
+    const Lock lock(impl_->mutex);
+    if (!impl_->state.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
+}
+
+std::int64_t CacheManager::num_waiting_writes() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.store_queue.num_waiting();
+}
+
+std::int64_t CacheManager::num_dropped_writes() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.store_queue.num_dropped();
+}
+
+StoreSearch CacheManager::search_below(const RequestView& request, std::int64_t max_hit) {
+    const Lock lock(impl_->mutex);
+    return store_searches::search(impl_->state, request, max_hit);
+}
+
+StoreSearch CacheManager::search_below(std::int32_t replica, std::string_view name_space,
+                                       const TokenId* tokens, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    return store_searches::search(impl_->state, replica, name_space, tokens, n);
+}
+
+void CacheManager::keys_below(std::string_view name_space, const TokenId* tokens,
+                              std::int32_t first, std::int32_t last, const PageKey& parent,
+                              PageKey* out) const {
+    impl_->state.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
+}
+
+PageKey CacheManager::root_key_below(std::string_view name_space) const {
+    return impl_->state.store_queue.paths().root(name_space);
+}
+
+std::vector<ColumnParts> CacheManager::needed_below(std::int32_t replica,
+                                                    std::string_view name_space,
+                                                    const TokenId* tokens, std::int32_t end) const {
+    const Lock lock(impl_->mutex);
+    require_stores(impl_->state, replica);
+    return impl_->state.flights.needed_below(replica, name_space, tokens, end);
+}
+
+void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
+                              const TokenId* tokens, std::int32_t end, const ColumnParts* columns,
+                              const PageKey* keys, std::int64_t n, StoreMoves& out) {
+    out.clear();
+    require_rising(columns, n, end);
+    const Lock lock(impl_->mutex);
+    require_stores(impl_->state, replica);
+    impl_->state.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
+                                    static_cast<std::size_t>(n), out);
+}
+
+void CacheManager::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) {
+    const Lock lock(impl_->mutex);
+    if (!impl_->state.flights.finish_fill(ticket, arrived, forward)) {
+        refuse_ticket("fill", ticket);
+    }
+}
+
+// The threads' side of the manager, for who listens to its caches.
+
+// Keys are made while others use the manager. One reader at a time: each goes on from the keys that
+// the one before it has made.
+std::vector<CacheEvent> CacheManager::take_events() {
+    if (impl_->event_keys == nullptr) {
+        throw std::invalid_argument(
+            "this manager has no events; give event_pages, or events=True in Python, when it is "
+            "made");
+    }
+    EventLog& log = *impl_->state.events;
+    const Lock reading(impl_->reading);
+    const auto end_read = [&](bool done) {
+        const Lock lock(impl_->mutex);
+        log.end_read(done);
+    };
+    const PageNews* news = nullptr;
+    {
+        const Lock lock(impl_->mutex);
+        news = &log.begin_read();
+    }
+    std::vector<CacheEvent> events;
+    try {
+        events = impl_->event_keys->read(*news);
+    } catch (...) {
+        end_read(false);
+        throw;
+    }
+    end_read(true);
+    return events;
+}
+
+void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
+                                std::uint64_t num_resets) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    static_cast<void>(state.replica_at(replica));
+    if (state.events == nullptr || n == 0) return;
+    if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
+}
+
+// The threads' side of pages that leave the caches and are brought back.
+
+namespace {
+
+template <class Held>
+void end_locked(std::unique_ptr<Held>& held) noexcept {
+    if (held == nullptr) return;
+    const Lock lock(held->mutex);
+    held.reset();
+}
+
+template <class Held, class Get>
+auto& part_of(const std::unique_ptr<Held>& held, const Get& get) noexcept {
+    static const std::decay_t<decltype(get(held->columns))> none;  // constant, and empty
+    return held == nullptr ? none : get(held->columns);
+}
+
+}  // namespace
+
+CachedTree CacheManager::cached_tree(std::int32_t replica) const {
+    const Lock lock(impl_->mutex);
+    return cached_tree::list(impl_->state, replica);
+}
+
+std::uint64_t CacheManager::num_resets() const {
+    const Lock lock(impl_->mutex);
+    return impl_->state.cache_copies.num_resets();
+}
+
+CacheExport CacheManager::export_columns(const ColumnSpan& span) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    const TreePosition at = cached_tree::find(state, span);
+    if (at.node == nullptr) return {};
+    state.cache_copies.make_room();
+    return CacheExport(std::make_unique<CacheExport::Held>(
+        impl_->mutex, state.cache_copies, state.replica_at(span.replica), at, span.first));
+}
+
+CacheImport CacheManager::import_columns(const ColumnSpan& span, const CachedColumn* columns) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    cached_tree::check_span(state, span);
+    cached_tree::check_offer(state, span, columns);
+    if (span.num_resets != state.cache_copies.num_resets()) {
+        return {ImportStatus::kReset, nullptr};
+    }
+    state.cache_copies.make_room();
+    auto held = std::make_unique<CacheImport::Held>(impl_->mutex, state.cache_copies,
+                                                    state.replica_at(span.replica), span, columns);
+    const ImportStatus status = held->columns.status();
+    const bool holds = status == ImportStatus::kTaken || status == ImportStatus::kKnown;
+    if (!holds) held.reset();
+    return {status, std::move(held)};
+}
+
+bool CacheManager::publish(CacheImport& filled, bool more) {
+    if (filled.held_ == nullptr) {
+        throw std::invalid_argument(
+            "the import holds nothing: it was published, or took nothing; publish each once");
+    }
+    const Lock lock(impl_->mutex);
+    const bool is_wanted = filled.held_->columns.publish(impl_->state.holds, more);
+    filled.held_.reset();
+    return is_wanted;
+}
+
+CacheExport::CacheExport() noexcept = default;
+
+CacheExport::CacheExport(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
+
+CacheExport::CacheExport(CacheExport&& other) noexcept = default;
+
+CacheExport& CacheExport::operator=(CacheExport&& other) noexcept {
+    CacheExport moved(std::move(other));
+    held_.swap(moved.held_);
+    return *this;
+}
+
+CacheExport::~CacheExport() { end_locked(held_); }
+
+const std::vector<CachedColumn>& CacheExport::columns() const noexcept {
+    return part_of(held_, [](const ColumnExport& held) -> auto& { return held.columns(); });
+}
+
+const std::vector<BlockId>& CacheExport::pages() const noexcept {
+    return part_of(held_, [](const ColumnExport& held) -> auto& { return held.pages(); });
+}
+
+CacheImport::CacheImport() noexcept = default;
+
+CacheImport::CacheImport(ImportStatus status, std::unique_ptr<Held> held) noexcept
+    : status_(status), held_(std::move(held)) {}
+
+CacheImport::CacheImport(CacheImport&& other) noexcept = default;
+
+CacheImport& CacheImport::operator=(CacheImport&& other) noexcept {
+    CacheImport moved(std::move(other));
+    held_.swap(moved.held_);
+    status_ = moved.status_;
+    return *this;
+}
+
+CacheImport::~CacheImport() { end_locked(held_); }
+
+const std::vector<CachedColumn>& CacheImport::columns() const noexcept {
+    return part_of(held_, [](const ColumnImport& held) -> auto& { return held.columns(); });
+}
+
+const std::vector<BlockId>& CacheImport::pages() const noexcept {
+    return part_of(held_, [](const ColumnImport& held) -> auto& { return held.pages(); });
+}
+
+struct HeldPages::Held {
+    Held(std::mutex& guard, PageHolds& all, Replica& home, const BlockId* pages, std::int64_t n)
+        : mutex(guard), known(all), set(home, pages, n) {
+        known.add(set);
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() { known.remove(set); }
+
+    std::mutex& mutex;
+    PageHolds& known;
+    PageSet set;
+};
+
+HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
+    const Lock lock(impl_->mutex);
+    ManagerState& state = impl_->state;
+    Replica& home = state.replica_at(replica);
+    state.holds.make_room();
+    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, state.holds, home, pages, n));
+}
+
+HeldPages::HeldPages() noexcept = default;
+
+HeldPages::HeldPages(std::unique_ptr<Held> held) noexcept : held_(std::move(held)) {}
+
+HeldPages::HeldPages(HeldPages&& other) noexcept = default;
+
+HeldPages& HeldPages::operator=(HeldPages&& other) noexcept {
+    HeldPages moved(std::move(other));
+    held_.swap(moved.held_);
+    return *this;
+}
+
+HeldPages::~HeldPages() {
+    if (held_ == nullptr) return;
+    const Lock lock(held_->mutex);
+    held_.reset();
+}
+
+const std::vector<BlockId>& HeldPages::pages() const noexcept {
+    static const std::vector<BlockId> none;  // constant, and empty
+    return held_ == nullptr ? none : held_->set.pages();
+}
+
+void HeldPages::let_go() {
+    if (held_ == nullptr) {
+        throw InvalidHandleError(
+            "these pages are not held: they were let go before; let go of each hold once");
+    }
+    const Lock lock(held_->mutex);
+    held_.reset();
+}
+
+}  // namespace kvcore

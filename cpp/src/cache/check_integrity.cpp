@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The conservation laws of the whole manager.
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "cache/queries.hpp"
+#include "kvcore/errors.hpp"
+
+namespace kvcore::queries {
+namespace {
+
+using detail::require_law;
+
+using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
+
+// Calls visit(hold) for each page that somebody holds by its id.
+template <class Visit>
+void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit& visit) {
+    for (const PageSet* set : state.holds.all()) {
+        if (&set->home() != &state.replica_at(replica)) continue;
+        std::for_each(set->holds().begin(), set->holds().end(), visit);
+    }
+}
+
+// What is copied, or copied to, or held by its id, has a reference for that.
+Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
+    Holders holders;
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        if (copy.copy.replica != replica) continue;
+        ++holders[copy.destination.page()];
+        if (copy.source.is_reference()) ++holders[copy.source.page()];
+    }
+    for (const TierFlight& flight : state.flights.all()) {
+        if (flight.replica != replica) continue;
+        const PathHold::Pages held =
+            flight.is_load ? PathHold::Pages{flight.device_pages.data(),
+                                             static_cast<std::int64_t>(flight.device_pages.size())}
+                           : flight.source.references();
+        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
+    }
+    for_each_hold(state, replica, [&](const PageHold& hold) {
+        if (hold.is_reference()) ++holders[hold.page()];
+    });
+    for (const ColumnExport* each : state.cache_copies.exports()) {
+        const PathHold::Pages held = each->references();
+        if (&each->home() != &state.replica_at(replica)) continue;
+        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &state.replica_at(replica)) continue;
+        for (const BlockId own : each->own()) {
+            if (own >= 0) ++holders[own];
+        }
+    }
+    return holders;
+}
+
+void add_tree(const Replica& replica, Holders& holders) {
+    replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            require_law(++holders[ids[i]] == 1,
+                        "cache: a page is in the tree once, and no transfer has a reference to it");
+            require_law(replica.pool.ref_count(ids[i]) == 1,
+                        "cache: a page in the tree has no other owner");
+        }
+    });
+    replica.tree.for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            ++holders[ids[i]];  // for those who hold its place; a hold from before a reset has its
+                                // own
+        }
+    });
+}
+
+void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, Holders& holders) {
+    for (std::int32_t column = row.frozen(); column < row.size(); ++column) {
+        const auto source = copied.find(row[column]);
+        const std::uint32_t copies = source == copied.end() ? 0 : source->second;
+        require_law(pool.ref_count(row[column]) == 1 + copies,
+                    "sequence: pages that are not frozen are its own alone");
+    }
+    for (const std::int32_t column : row.twins()) ++holders[row[column]];
+    for (std::int32_t column = row.committed(); column < row.size(); ++column) {
+        ++holders[row[column]];
+    }
+}
+
+// Every page is counted once for the tree, or once for each sequence and transfer that holds it as
+// its own. The tree's has no other owner: who committed it holds its place there.
+void check_counts(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    Holders holders = transfer_holders(state, index);
+    const Holders copied = holders;
+    add_tree(replica, holders);
+    std::int64_t sequences = 0;
+    for (const Sequence& sequence : state.sequences.entries()) {
+        if (sequence.replica != index) continue;
+        ++sequences;
+        add_row(sequence.pages, replica.pool, copied, holders);
+    }
+    require_law(sequences == replica.num_sequences, "replica: sequences are counted");
+    for (const auto& [page, count] : holders) {
+        require_law(replica.pool.ref_count(page) == count, "pool: references == holders");
+    }
+    const auto held = static_cast<std::int64_t>(holders.size());
+    require_law(replica.pool.num_free() + held == replica.pool.num_blocks(),
+                "pool: free + referenced + cached == total");
+}
+
+// Calls visit(column) for each one that is copied out of the cache, or into a place there.
+template <class Visit>
+void for_each_copied_column(const ManagerState& state, const Replica& replica, const Visit& visit) {
+    for (const ColumnExport* each : state.cache_copies.exports()) {
+        if (&each->home() != &replica) continue;
+        for (const BlockId column : each->ids()) visit(column);
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &replica) continue;
+        for (const BlockId own : each->own()) {
+            if (own >= 0) visit(own);
+        }
+    }
+}
+
+// Each sequence is a reader of what its windows cover, each copy of what it names.
+void check_columns(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    if (replica.columns == nullptr) return;
+    const std::size_t windows = state.grouping.windows().size();
+    std::vector<std::uint32_t> readers(static_cast<std::size_t>(replica.pool.end_id()) *
+                                       std::max<std::size_t>(1, windows));
+    const auto add = [&](BlockId column, std::size_t window) {
+        ++readers[static_cast<std::size_t>(column) * windows + window];
+    };
+    const std::vector<Sequence>& entries = state.sequences.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (entries[i].replica != index) continue;
+        const PageRow& row = entries[i].pages;
+        for (const BlockId column : row.ids()) {
+            require_law(replica.columns->has_full_pages(column),
+                        "sequence: its columns have all full pages");
+        }
+        for (std::size_t w = 0; w < windows; ++w) {
+            for (std::int32_t c = state.windows.at(i).first[w]; c < row.size(); ++c) {
+                add(row[c], w);
+                require_law(c >= state.windows.at(i).reserved || replica.columns->has(row[c], w) ||
+                                state.flights.brings(entries[i], c, w),
+                            "sequence: has the pages of windows that it has reserved");
+            }
+        }
+    }
+    state.flights.for_each_column(index, [&](BlockId column) {
+        for (std::size_t w = 0; w < windows; ++w) add(column, w);
+    });
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        if (copy.copy.replica != index) continue;
+        for (std::size_t w = 0; w < windows; ++w) {
+            add(copy.source.page(), w);
+            add(copy.destination.page(), w);
+        }
+    }
+    for_each_copied_column(state, replica, [&](BlockId column) {
+        for (std::size_t w = 0; w < windows; ++w) add(column, w);
+    });
+    for_each_hold(state, index, [&](const PageHold& hold) {
+        for (std::size_t w = 0; w < windows; ++w) add(hold.page(), w);
+    });
+    replica.columns->check_integrity(readers);
+}
+
+// A page is held exactly where it is neither free nor evictable, and quotas are kept.
+void check_owners(const Replica& replica) {
+    if (replica.owners == nullptr) return;
+    const std::int64_t available = replica.num_available();
+    const PageOwners& owners = *replica.owners;
+    owners.check_integrity();
+    std::int64_t held = 0;
+    for (std::size_t i = 0; i < owners.counts().num_owners(); ++i) {
+        held += owners.counts().held(static_cast<Owner>(i));
+    }
+    require_law(held + available == replica.num_pages(), "tenants: held + available == total");
+    require_law(owners.counts().is_lawful(available),
+                "tenants: nobody is above its ceiling, and every reservation can be filled");
+}
+
+// What is counted by reason, and by tenant, is what is counted in all.
+void check_tallies(Replica& replica) {
+    const Metrics counted = replica.counted();
+    const EvictionCounts& evicted = counted.evicted;
+    require_law(evicted.policy + evicted.window + evicted.unreachable == counted.evicted_pages,
+                "metrics: evicted by reason == evicted");
+    if (replica.owners == nullptr) return;
+    OwnerTally sum;
+    for (std::size_t i = 0; i < replica.owners->counts().num_owners(); ++i) {
+        const OwnerTally& tally = replica.owners->tally(static_cast<Owner>(i));
+        require_law(tally.input_tokens >= 0 && tally.cache_tokens >= 0,
+                    "metrics: tokens of a tenant >= 0");
+        sum.input_tokens += tally.input_tokens;
+        sum.cache_tokens += tally.cache_tokens;
+        sum.generated_tokens += tally.generated_tokens;
+    }
+    require_law(sum.input_tokens == counted.input_tokens,
+                "metrics: tokens to compute of tenants == tokens to compute");
+    require_law(sum.cache_tokens == counted.cache_tokens,
+                "metrics: cached tokens of tenants == cached tokens");
+    require_law(sum.generated_tokens == counted.generated_tokens,
+                "metrics: generated tokens of tenants == generated tokens");
+}
+
+// Requests have slots of their own, checkpoints are the tree's.
+void check_states(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    if (replica.states == nullptr) return;
+    std::vector<ColumnStates::Slot> used;
+    const std::vector<Sequence>& entries = state.sequences.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (entries[i].replica != index) continue;
+        const ColumnStates::Slot slot = state.states.at(i).slot;
+        require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
+                    "sequence: has a slot once it holds pages");
+        if (slot != ColumnStates::kNone) used.push_back(slot);
+        const ColumnStates::Slot kept = state.states.at(i).kept;
+        require_law(kept == ColumnStates::kNone || slot != ColumnStates::kNone,
+                    "sequence: keeps a state beside the one in its slot");
+        if (kept != ColumnStates::kNone) used.push_back(kept);
+    }
+    for (const ColumnImport* each : state.cache_copies.imports()) {
+        if (&each->home() != &replica) continue;
+        for (const CachedColumn& column : each->columns()) {
+            if (column.state >= 0) used.push_back(column.state);
+        }
+    }
+    std::vector<bool> cached(static_cast<std::size_t>(replica.pool.end_id()));
+    replica.tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) cached[static_cast<std::size_t>(ids[i])] = true;
+    });
+    replica.states->check_integrity(used, cached);
+}
+
+// Both pages of a copy are held until it is over.
+void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
+    require_law(copy.source.page() == copy.copy.source &&
+                    copy.destination.page() == copy.copy.destination &&
+                    copy.destination.is_reference(),
+                "transfers: both pages of a copy are held");
+    require_law(state.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
+                "transfers: nothing is owed to a sequence that is gone");
+    if (copy.source.is_reference()) return;
+    const PrefixTree& tree = state.replica_at(copy.copy.replica).tree;
+    const TreePosition at = copy.source.at();
+    BlockId page = -1;
+    tree.copy_pages(at, at.depth - 1, &page);
+    require_law(page == copy.copy.source && tree.is_protected(at),
+                "transfers: what is copied out of the tree stays there");
+}
+
+// It counts as one, however many copies name it.
+void add_state_copies(const ManagerState& state,
+                      std::unordered_map<const Sequence*, std::int32_t>& pending) {
+    std::unordered_set<const Sequence*> named{nullptr};
+    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+        for (const SequenceHandle handle : {copy.from, copy.into}) {
+            const Sequence* sequence = state.sequences.find(handle);
+            if (named.insert(sequence).second) ++pending[sequence];
+        }
+    }
+}
+
+// The column that is held for a page has that page.
+void check_held_pages(const PageSet& set) {
+    const Replica& replica = set.home();
+    for (std::size_t i = 0; i < set.holds().size(); ++i) {
+        const BlockId page = set.pages()[i];
+        const BlockId column = set.holds()[i].page();
+        bool is_its = replica.columns == nullptr && page == column;
+        if (replica.columns != nullptr) {
+            replica.columns->for_each_page(column, [&](BlockId each) { is_its |= each == page; });
+        }
+        require_law(is_its, "holds: a held page is its column's");
+    }
+}
+
+// What is held by its id stays there.
+void check_holds(const ManagerState& state, std::int32_t index) {
+    const Replica& replica = state.replica_at(index);
+    for (const PageSet* set : state.holds.all()) {
+        if (&set->home() == &replica) check_held_pages(*set);
+    }
+    for_each_hold(state, index, [&](const PageHold& hold) {
+        require_law(replica.pool.ref_count(hold.page()) > 0, "holds: a held page is not free");
+        const TreePosition at = hold.at();
+        if (at.node == nullptr) return;
+        require_law(
+            Replica::last_column(replica.tree, at) == hold.page() && replica.tree.is_protected(at),
+            "holds: what is held in the tree stays there");
+    });
+}
+
+// A sequence waits for what is copied or loaded into its pages.
+void check_transfers(const ManagerState& state) {
+    std::unordered_map<const Sequence*, std::int32_t> pending;
+    for (const OwedCopies::Copy& copy : state.copies.all()) {
+        check_copy(state, copy);
+        const Sequence* sequence = state.sequences.find(copy.copy.sequence);
+        if (sequence != nullptr) ++pending[sequence];
+    }
+    add_state_copies(state, pending);
+    for (const TierFlight& flight : state.flights.all()) {
+        const Sequence* sequence = state.sequences.find(flight.sequence);
+        if (flight.holds_up() && sequence != nullptr) ++pending[sequence];
+    }
+    for (const Sequence& sequence : state.sequences.entries()) {
+        const auto found = pending.find(&sequence);
+        const std::int32_t expected = found == pending.end() ? 0 : found->second;
+        require_law(sequence.num_pending == expected,
+                    "transfers: a sequence knows of those into its pages");
+    }
+}
+
+}  // namespace
+
+void check_integrity(const ManagerState& state) {
+    for (const Sequence& sequence : state.sequences.entries()) {
+        if (sequence.replica < 0) continue;
+        sequence.pages.check_integrity(state.home_of(sequence).tree);
+    }
+    check_transfers(state);
+    for (std::int32_t i = 0; i < state.config.num_replicas; ++i) {
+        state.replica_at(i).pool.check_integrity();
+        state.replica_at(i).tree.check_integrity();
+        check_counts(state, i);
+        check_columns(state, i);
+        check_holds(state, i);
+        check_owners(state.replica_at(i));
+        check_tallies(state.replica_at(i));
+        check_states(state, i);
+    }
+    state.flights.check_integrity();
+}
+
+}  // namespace kvcore::queries

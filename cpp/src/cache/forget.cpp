@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/forget.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "level/page_ids.hpp"
+#include "tree/tree_node.hpp"
+
+namespace kvcore {
+namespace {
+
+// Cached pages of a replica that nobody holds.
+void evict_all(Replica& home) noexcept {
+    std::array<BlockId, 256> evicted;
+    for (std::int64_t n = 1; n > 0;) {
+        n = home.tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+        std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
+        home.pool.free(evicted.data(), n);
+    }
+    if (home.states != nullptr) home.states->forget();
+    if (home.host != nullptr) home.host->reset();
+    if (home.host_states != nullptr) home.host_states->forget();
+}
+
+// Copies hold pages by references now that the tree held for them before.
+void tell_held(Replica& home) noexcept {
+    if (home.owners == nullptr) return;
+    if (home.columns != nullptr) return home.columns->tell_held();
+    for (std::int64_t i = home.pool.first_id(); i < home.pool.end_id(); ++i) {
+        const auto page = static_cast<BlockId>(i);
+        if (home.pool.ref_count(page) > 0) home.owners->hold(&page, 1);
+    }
+}
+
+}  // namespace
+
+std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
+    Replica& home = state_.replica_at(replica);
+    const std::vector<BlockId> columns = page_ids::columns_of(home, pages, n);
+    const std::vector<bool> marked = page_ids::mark(home, columns);
+    const std::vector<TreePosition> ends = home.tree.find_pages(marked);
+    const PrefixTree::Branches branches = home.tree.find_branches(ends);
+    PrefixTree::Branches stored;
+    if (home.host != nullptr && !ends.empty()) {
+        stored = home.host->tree().find_branches(find_stored(home, ends));
+    }
+    // Nothing below can fail.
+    bar_owners(replica, marked);
+    if (ends.empty()) return 0;
+    if (state_.events != nullptr) state_.events->seal();
+    const std::int64_t cached = home.num_cached();
+    bar_copies(replica, branches);
+    home.tree.forget(branches);
+    if (home.host != nullptr) home.host->tree().forget(stored);
+    bar_holders(replica);
+    state_.flights.drop_forgotten(replica);
+    state_.store_queue.drop_forgotten();
+    state_.cache_copies.drop_forgotten();
+    return cached - home.num_cached();
+}
+
+// What was stored of these pages is as wrong as they are, and would come back otherwise.
+std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
+                                                 const std::vector<TreePosition>& ends) const {
+    std::vector<TreePosition> found;
+    for (const TreePosition& end : ends) {
+        const std::vector<TokenId> tokens = home.tree.tokens_of(end, 0);
+        const TreePosition below = home.host->match(PrefixTree::name_of(end.node), tokens.data(),
+                                                    static_cast<std::int64_t>(tokens.size()));
+        if (below.depth == end.depth) found.push_back(below);
+    }
+    return found;
+}
+
+// No hit finds a page that a request has beside the tree. The request is barred there if something
+// is written in the page, and so is a request that waits for a copy of the page. Tokens that are
+// written there later are right.
+void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
+    const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
+    for (Sequence& sequence : state_.sequences.live()) {
+        if (sequence.replica != replica) continue;
+        PageRow& row = sequence.pages;
+        const std::int64_t filled = ceil_div(sequence.filled_end(), state_.config.page_size);
+        const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(filled, row.size()));
+        const auto bar = [&](std::int32_t column) {
+            if (column < end && is_marked(row[column])) row.bar(column);
+        };
+        for (const std::int32_t column : row.twins()) bar(column);
+        for (std::int32_t column = row.committed(); column < end; ++column) bar(column);
+    }
+    for (const OwedCopies::Copy& copy : state_.copies.all()) {
+        if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
+        Sequence* sequence = state_.sequences.find(copy.copy.sequence);
+        if (sequence == nullptr || !is_marked(copy.source.page())) continue;
+        sequence->pages.bar(sequence->pages.find(copy.destination.page()));
+    }
+}
+
+// A page that was begun as a copy of a forgotten one is as wrong. Whose copy is under way is known;
+// of copies that are made (by partial hits, forks and truncations), only that a page which is not
+// committed may be one of any page there: its request commits none of it.
+void Forgetter::bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
+    for (Sequence& sequence : state_.sequences.live()) {
+        PageRow& row = sequence.pages;
+        const std::int32_t column = row.committed();
+        if (sequence.replica != replica || row.node() == nullptr || row.size() <= column) continue;
+        const TreeNode* node = PrefixTree::position(row.node(), column).node;
+        const bool is_behind = std::any_of(
+            branches.tops.begin(), branches.tops.end(),
+            [&](const TreeNode* top) { return top->parent == node && top->start == column; });
+        if (is_behind) row.bar(column);
+    }
+}
+
+void Forgetter::bar_holders(std::int32_t replica) noexcept {
+    for (Sequence& sequence : state_.sequences.live()) {
+        TreeNode* node = sequence.pages.node();
+        if (sequence.replica != replica || node == nullptr) continue;
+        if (!PrefixTree::is_forgotten(node)) continue;
+        sequence.pages.bar(PrefixTree::findable_depth(node));
+        sequence.reuse = Reuse::kSealed;  // a longer prefix would go on from what is cached
+    }
+    for (const OwedCopies::Copy& copy : state_.copies.all()) {
+        const TreePosition at = copy.source.at();
+        Sequence* sequence = state_.sequences.find(copy.copy.sequence);
+        if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
+        if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
+        sequence->pages.bar(sequence->pages.find(copy.destination.page()));
+    }
+}
+
+// What is only being copied is nobody's use of a page: it is not found any more either, though the
+// page itself stays until the copy is over.
+void Forgetter::loosen_copies() noexcept {
+    state_.cache_copies.loosen();
+    state_.flights.loosen();
+    state_.store_queue.loosen();
+    state_.copies.loosen();
+    state_.holds.loosen();
+    state_.holds.fasten();
+    state_.copies.fasten();
+    state_.flights.fasten();
+    state_.store_queue.fasten();
+    state_.cache_copies.fasten();
+}
+
+void Forgetter::drop_forgotten() noexcept {
+    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
+        bar_holders(r);
+        state_.flights.drop_forgotten(r);
+    }
+    state_.store_queue.drop_forgotten();
+    state_.cache_copies.drop_forgotten();
+}
+
+// What a request computes on from pages that were forgotten, or that it computed before, is not
+// cached. A request that has pages and neither a hit nor a step begins behind the reset.
+void Forgetter::bar_all() noexcept {
+    const SequenceTable::Live all = state_.sequences.live();
+    for (std::size_t i = 0; i < all.size; ++i) {
+        Sequence& sequence = all.data[i];
+        const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
+        if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
+        sequence.pages.bar(0);
+        state_.counts.seal(state_.home_of(sequence).metrics,
+                           {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
+                           state_.config.page_size);
+    }
+}
+
+bool Forgetter::is_empty() const noexcept {
+    return std::all_of(state_.replicas.begin(), state_.replicas.end(), [](const auto& home) {
+        const bool is_stored = home->host != nullptr && (home->host->num_stored() > 0 ||
+                                                         home->host->tree().num_forgotten() > 0);
+        return home->tree.num_cached() == 0 && home->tree.num_forgotten() == 0 && !is_stored;
+    });
+}
+
+// What nobody holds goes first: the rest are few runs.
+bool Forgetter::reset() {
+    std::vector<PrefixTree::Branches> held;
+    held.reserve(2 * state_.replicas.size());
+    for (const auto& home : state_.replicas) {
+        held.push_back(home->tree.make_branches());
+        if (home->host != nullptr) held.push_back(home->host->tree().make_branches());
+    }
+    // Nothing below can fail.
+    if (state_.events != nullptr) state_.events->begin_reset();
+    loosen_copies();
+    auto branches = held.begin();
+    for (const auto& home : state_.replicas) {
+        home->metrics.evicted.reset += home->num_cached();
+        home->metrics.host_evicted.reset += home->num_stored();
+        evict_all(*home);
+        home->tree.forget_all(*branches++);
+        if (home->host != nullptr) home->host->tree().forget_all(*branches++);
+        tell_held(*home);
+        home->metrics.evicted.reset -= home->num_cached();
+        home->metrics.host_evicted.reset -= home->num_stored();
+    }
+    drop_forgotten();
+    bar_all();
+    if (state_.events != nullptr) state_.events->end_reset();
+    return is_empty();
+}
+
+}  // namespace kvcore

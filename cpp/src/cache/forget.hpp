@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/state.hpp"
+
+namespace kvcore {
+
+/// Takes pages out of the cache for good, because what is in them is wrong: some, or all.
+///
+///     prefix   [ a | b | c | d ]      forget(c): c and d are found no more. A request that holds
+///                     \\ e ]         all four keeps them, and commits nothing behind b until it
+///                                     was truncated there; the pages are free once it lets go
+///
+/// Owns: nothing between two calls. Threads: none of its own; CacheManager locks around it.
+/// Cost: O(cached pages + requests); with a host tier the match of each prefix there.
+class Forgetter {
+   public:
+    explicit Forgetter(ManagerState& state) noexcept : state_(state) {}
+
+    /// The verb of CacheManager.
+    [[nodiscard]] std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
+    [[nodiscard]] bool reset();
+
+   private:
+    [[nodiscard]] std::vector<TreePosition> find_stored(
+        const Replica& home, const std::vector<TreePosition>& ends) const;
+    void bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
+    void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
+    void bar_holders(std::int32_t replica) noexcept;
+    void loosen_copies() noexcept;
+    void drop_forgotten() noexcept;
+    void bar_all() noexcept;
+    [[nodiscard]] bool is_empty() const noexcept;
+
+    ManagerState& state_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "cache/plan.hpp"
+#include "cache/state.hpp"
+#include "cache/validate_requests.hpp"
+#include "kvcore/errors.hpp"
+#include "level/quotas.hpp"
+#include "transfer/departures.hpp"
+
+namespace kvcore {
+
+/// The second half of a reservation: `prepare` gets what it takes beside pages and may run out of
+/// memory, having changed nothing that anybody sees; `evict` makes room for pages, and
+/// `apply` does it and cannot fail.
+///
+/// Threads: none of its own. Cost: O(pages added and replaced).
+class Reserver {
+   public:
+    Reserver(ManagerState& state, const Departures& departures) noexcept
+        : state_(state), departures_(departures) {}
+
+    /// Throws std::bad_alloc.
+    [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
+                                      const RequestView& request, Transfers* transfers);
+    /// Between both, with write-back: what `apply` would evict is stored first where it has to be;
+    /// true where that was given out. Then the reservation is dropped, and made again later.
+    [[nodiscard]] bool spill(const Reservation& made, const Sequence& sequence,
+                             Transfers& transfers);
+    /// Called after `spill`: evicts the pages that `apply` takes beyond free ones. Throws
+    /// IntegrityError where these pages or a state slot cannot be had although the reservation was
+    /// admitted, and std::bad_alloc.
+    void evict(const Reservation& made, const Sequence& sequence, SequenceHandle handle);
+    /// True when the request now stands elsewhere. `row`: of the batch, for `transfers->moved`.
+    /// The caller calls `evict` before, and `end_room` of the replica after.
+    bool apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
+               Transfers* transfers);
+    /// So that `n` reservations more do not run out of room for their copies. Throws
+    /// std::bad_alloc.
+    void make_room_for_copies(std::size_t n, Transfers* transfers);
+
+   private:
+    ManagerState& state_;
+    const Departures& departures_;
+};
+
+/// Reserves what rows of a batch miss, all or none of them.
+///
+/// Owns: memory of a call, kept for the next one. Threads: none of its own.
+/// Cost: rows that only grow cost O(pages added) together; each other row what its reservation
+/// costs by itself.
+class JointReserver {
+   public:
+    JointReserver(ManagerState& state, Departures& departures, const Admitter& admitter,
+                  Reserver& reserver) noexcept
+        : state_(state), departures_(departures), admitter_(admitter), reserver_(reserver) {}
+
+    /// It has all pages that the next steps write into, none of them shared.
+    [[nodiscard]] static bool is_reserved(const PageRow& row, const RequestView& request,
+                                          std::int64_t num_steps, std::int64_t page_size,
+                                          bool reserves_chunks) noexcept {
+        const std::int64_t held = row.size() * page_size;
+        // Mostly up to the end, whatever was asked for.
+        const bool has_pages =
+            request.end + num_steps - 1 <= held ||
+            (reserves_chunks ? request.active + num_steps - 1
+                             : request.tokens_to_hold(request.active, num_steps)) <= held;
+        return has_pages && request.start >= row.frozen() * page_size;
+    }
+
+    /// A call's rows [missing] that are not reserved, ascending. Where they cannot all be had, says
+    /// so in `result` and returns false. Throws std::bad_alloc; nothing has changed then.
+    [[nodiscard]] bool reserve(const BatchRows& rows, const RequestBatch& batch,
+                               const std::vector<std::int64_t>& missing, std::int64_t num_steps,
+                               Transfers* transfers, FetchResult& result);
+
+   private:
+    /// What the verbs of a call have in common.
+    struct Call {
+        const BatchRows& rows;
+        const RequestBatch& batch;
+        const std::vector<std::int64_t>& missing;
+        std::int64_t num_steps;
+        Transfers* transfers;
+    };
+    /// A row that needs nothing but more columns behind those that it has.
+    struct Growth {
+        std::int64_t row;
+        std::int64_t columns;
+    };
+    struct Supply {
+        std::int64_t left;           // pages that can still be had
+        bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
+        std::int64_t wanted = 0;     // columns of the rows that only grow
+        std::size_t given = 0;       // of taken_, where the next ones are
+    };
+
+    void sort(const Call& call);
+    [[nodiscard]] bool try_reserve(const Call& call, FetchResult& result);
+    [[nodiscard]] PageNeed need_of(std::int32_t replica, const Call& call,
+                                   const std::vector<Reservation>& made) const noexcept;
+    [[nodiscard]] bool spill(const Call& call, const std::vector<Reservation>& made,
+                             FetchResult& result);
+    void prepare_room(const Call& call, const std::vector<Reservation>& made);
+    void evict_for_growth();
+    [[nodiscard]] bool reserve_one(const Call& call, FetchResult& result);
+    [[nodiscard]] bool grows_evenly(const Call& call, Growth growth) const;
+    [[nodiscard]] std::int64_t missing_columns(const Call& call, std::int64_t row) const;
+    [[nodiscard]] std::int64_t pages_of(Growth growth) const noexcept {
+        return growth.columns * state_.grouping.pages_per_column();
+    }
+    [[nodiscard]] bool find_supply(const Call& call, FetchResult& result);
+    void prepare_growth(const Call& call);
+    void grow(const Call& call);
+    void grow_columns(const Call& call);
+    [[nodiscard]] bool reserve_together(const Call& call, FetchResult& result);
+    [[nodiscard]] std::vector<Admission> admit_together(const Call& call, bool allow_partial);
+    [[nodiscard]] bool has_columns(const Call& call, const std::vector<Admission>& admissions,
+                                   FetchResult& result) const;
+    [[nodiscard]] bool heed_quotas(const Call& call, std::vector<Reservation>& made,
+                                   FetchResult& result);
+    [[nodiscard]] bool lacks_columns(const Call& call,
+                                     const std::vector<Admission>& admissions) const noexcept;
+    void count_refusal(const Call& call, std::int64_t row) noexcept;
+    [[nodiscard]] bool has_slots(const Call& call, const std::vector<Reservation>& made,
+                                 FetchResult& result) const;
+    [[nodiscard]] FetchResult share_out(std::vector<std::int64_t> left, const Call& call,
+                                        const std::vector<Admission>& admissions) const;
+    [[nodiscard]] std::vector<Reservation> prepare(const Call& call,
+                                                   const std::vector<Admission>& admissions);
+
+    ManagerState& state_;
+    Departures& departures_;
+    const Admitter& admitter_;
+    Reserver& reserver_;
+    std::vector<Growth> growing_;
+    std::vector<std::int64_t> joining_;  // the other rows
+    std::vector<Supply> supply_;         // of each replica
+    std::vector<BlockId> taken_;         // pages on the way to their rows
+};
+
+/// A hit that was found and is to be allocated later: pinned as it is. A run is cut for it where it
+/// is allocated, and with quotas.
+///
+/// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
+/// tier; with groups, a hold on the pages that windows read, here and there; with states one on the
+/// checkpoint where it ends. Invariant: holds on windows and states end before the pins that keep
+/// their runs. The members end in reverse order, so a hit is destroyed or moved from, but never
+/// assigned. Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups
+/// O(columns that windows read).
+class HeldHit {
+   public:
+    /// Throws std::bad_alloc, with groups or quotas alone.
+    HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
+            const RequestView& request)
+        : found_(found), asked_(standing(sequence, request)) {
+        Replica& home = state.home_of(sequence);
+        if (home.owners != nullptr) quotas::shorten(home, found_, sequence.hit_tokens);
+        if (found_.shares()) {
+            windows_ = WindowHold(home, found_.match.at, found_.tokens);
+            if (!found_.ends_below()) checkpoint_ = home.hold_state(found_.match.at);
+            if (found_.is_partial()) {
+                const std::int32_t column = found_.match.at.depth;
+                source_ = WindowHold(home, found_.match.partial, found_.tokens, column);
+            }
+        }
+        const bool has_records = found_.below.node != nullptr && !state.grouping.is_plain();
+        if (has_records) {
+            records_ =
+                WindowHold(*home.host_columns, home.host->tree(), found_.below, found_.tokens);
+        }
+        if (!checkpoint_) checkpoint_ = home.hold_stored_state(found_.below);
+        hold(home);
+    }
+    HeldHit(HeldHit&&) noexcept = default;
+    HeldHit& operator=(HeldHit&&) = delete;
+    ~HeldHit() = default;  // pins end last
+
+    [[nodiscard]] const FoundHit& found() const noexcept { return found_; }
+    /// Throws std::invalid_argument where the request or its claim has changed since.
+    void require_unmoved(const Sequence& sequence, const RequestView& request) const {
+        if (asked_ == standing(sequence, request)) return;
+        throw std::invalid_argument(
+            "the request was reserved, fetched or changed since it was matched; match it again");
+    }
+
+    /// Throws std::invalid_argument where some of it was forgotten since.
+    void require_cached() const {
+        for (const TreePosition& at : {found_.match.at, found_.match.partial, found_.below}) {
+            if (at.node == nullptr) continue;
+            if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
+            throw std::invalid_argument(
+                "pages of the hit were forgotten since the request was matched; match it again");
+        }
+    }
+
+    /// Between these, nothing may be evicted: a hit that is allocated is not in its own way.
+    void hold(Replica& home) noexcept {
+        if (!found_.is_taken()) return;
+        const auto pin = [](PrefixTree& tree, const TreePosition& at) {
+            return at.node == nullptr ? TreePin() : TreePin(tree, at.node);
+        };
+        windows_.enter();
+        source_.enter();
+        records_.enter();
+        checkpoint_.enter();
+        place_ = pin(home.tree, found_.match.at);
+        partial_ = pin(home.tree, found_.match.partial);
+        if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
+    }
+    /// Runs are cut where the hit ends, so that no page behind it is needed to hold it again: with
+    /// write-back these pages may go while it is let go. Throws std::bad_alloc.
+    void cut(Replica& home) {
+        if (found_.shares()) {
+            found_.match.at.node = home.tree.split(found_.match.at);
+            windows_.move_to(found_.match.at);
+        }
+        if (found_.below.node == nullptr) return;
+        found_.below.node = home.host->tree().split(found_.below);
+        records_.move_to(found_.below);
+    }
+    /// The hit was let go and its pages may be evicted: it cannot be allocated any more.
+    void give_up() noexcept {
+        place_.reset();
+        found_ = {};
+        asked_ = {};
+    }
+    void let_go() noexcept {
+        settle(found_.match.at);
+        settle(found_.match.partial);
+        settle(found_.below);
+        checkpoint_.leave();
+        records_.leave();
+        source_.leave();
+        windows_.leave();
+        below_.reset();
+        partial_.reset();
+        if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
+    }
+
+   private:
+    /// What a hit depends on.
+    struct Standing {
+        SequenceHandle sequence;
+        std::int64_t start = 0;
+        std::int64_t active = 0;
+        std::int64_t end = 0;
+        std::int64_t hit_tokens = 0;
+        std::int32_t committed = 0;
+        bool is_sealed = false;
+
+        friend bool operator==(const Standing& a, const Standing& b) noexcept {
+            return a.sequence == b.sequence && a.start == b.start && a.active == b.active &&
+                   a.end == b.end && a.hit_tokens == b.hit_tokens && a.committed == b.committed &&
+                   a.is_sealed == b.is_sealed;
+        }
+    };
+    [[nodiscard]] static Standing standing(const Sequence& sequence,
+                                           const RequestView& request) noexcept {
+        return {request.sequence,    request.start,       request.active,
+                request.end,         sequence.hit_tokens, sequence.pages.committed(),
+                sequence.is_sealed()};
+    }
+    // Runs may have been cut meanwhile.
+    static void settle(TreePosition& at) noexcept {
+        if (at.node != nullptr) at = PrefixTree::position(at.node, at.depth);
+    }
+
+    FoundHit found_;
+    Standing asked_;
+    TreePin place_;
+    TreePin partial_;
+    TreePin below_;
+    WindowHold windows_;
+    WindowHold source_;
+    WindowHold records_;
+    StateHold checkpoint_;
+};
+
+/// Reserves one request after the other: finds what the cache has of it, then allocates the rest.
+///
+/// Owns: nothing. Threads: none of its own. Cost: that of the halves.
+class OrderedReserver {
+   public:
+    OrderedReserver(ManagerState& state, BatchRows& rows, const Admitter& admitter,
+                    Reserver& reserver) noexcept
+        : state_(state), rows_(rows), admitter_(admitter), reserver_(reserver) {}
+
+    /// The verbs of CacheManager.
+    [[nodiscard]] BatchReserve reserve(const RequestBatch& batch, std::int64_t num_steps,
+                                       Transfers* transfers, const ReserveOptions& options = {});
+    [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n,
+                                         Transfers* transfers);
+    [[nodiscard]] ReservePlan plan(const RequestView& request, const Asked& asked) const;
+    [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
+                                   const Asked& asked) const;
+    [[nodiscard]] HeldHit match(const RequestView& request) const;
+    [[nodiscard]] ReserveStatus allocate(HeldHit& hit, RequestView& request, std::int64_t n,
+                                         Transfers* transfers);
+
+   private:
+    [[nodiscard]] ReserveStatus take(const Admission& admission, Sequence& sequence,
+                                     RequestView& request, std::int64_t row, Transfers* transfers);
+    [[nodiscard]] ReserveStatus reserve_row(RequestView& request, const Asked& asked,
+                                            std::int64_t row, Transfers* transfers);
+    [[nodiscard]] bool can_ever_fit(const Sequence& sequence, const RequestView& request,
+                                    const Asked& asked) const;
+    [[nodiscard]] ReservePlan plan(const Sequence& sequence, const RequestView& request,
+                                   const Asked& asked) const;
+
+    void require_one_step(const RequestBatch& batch, std::int64_t num_steps) const;
+
+    ManagerState& state_;
+    BatchRows& rows_;
+    const Admitter& admitter_;
+    Reserver& reserver_;
+};
+
+}  // namespace kvcore

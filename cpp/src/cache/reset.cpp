@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/reset.hpp"
+
+#include "level/page_ids.hpp"
+
+namespace kvcore::housekeeping {
+
+bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done) {
+    const bool has_copies = state.copies.finish(ticket, done);
+    const bool has_states = state.state_copies.finish(ticket, done);
+    const bool has_flights = state.flights.finish(
+        ticket, done,
+        [&](Sequence& sequence, SequenceHandle handle) { claims.begin_again(sequence, handle); });
+    return has_copies || has_states || has_flights;
+}
+
+// All that can fail comes first.
+void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
+                     std::uint64_t mark) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        Replica& home = state.replica_at(stores[i].replica);
+        page_ids::require(home, stores[i].source);
+        home.make_late_reads();
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+        state.replica_at(stores[i].replica).late_reads->note(stores[i].source, mark);
+    }
+}
+
+void advance(ManagerState& state, std::int64_t now) noexcept {
+    if (now <= state.terms.now()) return;
+    state.terms.set_now(now);
+    for (const auto& replica : state.replicas) {
+        replica->tree.advance(now);
+        if (replica->host != nullptr) replica->host->tree().advance(now);
+    }
+}
+
+void reset_metrics(ManagerState& state) noexcept {
+    state.counts.reset();
+    for (const auto& replica : state.replicas) {
+        replica->metrics = {};
+        if (replica->owners != nullptr) replica->owners->reset_tallies();
+        if (replica->columns != nullptr) replica->columns->reset_counts();
+        if (replica->states != nullptr) replica->states->reset_counts();
+        if (replica->host_columns != nullptr) replica->host_columns->reset_counts();
+        if (replica->host_states != nullptr) replica->host_states->reset_counts();
+        replica->note_peak();
+    }
+}
+
+}  // namespace kvcore::housekeeping

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done to all of a manager's state at once.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/claim.hpp"
+#include "cache/state.hpp"
+
+namespace kvcore::housekeeping {
+
+/// Each is the verb of CacheManager of that name. `finish` is false for a ticket that is not under
+/// way.
+[[nodiscard]] bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done);
+void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
+                     std::uint64_t mark);
+void advance(ManagerState& state, std::int64_t now) noexcept;
+void reset_metrics(ManagerState& state) noexcept;
+
+}  // namespace kvcore::housekeeping

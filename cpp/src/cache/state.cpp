@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/state.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "kvcore/errors.hpp"
+#include "kvcore/store_moves.hpp"
+#include "level/quotas.hpp"
+
+namespace kvcore {
+namespace {
+
+void require_count(const char* name, std::int64_t value, std::int64_t most,
+                   std::int64_t least = 1) {
+    if (value < least || value > most) {
+        throw std::invalid_argument(
+            detail::concat(name, " is ", value, ", must be ", least, " .. ", most));
+    }
+}
+
+void require_states(const CacheConfig& config) {
+    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    const bool has_host_slots = !config.states.empty() && config.host_pages > 0;
+    require_count("num_host_states", config.num_host_state_slots, has_host_slots ? kInt32 : 0, 0);
+    if (config.states.empty()) return require_count("num_states", config.num_state_slots, 0, 0);
+    if (config.num_state_slots < config.max_sequences) {
+        throw std::invalid_argument(detail::concat(
+            "num_states is ", config.num_state_slots, ", must be at least ", config.max_sequences,
+            ": one for each sequence that is claimed at a time"));
+    }
+    require_count("num_states", config.num_state_slots, kInt32);
+    for (const StateGroup& group : config.states) {
+        if (group.interval >= 0 && group.interval % config.page_size == 0) continue;
+        throw std::invalid_argument(detail::concat("interval is ", group.interval,
+                                                   ", must be a multiple of the page size ",
+                                                   config.page_size, ", or 0"));
+    }
+}
+
+void require_stores(const CacheConfig& config) {
+    if (!config.has_stores || config.host_pages > 0) return;
+    throw std::invalid_argument(
+        "host_pages is 0, must be at least 1 with stores: pages go there through the host tier");
+}
+
+// A part is a bit of a word, and the last of them a checkpoint.
+void require_parts(const CacheConfig& config, const Grouping& grouping) {
+    if (!config.has_stores || grouping.num_lanes() <= kStatePart) return;
+    throw std::invalid_argument(detail::concat("a column has ", grouping.num_lanes(),
+                                               " pages, must be at most ", kStatePart,
+                                               " with stores; use fewer or larger pages"));
+}
+
+// A policy of the caller's own says itself whether it goes by priority.
+void require_tier(const CacheConfig& config, bool has_own_policy) {
+    require_count("host_pages", config.host_pages, std::numeric_limits<std::int32_t>::max(), 0);
+    if (config.host_pages > 0 && !config.prefix_caching) {
+        throw std::invalid_argument(
+            detail::concat("host_pages is ", config.host_pages,
+                           ", must be 0 without prefix_caching: the host tier holds cached pages"));
+    }
+    require_count("write_threshold", config.write_threshold, 255);
+    require_count("host_min_priority", config.host_min_priority, 100, 0);
+    if (has_own_policy || config.eviction.order == EvictionOrder::kPriority) return;
+    if (config.host_min_priority > 0) {
+        throw std::invalid_argument(detail::concat(
+            "host_min_priority is ", config.host_min_priority,
+            ", must be 0 unless eviction goes by priority: else pages have none; take priority"));
+    }
+    if (config.host_eviction.order == EvictionOrder::kPriority) {
+        throw std::invalid_argument(
+            "host_eviction is priority, must be another one unless eviction is too: a tier has "
+            "priorities from the device; take priority for both");
+    }
+}
+
+const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
+    constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
+    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
+    constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
+    require_count("first_page", config.first_page, kInt32 - 1, 0);
+    require_count("num_blocks", config.num_pages, kInt32 - config.first_page);  // as Python says
+    require_count("page_size", config.page_size, kInt32);
+    require_count("max_sequences", config.max_sequences, kInt64);
+    require_count("max_seq_len", config.max_seq_len, kInt64);
+    require_count("num_replicas", config.num_replicas, kInt16);
+    require_tier(config, has_own_policy);
+    require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
+    require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
+    require_states(config);
+    require_stores(config);
+    require_count("event_pages", config.event_pages, kInt64, 0);
+    quotas::check(config);
+    return config;
+}
+
+std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
+                                                    const Grouping& grouping,
+                                                    const PolicyFactory& make) {
+    std::vector<std::unique_ptr<Replica>> replicas;
+    for (std::int32_t i = 0; i < config.num_replicas; ++i) {
+        replicas.push_back(std::make_unique<Replica>(
+            config, grouping, make ? make() : make_policy(config.eviction, config.page_size)));
+    }
+    return replicas;
+}
+
+}  // namespace
+
+ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
+    : config(checked(given, make_policy != nullptr)),
+      grouping(config.page_size, config.groups),
+      replicas(make_replicas(config, grouping, make_policy)),
+      windows(grouping, config.max_draft_tokens),
+      states(config),
+      copies(tickets, sequences, grouping, replicas),
+      copy_list(sequences, grouping, replicas),
+      state_copies(tickets, sequences, replicas),
+      store_queue(config, grouping, replicas),
+      flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
+      terms(config.page_size),
+      most_pooled_tokens_(grouping.is_plain()
+                              ? config.num_pages * config.page_size
+                              : grouping.most_tokens(config.num_pages, {config.reserve_chunks,
+                                                                        windows.kept_tokens()})) {
+    require_parts(config, grouping);
+    if (config.event_pages > 0) events = std::make_unique<EventLog>(config, grouping, replicas);
+}
+
+void ManagerState::throw_no_replica(std::int32_t index) const {
+    throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",
+                                           config.num_replicas, ", counted from 0"));
+}
+
+std::int64_t ManagerState::most_tokens(std::int64_t num_steps) const noexcept {
+    return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
+}
+
+}  // namespace kvcore

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "level/page_holds.hpp"
+#include "level/replica.hpp"
+#include "observe/event_log.hpp"
+#include "observe/export_import.hpp"
+#include "observe/token_counts.hpp"
+#include "request/sequence_table.hpp"
+#include "request/sequence_tenants.hpp"
+#include "request/state_rows.hpp"
+#include "request/terms.hpp"
+#include "request/window_rows.hpp"
+#include "store/store_queue.hpp"
+#include "transfer/copy_list.hpp"
+#include "transfer/departures.hpp"
+#include "transfer/owed_copies.hpp"
+#include "transfer/state_copies.hpp"
+#include "transfer/tickets.hpp"
+#include "transfer/tier_flights.hpp"
+
+namespace kvcore {
+
+/// All that a CacheManager knows between two calls, but for its pins. The verbs are the classes
+/// around it: each has a reference to it, and memory of its own at most for the length of a call.
+struct ManagerState {
+    /// Throws std::invalid_argument for sizes below 1.
+    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
+    ManagerState(const ManagerState&) = delete;
+    ManagerState& operator=(const ManagerState&) = delete;
+
+    [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
+        return *replicas[static_cast<std::size_t>(sequence.replica)];
+    }
+    /// Where its tokens count. O(1).
+    [[nodiscard]] TokenSums tokens_of(const Sequence& sequence,
+                                      SequenceHandle handle) const noexcept {
+        Replica& home = home_of(sequence);
+        if (home.owners == nullptr) return {home.metrics};
+        return {home.metrics, &home.owners->tally(tenants.of(handle))};
+    }
+    /// So that the metrics have the tokens that a sequence has generated; all sequences.
+    void count_generated(SequenceHandle handle, const Sequence& sequence) noexcept {
+        counts.count_generated(tokens_of(sequence, handle), handle, sequence);
+    }
+    void count_generated() noexcept {
+        const SequenceTable::Live all = sequences.live();
+        for (std::size_t i = 0; i < all.size; ++i) {
+            const Sequence& sequence = all.data[i];
+            if (sequence.replica < 0) continue;
+            count_generated({static_cast<std::uint32_t>(i), sequence.generation}, sequence);
+        }
+    }
+    /// A sequence is that owner's from now on, with the tokens that it has counted.
+    void set_tenant(const Sequence& sequence, SequenceHandle handle, Owner owner) noexcept {
+        count_generated(handle, sequence);
+        const Owner before = tenants.of(handle);
+        PageOwners* owners = home_of(sequence).owners.get();
+        tenants.set(handle, owner);
+        if (owners == nullptr || owner == before) return;
+        const OwnerTally tally = counts.counted(handle, sequence);
+        const auto add = [&](Owner to, std::int64_t sign) {
+            owners->tally(to).input_tokens += sign * tally.input_tokens;
+            owners->tally(to).cache_tokens += sign * tally.cache_tokens;
+        };
+        add(before, -1);
+        add(owner, 1);
+    }
+    /// Throws std::out_of_range for a replica that does not exist.
+    [[nodiscard]] Replica& replica_at(std::int32_t index) const {
+        if (index < 0 || index >= config.num_replicas) throw_no_replica(index);
+        return *replicas[static_cast<std::size_t>(index)];
+    }
+    /// Longest request that the pool and max_seq_len allow to run so many steps.
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
+    /// Tokens that a request needs pages for once it is active up to `at`.
+    [[nodiscard]] std::int64_t tokens_to_hold(const RequestView& request, std::int64_t at,
+                                              std::int64_t num_steps) const noexcept {
+        return config.reserve_chunks ? at + (num_steps - 1) : request.tokens_to_hold(at, num_steps);
+    }
+    /// Pages that a request of `n` tokens cannot do without.
+    [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
+        return grouping.is_plain()
+                   ? ceil_div(n, config.page_size)
+                   : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
+    }
+    /// Longest request that a pool of no other one holds.
+    [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }
+    /// Where a sequence is to be written next.
+    [[nodiscard]] Departures::Writer writer(const Sequence& sequence,
+                                            std::int64_t start) const noexcept {
+        return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
+    }
+    /// What copies of others still read is not written in place.
+    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+        copies.freeze_read_pages(sequence, start, config.page_size);
+    }
+
+    const CacheConfig config;
+    const Grouping grouping;
+    // In this order: what comes later holds pages of what is in front of it.
+    std::vector<std::unique_ptr<Replica>> replicas;
+    std::unique_ptr<EventLog> events;  // none where nobody listens
+    SequenceTable sequences;
+    WindowRows windows;
+    StateRows states;
+    Tickets tickets;
+    OwedCopies copies;
+    PageHolds holds;
+    CopyList copy_list;
+    StateCopies state_copies;
+    StoreQueue store_queue;
+    TierFlights flights;
+    CacheCopies cache_copies;
+    TokenCounts counts;
+    Terms terms;
+    SequenceTenants tenants;
+
+   private:
+    [[noreturn]] void throw_no_replica(std::int32_t index) const;
+
+    const std::int64_t most_pooled_tokens_;  // of one request
+};
+
+}  // namespace kvcore

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/store_searches.hpp"
+
+#include <algorithm>
+
+namespace kvcore::store_searches {
+
+StoreSearch search(ManagerState& state, std::int32_t replica, std::string_view name_space,
+                   const TokenId* tokens, std::int64_t n) {
+    Replica& home = state.replica_at(replica);
+    StoreSearch found;
+    found.replica = replica;
+    const auto most = static_cast<std::int32_t>(n / state.config.page_size);
+    const bool lacks_slots = home.states != nullptr && home.host_states == nullptr;
+    if (home.record_keys == nullptr || lacks_slots || most == 0) return found;
+    TreeNode* root = home.tree.find_namespace(name_space);
+    const TreePosition at = root == nullptr ? TreePosition{} : home.tree.match(root, tokens, n).at;
+    const TreePosition below = home.host->match(name_space, tokens, n);
+    found.stored = below.depth;
+    found.have = found.legal = std::max(at.depth, below.depth);
+    if (home.narrows_hits() && found.have > 0) {
+        found.legal = below.depth > 0 ? tiered::longest_hit(home, at, below) : home.longest_hit(at);
+    }
+    if (found.legal >= most) return found;
+    found.most = most;
+    found.has_gaps = home.columns != nullptr && state.grouping.num_full_lanes() == 0;
+    found.parent = state.store_queue.key_at(home, name_space, below);
+    return found;
+}
+
+// A request that no hit can move any more is not looked for: see Admitter::find_hit.
+StoreSearch search(ManagerState& state, const RequestView& request, std::int64_t max_hit) {
+    const Sequence& sequence = state.sequences.at(request.sequence);
+    const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;
+    const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
+    if (!is_open || request.active - begin <= 1) return {};
+    return search(state, sequence.replica, request.name_space, request.tokens,
+                  std::min(request.end - 1, max_hit));
+}
+
+}  // namespace kvcore::store_searches

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked of a manager before stores below its host tier are: how far it gets without them.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "cache/state.hpp"
+#include "kvcore/store_moves.hpp"
+
+namespace kvcore::store_searches {
+
+/// Each is CacheManager::search_below with these arguments.
+[[nodiscard]] StoreSearch search(ManagerState& state, std::int32_t replica,
+                                 std::string_view name_space, const TokenId* tokens,
+                                 std::int64_t n);
+[[nodiscard]] StoreSearch search(ManagerState& state, const RequestView& request,
+                                 std::int64_t max_hit);
+
+}  // namespace kvcore::store_searches

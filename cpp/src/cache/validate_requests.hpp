@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a request must satisfy before anything is done for it. Those that refuse say the row of the
+// batch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/plan.hpp"
+#include "cache/state.hpp"
+
+namespace kvcore {
+
+// Sequences this far ahead in a batch are asked for early.
+constexpr std::int64_t kAhead = 8;
+
+namespace rules {
+
+[[nodiscard]] inline bool has_legal_indices(const RequestView& request) noexcept {
+    return request.start >= 0 && request.start < request.active && request.active <= request.end;
+}
+[[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row);
+[[noreturn]] void refuse_length(const ManagerState& state, const RequestView& request,
+                                std::int64_t row, std::int64_t num_steps);
+[[noreturn]] void refuse_repetition(std::int64_t row);
+[[noreturn]] void refuse_pending(std::int64_t row);
+/// Throws std::invalid_argument for less than one.
+void require_steps(std::int64_t num_steps);
+/// A claim that has pages but was not fetched yet must not go on in another namespace: what it
+/// writes would be found in the one that it began in. O(runs of its hit).
+void require_namespace(const CacheConfig& config, const Sequence& sequence,
+                       const RequestView& request, std::int64_t row);
+/// A request that goes back to `start` without `truncate`, or a fork that begins there, must not
+/// read what its windows have left, nor go on with a state that stands elsewhere. Not asked without
+/// groups.
+void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
+                     SequenceHandle handle, std::int64_t row);
+inline void require_windows(const ManagerState& state, const Sequence& sequence,
+                            const RequestView& request, std::int64_t row) {
+    if (!state.states.exist()) {
+        if (state.grouping.is_plain()) return;
+        if (state.windows.can_read(request.sequence, request.start)) return;
+    }
+    require_windows(state, sequence, request.start, request.sequence, row);
+}
+/// A request must not run twice from one state: kernels may have changed it since it was fetched.
+/// Not asked without states.
+void require_run(const ManagerState& state, const RequestView& request, std::int64_t row);
+/// Throws std::invalid_argument for numbers below 0.
+[[noreturn]] void refuse_options(const ReserveOptions& options);
+inline void require_options(const ReserveOptions& options) {
+    if (!options.is_legal()) refuse_options(options);
+}
+/// Throws CapacityError where a request can never have the tokens that must fit.
+void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+                 const ReserveOptions& options, std::int64_t row);
+/// Where a chunk is cut because a checkpoint is due, it runs alone.
+[[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
+                             std::int64_t num_steps, std::int64_t row);
+inline void require_one_step(const RequestView& request, const Admission& admission,
+                             std::int64_t num_steps, std::int64_t row) {
+    if (admission.is_cut && num_steps > 1) refuse_cut(request, admission, num_steps, row);
+}
+/// Not asked without transfers where there is no host tier. Clears them.
+void require_transfers(const ManagerState& state, Transfers* transfers);
+
+}  // namespace rules
+
+/// What every row of a batch must satisfy, in a form that costs little to test: a decode step
+/// walks hundreds of rows and changes next to nothing.
+struct BatchRules {
+    const ManagerState& state;
+    SequenceTable::Live sequences;
+    std::int64_t num_steps;
+    std::int64_t most_tokens;
+    std::uint32_t stamp;
+
+    /// Finds the sequence of a row. Throws for everything that can be wrong with it.
+    [[nodiscard]] Sequence& checked(const RequestView& request, std::int64_t row) const {
+        Sequence& sequence = sequences.at(request.sequence, row);
+        if (!rules::has_legal_indices(request)) rules::refuse_indices(request, row);
+        if (request.end > most_tokens) rules::refuse_length(state, request, row, num_steps);
+        if (sequence.batch_stamp == stamp) rules::refuse_repetition(row);
+        sequence.batch_stamp = stamp;
+        return sequence;
+    }
+};
+
+/// The rows of a batch, found and checked; the stamp that finds duplicates.
+class BatchRows {
+   public:
+    explicit BatchRows(ManagerState& state) noexcept : state_(state) {}
+
+    /// The rules of a call. Throws std::invalid_argument for fewer steps than one.
+    [[nodiscard]] BatchRules begin(std::int64_t num_steps);
+    /// Everything that can be wrong with a batch, before anything is done with it.
+    void check(const RequestBatch& batch, std::int64_t num_steps);
+
+    /// So that `set` may name rows below `n`.
+    void resize(std::int64_t n) { sequences_.resize(static_cast<std::size_t>(n)); }
+    void set(std::int64_t row, Sequence& sequence) noexcept {
+        sequences_[static_cast<std::size_t>(row)] = &sequence;
+    }
+    [[nodiscard]] Sequence& operator[](std::int64_t row) const noexcept {
+        return *sequences_[static_cast<std::size_t>(row)];
+    }
+
+   private:
+    friend struct CacheManagerProbe;  // of tests, which compare whole states
+
+    ManagerState& state_;
+    std::vector<Sequence*> sequences_;
+    std::uint32_t stamp_ = 0;
+};
+
+}  // namespace kvcore

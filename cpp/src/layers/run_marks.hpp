@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kvcore/eviction.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "support/make_room.hpp"
+#include "tree/tree_node.hpp"
+
+namespace kvcore {
+
+/// Places in the runs of a tree, by a number of their owner's: which run each lies in, and which
+/// lie in a run, in the order in which they were put there. Whoever has them hears what happens to
+/// runs, and says so here.
+///
+/// Owns: two numbers per run, a record per place. Invariant: a place is in one run, or in none.
+/// Threads: none of its own. Cost: O(1), O(places of the run) where one is cut or goes; the verbs
+/// that make room alone ask for memory.
+class RunMarks {
+   public:
+    /// A place; 0 is none.
+    using Mark = std::uint32_t;
+
+    /// One run more, by its id. Throws std::bad_alloc.
+    void make_room_for_run() {
+        make_room(runs_, 1);
+        runs_.emplace_back();
+    }
+    /// One place more. Throws std::bad_alloc.
+    void make_room_for_mark() {
+        make_room(marks_, 1);
+        marks_.emplace_back();
+    }
+    [[nodiscard]] std::size_t num_runs() const noexcept { return runs_.size(); }
+    [[nodiscard]] std::size_t num_marks() const noexcept { return marks_.size(); }
+    /// Those of a run, the first and the last one put there; 0: none.
+    [[nodiscard]] Mark first(NodeId run) const noexcept { return runs_[run].first; }
+    [[nodiscard]] Mark last(NodeId run) const noexcept { return runs_[run].last; }
+    [[nodiscard]] Mark before(Mark mark) const noexcept { return marks_[mark].before; }
+    [[nodiscard]] Mark behind(Mark mark) const noexcept { return marks_[mark].behind; }
+    /// Its run and its depth in pages; no node where it is in none.
+    [[nodiscard]] TreePosition at(Mark mark) const noexcept {
+        return {marks_[mark].run, marks_[mark].depth};
+    }
+
+    /// One that is in no run.
+    void put(Mark mark, TreePosition at) noexcept {
+        Ends& run = runs_[at.node->id];
+        marks_[mark] = {at.node, at.depth, run.last, 0};
+        (run.last != 0 ? marks_[run.last].behind : run.first) = mark;
+        run.last = mark;
+    }
+    /// The same of a run whose places lie there by depth. O(places behind it).
+    void put_by_depth(Mark mark, TreePosition at) noexcept {
+        Ends& run = runs_[at.node->id];
+        Mark front = run.last;
+        while (front != 0 && marks_[front].depth > at.depth) front = marks_[front].before;
+        const Mark next = front != 0 ? marks_[front].behind : run.first;
+        marks_[mark] = {at.node, at.depth, front, next};
+        (front != 0 ? marks_[front].behind : run.first) = mark;
+        (next != 0 ? marks_[next].before : run.last) = mark;
+    }
+    void take_out(Mark mark) noexcept {
+        Place& place = marks_[mark];
+        if (place.run == nullptr) return;
+        Ends& run = runs_[place.run->id];
+        (place.before != 0 ? marks_[place.before].behind : run.first) = place.behind;
+        (place.behind != 0 ? marks_[place.behind].before : run.last) = place.before;
+        place.run = nullptr;
+    }
+    /// The run was cut, `depth` pages below the root: what is in front of that lies in the upper
+    /// half now, the parent.
+    void cut(NodeId lower, std::int32_t depth) noexcept {
+        for (Mark mark = first(lower), next = 0; mark != 0; mark = next) {
+            next = behind(mark);
+            if (marks_[mark].depth <= depth) move_up(mark);
+        }
+    }
+    /// To the parent of its run; out of all where that is a root.
+    void move_up(Mark mark) noexcept {
+        const TreePosition place = at(mark);
+        take_out(mark);
+        if (!place.node->parent->is_root()) put(mark, {place.node->parent, place.depth});
+    }
+
+   private:
+    struct Ends {
+        Mark first = 0;
+        Mark last = 0;
+    };
+    struct Place {
+        TreeNode* run = nullptr;
+        std::int32_t depth = 0;
+        Mark before = 0;  // of the same run
+        Mark behind = 0;
+    };
+
+    std::vector<Ends> runs_;
+    std::vector<Place> marks_ = std::vector<Place>(1);
+};
+
+}  // namespace kvcore

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvcore/block_pool.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "level/replica.hpp"
+
+namespace kvcore {
+
+/// Keeps one page of a replica, or one column, from being given to anybody else while it is copied.
+///
+/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run; of
+/// a column, the part of a reader of all its windows.
+/// Invariant: the page is not free, not evicted and not handed out until the hold ends.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(1). Allocates nothing and never throws.
+class PageHold {
+   public:
+    PageHold() noexcept = default;
+    /// One more reference to a page that a sequence holds.
+    [[nodiscard]] static PageHold share(Replica& home, BlockId page) noexcept {
+        home.pool.share(&page, 1);
+        return adopt(home, page);
+    }
+    /// Takes over the reference that its holder gives up.
+    [[nodiscard]] static PageHold adopt(Replica& home, BlockId page) noexcept {
+        PageHold hold;
+        hold.home_ = &home;
+        hold.page_ = page;
+        if (home.columns != nullptr) home.columns->enter_all(page);
+        return hold;
+    }
+    /// The last page on the way to `at`, of the tree.
+    [[nodiscard]] static PageHold pin(Replica& home, TreePosition at, BlockId page) noexcept {
+        PageHold hold = adopt(home, page);
+        hold.become_pin(at);
+        return hold;
+    }
+    PageHold(PageHold&& other) noexcept
+        : home_(std::exchange(other.home_, nullptr)),
+          at_(std::exchange(other.at_, {})),
+          page_(other.page_) {}
+    PageHold& operator=(PageHold&& other) noexcept {
+        PageHold moved(std::move(other));
+        std::swap(home_, moved.home_);
+        std::swap(at_, moved.at_);
+        std::swap(page_, moved.page_);
+        return *this;
+    }
+    ~PageHold() { reset(); }
+
+    [[nodiscard]] BlockId page() const noexcept { return page_; }
+    /// It counts among the page's references.
+    [[nodiscard]] bool is_reference() const noexcept {
+        return home_ != nullptr && at_.node == nullptr;
+    }
+    /// Where the tree has the page; no node where the hold is a reference.
+    [[nodiscard]] TreePosition at() const noexcept { return at_; }
+
+    /// The page that is held by a reference is the tree's from now on, as the last one on the way
+    /// to `at`: so is the hold.
+    void move_to_tree(TreePosition at) noexcept {
+        home_->pool.free(&page_, 1);
+        become_pin(at);
+    }
+    /// The page moved to `column`. The tree has that column as the last one on the way to `at`;
+    /// without a node in `at`, the hold takes a reference to the column.
+    void move_to_column(BlockId column, TreePosition at) noexcept {
+        *this = at.node != nullptr ? pin(*home_, at, column) : share(*home_, column);
+    }
+    /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
+    /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
+    /// the hold has a reference, which outlives their place in the tree. So it has of one that was
+    /// forgotten: a pin there would keep what is in front of it.
+    void loosen() noexcept {
+        if (at_.node == nullptr) return;
+        TreeNode* pinned = at_.node;
+        at_ = PrefixTree::position(pinned, at_.depth);  // the run may have been cut behind it
+        if (PrefixTree::is_forgotten(at_.node)) {
+            home_->pool.share(&page_, 1);
+            at_ = {};
+        }
+        home_->tree.unpin(pinned, false);
+    }
+    void fasten() noexcept {
+        if (at_.node == nullptr) return;
+        if (home_->tree.is_protected(at_)) {
+            home_->tree.pin(at_.node);
+        } else {
+            home_->pool.share(&page_, 1);
+            if (home_->columns != nullptr) home_->columns->uncache(page_);
+            if (home_->states != nullptr) home_->states->drop_of(page_);
+            at_ = {};
+        }
+    }
+
+   private:
+    void become_pin(TreePosition at) noexcept {
+        at_ = PrefixTree::position(at.node, at.depth);
+        home_->tree.pin(at_.node);
+    }
+    void reset() noexcept {
+        if (home_ == nullptr) return;
+        if (home_->columns != nullptr) home_->columns->leave_all(page_, at_);
+        if (at_.node != nullptr) {
+            home_->tree.unpin(at_.node, false);
+        } else {
+            home_->pool.free(&page_, 1);
+        }
+        home_ = nullptr;
+    }
+
+    Replica* home_ = nullptr;  // nullptr: holds nothing
+    TreePosition at_;
+    BlockId page_ = 0;
+};
+
+/// The same for the last pages of a prefix in a tree: those of a store or a load.
+///
+/// Owns: a pin where the prefix ends; after `fasten`, for pages that nothing else protects, a
+/// reference to each, and the pin in front of them as long as there are others.
+/// Threads, cost: as PageHold; O(pages) to loosen, fasten and end.
+class PathHold {
+   public:
+    PathHold() noexcept = default;
+    /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`, or columns: those
+    /// of windows have their reader elsewhere.
+    PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
+             ColumnPages* columns, ColumnStates* states) noexcept
+        : pool_(&pool),
+          tree_(&tree),
+          columns_(columns),
+          states_(states),
+          node_(node),
+          depth_(depth) {
+        tree.pin(node);
+    }
+    PathHold(PathHold&& other) noexcept
+        : pool_(other.pool_),
+          tree_(other.tree_),
+          columns_(other.columns_),
+          states_(other.states_),
+          node_(std::exchange(other.node_, nullptr)),
+          depth_(other.depth_),
+          references_(std::exchange(other.references_, {})) {}
+    PathHold& operator=(PathHold&& other) noexcept {
+        PathHold moved(std::move(other));
+        std::swap(pool_, moved.pool_);
+        std::swap(tree_, moved.tree_);
+        std::swap(columns_, moved.columns_);
+        std::swap(states_, moved.states_);
+        std::swap(node_, moved.node_);
+        std::swap(depth_, moved.depth_);
+        std::swap(references_, moved.references_);
+        return *this;
+    }
+    ~PathHold() { end(false); }
+
+    /// Where the part ends that the tree has.
+    [[nodiscard]] TreeNode* node() const noexcept { return node_; }
+    /// The end of the prefix, until `fasten`.
+    [[nodiscard]] std::int32_t depth() const noexcept { return depth_; }
+    /// Pages that are held by references: the last of those given to `fasten`.
+    struct Pages {
+        const BlockId* ids = nullptr;
+        std::int64_t n = 0;
+    };
+    [[nodiscard]] Pages references() const noexcept { return references_; }
+
+    /// Ends the hold; `touch`: as a use of the pages.
+    void end(bool touch) noexcept {
+        if (TreeNode* node = std::exchange(node_, nullptr)) tree_->unpin(node, touch);
+        const Pages pages = std::exchange(references_, {});
+        if (pages.n > 0) pool_->free(pages.ids, pages.n);
+    }
+    /// As those of PageHold. `pages` [n] are the last ones of the prefix; they have to stay where
+    /// they are until the end.
+    void loosen(const BlockId* pages, std::int64_t n) noexcept {
+        if (node_ == nullptr) return;
+        TreeNode* pinned = node_;
+        node_ = PrefixTree::position(pinned, depth_).node;
+        if (PrefixTree::is_forgotten(node_)) {
+            refer_to_last(pages, n, depth_ - PrefixTree::findable_depth(node_));
+        }
+        tree_->unpin(pinned, false);
+    }
+    void fasten(const BlockId* pages, std::int64_t n) noexcept {
+        if (node_ == nullptr) return;
+        const std::int64_t gone = refer_to_last(pages, n, tree_->num_unprotected({node_, depth_}));
+        const BlockId* first = references_.ids;
+        const auto uncache = [this](BlockId column) { columns_->uncache(column); };
+        if (columns_ != nullptr) std::for_each(first, first + gone, uncache);
+        if (states_ != nullptr) states_->forget_columns(first, gone);
+        if (node_ != nullptr) tree_->pin(node_);
+    }
+
+    /// What is read of it was forgotten meanwhile.
+    [[nodiscard]] bool is_forgotten() const noexcept {
+        return node_ != nullptr &&
+               PrefixTree::is_forgotten(PrefixTree::position(node_, depth_).node);
+    }
+
+   private:
+    // Has references to the last `gone` of its pages that are pinned, and looks at those in front.
+    // Returns how many there were.
+    std::int64_t refer_to_last(const BlockId* pages, std::int64_t n, std::int64_t gone) noexcept {
+        const std::int64_t pinned = n - references_.n;
+        gone = std::min(gone, pinned);
+        references_ = {pages + (pinned - gone), references_.n + gone};
+        if (gone > 0) pool_->share(references_.ids, gone);
+        depth_ -= static_cast<std::int32_t>(gone);
+        node_ = gone < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
+        return gone;
+    }
+
+    BlockPool* pool_ = nullptr;
+    PrefixTree* tree_ = nullptr;
+    ColumnPages* columns_ = nullptr;  // none where a column is a page
+    ColumnStates* states_ = nullptr;  // none without states
+    TreeNode* node_ = nullptr;        // nullptr: the tree has nothing that is held
+    std::int32_t depth_ = 0;          // of that part
+    Pages references_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "level/tier_index.hpp"
+
+namespace kvcore {
+
+/// A place in a tier that its holder gives back: see TierIndex.
+///
+/// Owns: that place, or nothing. Threads: none of its own. Cost: O(1); never throws.
+class StorePlace {
+   public:
+    StorePlace() noexcept = default;
+    /// Takes over a place that the caller holds.
+    StorePlace(TierIndex& store, TreeNode* node) noexcept : store_(&store), node_(node) {}
+    StorePlace(StorePlace&& other) noexcept : store_(other.store_), node_(other.release()) {}
+    StorePlace& operator=(StorePlace&& other) noexcept {
+        StorePlace moved(std::move(other));
+        std::swap(store_, moved.store_);
+        std::swap(node_, moved.node_);
+        return *this;
+    }
+    ~StorePlace() { reset(); }
+
+    [[nodiscard]] TreeNode* node() const noexcept { return node_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return node_ != nullptr; }
+    /// Pages on the way to it. There is one.
+    [[nodiscard]] std::int32_t depth() const noexcept { return PrefixTree::depth_of(node_); }
+    [[nodiscard]] TreeNode* release() noexcept { return std::exchange(node_, nullptr); }
+    void reset() noexcept {
+        if (TreeNode* node = release()) store_->let_go(node);
+    }
+
+    /// Moves it on over stored pages that continue it by `tokens` [n]. Throws std::bad_alloc, and
+    /// has changed nothing.
+    void advance(const TokenId* tokens, std::int64_t n) {
+        node_ = store_->advance(node_, tokens, n);
+    }
+    /// Makes taken pages [n] findable behind it, and moves to their end. Throws likewise.
+    void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n,
+                 std::vector<DuplicatePage>* duplicates = nullptr,
+                 const Retention& retention = {}) {
+        node_ = store_->publish(node_, tokens, ids, n, duplicates, retention);
+    }
+
+   private:
+    TierIndex* store_ = nullptr;
+    TreeNode* node_ = nullptr;
+};
+
+}  // namespace kvcore

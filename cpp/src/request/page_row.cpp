@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "request/page_row.hpp"
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+std::int32_t PageRow::find_shared(const BlockPool& pool, std::int32_t end) const {
+    for (std::int32_t column = committed_; column < end; ++column) {
+        if (pool.ref_count((*this)[column]) > 1) return column;
+    }
+    return end;
+}
+
+void PageRow::take_hit(Replica& home, TreePin place, std::int32_t columns) noexcept {
+    place_ = std::move(place);
+    const std::int32_t first = committed_;
+    if (columns <= first) return;
+    home.pool.free(pages_.data() + first, std::min(size(), columns) - first);
+    if (!pages_.empty()) note_change(first);
+    if (size() < columns) pages_.resize(static_cast<std::size_t>(columns));
+    home.tree.copy_pages({place_.node(), columns}, first, pages_.data() + first);
+    committed_ = frozen_ = columns;
+}
+
+TreePin PageRow::find_cut(PrefixTree& tree, std::int32_t columns) const {
+    if (committed_ <= columns) return {};
+    return {tree, tree.split({node(), columns})};
+}
+
+void PageRow::free_own_pages(BlockPool& pool, std::int32_t from) const noexcept {
+    const auto first_twin = std::lower_bound(twins_.begin(), twins_.end(), from);
+    for (auto column = first_twin; column != twins_.end(); ++column) {
+        pool.free(&pages_[static_cast<std::size_t>(*column)], 1);
+    }
+    const std::int32_t first = std::max(from, committed_);
+    if (first < size()) pool.free(pages_.data() + first, size() - first);
+}
+
+void PageRow::drop_twins(std::int32_t from) noexcept {
+    twins_.erase(std::lower_bound(twins_.begin(), twins_.end(), from), twins_.end());
+}
+
+void PageRow::drop(BlockPool& pool, std::int32_t from) noexcept {
+    if (from >= size()) return;
+    free_own_pages(pool, from);
+    pages_.resize(static_cast<std::size_t>(from));
+    drop_twins(from);
+    note_change(from);
+}
+
+void PageRow::move_back(std::int32_t columns, TreePin cut) noexcept {
+    committed_ = columns;
+    std::swap(place_, cut);
+    cut.end_use();
+}
+
+void PageRow::clear(BlockPool& pool) noexcept {
+    if (!pages_.empty()) note_change(0);
+    free_own_pages(pool, 0);
+    pages_.clear();
+    twins_.clear();
+    place_.end_use();
+    committed_ = frozen_ = 0;
+    barred_ = kNotBarred;
+}
+
+void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
+                     std::vector<DuplicatePage>& duplicates, const Retention& retention) {
+    const std::int32_t first = committed_;
+    TreeNode* last = tree.insert(node(), tokens + std::ptrdiff_t{first} * tree.page_size(),
+                                 pages_.data() + first, end - first, duplicates, retention);
+    if (last != node()) place_ = TreePin(tree, last);
+    committed_ = end;
+    freeze(end);
+}
+
+void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
+                              const std::vector<DuplicatePage>& duplicates) noexcept {
+    if (duplicates.empty()) return;
+    std::int32_t changed = size();
+    for (const DuplicatePage& duplicate : duplicates) {
+        const std::int32_t column = first + duplicate.index;
+        changed = std::min(changed, column);
+        BlockId& page = pages_[static_cast<std::size_t>(column)];
+        pool.free(&page, 1);
+        page = duplicate.cached;
+    }
+    note_change(changed);
+}
+
+void PageRow::entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept {
+    pool.free(&pages_[static_cast<std::size_t>(column)], 1);
+    place_ = std::move(end);
+    for (std::int32_t c = committed_; c < column; ++c) twins_.push_back(c);
+    committed_ = column + 1;
+    freeze(committed_);
+}
+
+void PageRow::make_room_to_share(const PageRow& from, std::int32_t columns) {
+    pages_.reserve(static_cast<std::size_t>(columns));
+    twins_.reserve(from.twins_.size());
+}
+
+void PageRow::share(BlockPool& pool, PageRow& from, std::int32_t columns, TreePin place) noexcept {
+    pages_.assign(from.pages_.begin(), from.pages_.begin() + columns);
+    committed_ = std::min(from.committed_, columns);
+    place_ = std::move(place);
+    twins_.assign(from.twins_.begin(),
+                  std::lower_bound(from.twins_.begin(), from.twins_.end(), committed_));
+    for (const std::int32_t column : twins_) {
+        pool.share(&pages_[static_cast<std::size_t>(column)], 1);
+    }
+    pool.share(pages_.data() + committed_, columns - committed_);
+    frozen_ = columns;
+    barred_ = from.barred_;
+    from.freeze(columns);
+}
+
+void PageRow::check_integrity(const PrefixTree& tree) const {
+    using detail::require_law;
+    require_law(committed_ <= size(), "sequence: commits pages it holds");
+    require_law(frozen_ >= committed_ && frozen_ <= std::max(committed_, size()),
+                "sequence: what is committed or shared is frozen");
+    require_law(node() != nullptr || pages_.empty(),
+                "sequence: has a place in the tree once it holds pages");
+    if (node() == nullptr) return;
+    require_law(!PrefixTree::is_forgotten(node()) || barred_ <= PrefixTree::findable_depth(node()),
+                "sequence: forgotten columns are barred");
+    const std::int32_t depth = PrefixTree::depth_of(node());
+    require_law(depth == committed_, "sequence: its place in the tree is what it committed");
+    std::vector<BlockId> cached(static_cast<std::size_t>(depth));
+    tree.copy_pages({node(), depth}, 0, cached.data());
+    for (std::int32_t column = 0; column < depth; ++column) {
+        const bool is_twin = std::binary_search(twins_.begin(), twins_.end(), column);
+        require_law((cached[static_cast<std::size_t>(column)] != (*this)[column]) == is_twin,
+                    "sequence: a committed page is the tree's, a twin its own");
+    }
+}
+
+}  // namespace kvcore

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kvcore/types.hpp"
+#include "pages/page_owners.hpp"
+
+namespace kvcore {
+
+/// Whose requests are: 0 for those without a tenant.
+///
+/// Owns: an owner per entry of the SequenceTable, as far as any has one. Threads: none of its own.
+/// Cost: O(1).
+class SequenceTenants {
+   public:
+    [[nodiscard]] Owner of(SequenceHandle sequence) const noexcept {
+        return sequence.index < owners_.size() ? owners_[sequence.index] : Owner{0};
+    }
+    /// So that `set` of that sequence cannot fail. Throws std::bad_alloc.
+    void make_room(SequenceHandle sequence) {
+        if (sequence.index >= owners_.size()) owners_.resize(std::size_t{sequence.index} + 1);
+    }
+    void set(SequenceHandle sequence, Owner owner) noexcept {
+        if (sequence.index < owners_.size()) owners_[sequence.index] = owner;
+    }
+
+   private:
+    std::vector<Owner> owners_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kvcore/disk_store.hpp"
+#include "store/disk/aligned_buffer.hpp"
+#include "store/disk/slot_files.hpp"
+
+namespace kvcore {
+
+/// What is known of a page before it is read.
+struct KnownPage {
+    std::uint64_t parts;
+    std::int64_t payload_bytes;
+};
+
+enum class PageOutcome {
+    kRight,
+    kFailed,    // the system said no
+    kCorrupt,   // these are not the bytes that were written
+    kOtherwise  // a right page that has other parts, or of other sizes
+};
+
+/// The parts of a page, a bit each, and their bytes together.
+template <class Byte>
+[[nodiscard]] KnownPage known(const StorePage<Byte>& page) noexcept {
+    KnownPage sum{0, 0};
+    for (const StorePart<Byte>& part : page.parts) {
+        sum.parts |= std::uint64_t{1} << part.part;
+        sum.payload_bytes += part.bytes;
+    }
+    return sum;
+}
+
+/// Reads and writes pages of slots, one at a time.
+///
+/// Owns: memory for one slot, through which go pages that do not lie in whole blocks.
+class PageIo {
+   public:
+    PageIo(std::int64_t slot_bytes, const StoreKey& fingerprint)
+        : slot_bytes_(slot_bytes), fingerprint_(fingerprint), block_(slot_bytes) {}
+
+    /// Reads the parts asked for, and checks key, fingerprint, sizes and CRCs.
+    [[nodiscard]] PageOutcome read(const SlotFiles& files, std::int64_t slot,
+                                   const PageToRead& page, const KnownPage& stored);
+    /// kRight or kFailed.
+    [[nodiscard]] PageOutcome write(const SlotFiles& files, std::int64_t slot,
+                                    const PageToWrite& page, std::uint64_t sequence);
+
+   private:
+    [[nodiscard]] std::byte* payload() const noexcept { return block_.data() + kHeaderBytes; }
+    [[nodiscard]] PageOutcome check(const PageToRead& page, SlotHeader& header) const noexcept;
+    [[nodiscard]] PageOutcome read_in_place(const SlotFiles& files, std::int64_t slot,
+                                            const PageToRead& page) const;
+    [[nodiscard]] PageOutcome read_and_copy(const SlotFiles& files, std::int64_t slot,
+                                            const PageToRead& page, std::int64_t stored) const;
+
+    std::int64_t slot_bytes_;
+    StoreKey fingerprint_;
+    AlignedBuffer block_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/store_queue.hpp"
+
+#include <new>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+StoreQueue::StoreQueue(const CacheConfig& config, const Grouping& grouping,
+                       const std::vector<std::unique_ptr<Replica>>& replicas)
+    : grouping_(grouping),
+      replicas_(replicas),
+      paths_(config.page_size, config.key_seed, config.stand_ins) {}
+
+// A checkpoint arrives right behind the pages in front of it.
+void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept {
+    Replica& home = home_of(replica);
+    if (home.record_keys == nullptr || end.depth <= first) return;
+    TreeNode* node = PrefixTree::position(end.node, end.depth).node;
+    if (!waiting_.empty()) {
+        Waiting& last = waiting_.back();
+        if (last.replica == replica && last.end.node() == node && last.depth == end.depth) {
+            num_waiting_ += std::max(0, last.first - first);
+            last.first = std::min(last.first, first);
+            return;
+        }
+    }
+    try {
+        TierIndex& host = *home.host;
+        waiting_.push_back({replica, first, end.depth,
+                            PathHold(host.pool(), host.tree(), node, end.depth,
+                                     home.host_columns.get(), home.host_states.get())});
+        num_waiting_ += end.depth - first;
+    } catch (const std::bad_alloc&) {
+        num_dropped_ += end.depth - first;
+    }
+}
+
+// From the last record upwards to the first whose key is known: mostly there is none to compute.
+void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
+    RecordKeys& keys = *home.record_keys;
+    const PrefixTree& tree = home.host->tree();
+    if (keys.find(Replica::last_column(tree, at)) != nullptr) return;
+    std::vector<BlockId> records(static_cast<std::size_t>(at.depth));
+    tree.copy_pages(at, 0, records.data());
+    std::int32_t first = at.depth - 1;
+    while (first > 0 && keys.find(records[static_cast<std::size_t>(first - 1)]) == nullptr) --first;
+    const std::string_view name = PrefixTree::name_of(at.node);
+    const PageKey parent =
+        first == 0 ? paths_.root(name) : *keys.find(records[static_cast<std::size_t>(first - 1)]);
+    const bool may_have_extras = paths_.may_have_extras();
+    const std::vector<TokenId> tokens = tree.tokens_of(at, may_have_extras ? 0 : first);
+    std::vector<PageKey> made(static_cast<std::size_t>(at.depth - first));
+    if (may_have_extras) {
+        paths_.keys_of(name, tokens.data(), first, at.depth, parent, made.data());
+    } else {
+        paths_.keys_behind(parent, tokens.data(), at.depth - first, made.data());
+    }
+    for (std::size_t i = 0; i < made.size(); ++i) {
+        keys.set(records[static_cast<std::size_t>(first) + i], made[i]);
+    }
+}
+
+PageKey StoreQueue::key_at(Replica& home, std::string_view name_space, TreePosition at) const {
+    if (at.depth == 0) return paths_.root(name_space);
+    ensure_keys(home, at);
+    return *home.record_keys->find(Replica::last_column(home.host->tree(), at));
+}
+
+// All that can fail. Where a run is taken in part, it is cut there.
+StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth,
+                                      std::uint64_t ticket) const {
+    Replica& home = home_of(waiting.replica);
+    TierIndex& host = *home.host;
+    TreeNode* node = waiting.end.node();
+    if (depth < waiting.depth) node = host.tree().split({node, depth});
+    ensure_keys(home, {node, depth});
+    Taken taken{ticket, waiting.replica, {}, {}, {}};
+    taken.records.resize(static_cast<std::size_t>(depth - waiting.first));
+    host.copy_pages({node, depth}, waiting.first, taken.records.data());
+    if (home.host_states != nullptr) taken.states.reserve(taken.records.size());
+    taken.source = PathHold(host.pool(), host.tree(), node, depth, home.host_columns.get(),
+                            home.host_states.get());
+    return taken;
+}
+
+// A record without pages is none that a store could have.
+void StoreQueue::give_out(Taken& taken, StoreMoves& out) const noexcept {
+    Replica& home = home_of(taken.replica);
+    for (const BlockId record : taken.records) {
+        const std::size_t first = out.parts.size();
+        if (home.host_columns == nullptr) {
+            out.parts.push_back({0, record});
+        } else {
+            home.host_columns->enter_all(record);
+            for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
+                const BlockId page = home.host_columns->page(record, lane);
+                if (page != ColumnPages::kNoPage) out.parts.push_back({lane, page});
+            }
+        }
+        if (home.host_states != nullptr && home.host_states->has(record)) {
+            taken.states.emplace_back(*home.host_states, home.host_states->find(record));
+            out.parts.push_back({kStatePart, taken.states.back().slot()});
+        }
+        if (out.parts.size() == first) continue;
+        out.keys.push_back(*home.record_keys->find(record));
+        out.ends.push_back(static_cast<std::int32_t>(out.parts.size()));
+    }
+}
+
+bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) {
+    if (waiting_.empty() || most < 1) return false;
+    const std::int32_t replica = waiting_.front().replica;
+    const auto parts_of_one = static_cast<std::size_t>(grouping_.pages_per_column()) + 1;
+    while (most > 0 && !waiting_.empty() && waiting_.front().replica == replica) {
+        Waiting& next = waiting_.front();
+        const auto n =
+            static_cast<std::int32_t>(std::min<std::int64_t>(most, next.depth - next.first));
+        try {
+            make_room(out.keys, static_cast<std::size_t>(n));
+            make_room(out.ends, static_cast<std::size_t>(n));
+            make_room(out.parts, static_cast<std::size_t>(n) * parts_of_one);
+            make_room(taken_, 1);
+            taken_.push_back(prepare(next, next.first + n, ticket));
+        } catch (const std::bad_alloc&) {
+            if (out.ticket == 0) throw;
+            break;
+        }
+        give_out(taken_.back(), out);
+        out.ticket = ticket;
+        out.replica = replica;
+        most -= n;
+        next.first += n;
+        if (next.first == next.depth) waiting_.pop_front();
+    }
+    return true;
+}
+
+void StoreQueue::end(Taken& taken) noexcept {
+    Replica& home = home_of(taken.replica);
+    if (home.host_columns != nullptr) {
+        ColumnPages& columns = *home.host_columns;
+        columns.begin_leaving();
+        columns.leave_from({taken.source.node(), taken.source.depth()});
+        for (const BlockId record : taken.records) {
+            for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+                columns.leave(record, w, ColumnPages::Departure::kUnused);
+            }
+        }
+    }
+    taken.states.clear();
+    taken.source.end(false);
+    num_waiting_ -= static_cast<std::int64_t>(taken.records.size());
+}
+
+bool StoreQueue::finish(std::uint64_t ticket) noexcept {
+    bool is_known = false;
+    for (Taken& each : taken_) {
+        if (each.ticket != ticket || ticket == 0) continue;
+        is_known = true;
+        end(each);
+        each.ticket = 0;
+    }
+    const auto is_over = [](const Taken& each) { return each.ticket == 0; };
+    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_over), taken_.end());
+    return is_known;
+}
+
+void StoreQueue::drop_forgotten() noexcept {
+    const auto drop = [this](const Waiting& each) {
+        const bool is_gone = each.end.is_forgotten();
+        if (is_gone) {
+            num_waiting_ -= each.depth - each.first;
+            num_dropped_ += each.depth - each.first;
+        }
+        return is_gone;
+    };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), drop), waiting_.end());
+}
+
+void StoreQueue::loosen() noexcept {
+    for (const Waiting& each : waiting_) {
+        num_waiting_ -= each.depth - each.first;
+        num_dropped_ += each.depth - each.first;
+    }
+    waiting_.clear();
+    for (Taken& each : taken_) {
+        each.source.loosen(each.records.data(), static_cast<std::int64_t>(each.records.size()));
+    }
+}
+
+void StoreQueue::fasten() noexcept {
+    for (Taken& each : taken_) {
+        each.source.fasten(each.records.data(), static_cast<std::int64_t>(each.records.size()));
+    }
+}
+
+}  // namespace kvcore

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "keys/path_keys.hpp"
+#include "kvcore/cache_config.hpp"
+#include "kvcore/store_moves.hpp"
+#include "level/page_hold.hpp"
+#include "level/replica.hpp"
+
+namespace kvcore {
+
+/// What has arrived in the host tiers and is to be written to stores below them, in that order.
+///
+/// Owns: a hold on every record that waits or is being written, so that it is neither evicted nor
+/// rewritten. Invariant: what is given out by `take` keeps its pages until its ticket is finished,
+/// also when the tier forgets it meanwhile.
+/// Threads: none of its own; CacheManager locks around it.
+/// Cost: O(1) per arrival, O(records) to take and finish; keys are computed when they are taken,
+/// once for each record.
+class StoreQueue {
+   public:
+    StoreQueue(const CacheConfig& config, const Grouping& grouping,
+               const std::vector<std::unique_ptr<Replica>>& replicas);
+
+    /// Records `first` .. end.depth - 1 on the way to a position in a tier have arrived, or have
+    /// more than before. Where there is no memory they are not written.
+    void arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept;
+    /// Up to `most` of those that wait longest, all of one replica. False where none waits. Throws
+    /// std::bad_alloc, and has changed nothing.
+    [[nodiscard]] bool take(std::int64_t most, std::uint64_t ticket, StoreMoves& out);
+    /// Ends the holds of a ticket. False where it has none.
+    [[nodiscard]] bool finish(std::uint64_t ticket) noexcept;
+    /// Records that wait or are being written; and ones that were forgotten while they waited.
+    [[nodiscard]] std::int64_t num_waiting() const noexcept { return num_waiting_; }
+    [[nodiscard]] std::int64_t num_dropped() const noexcept { return num_dropped_; }
+
+    /// The key of the last record on the way to `at`, or the root of a namespace for none. Throws
+    /// std::bad_alloc.
+    [[nodiscard]] PageKey key_at(Replica& home, std::string_view name_space, TreePosition at) const;
+    [[nodiscard]] const PathKeys& paths() const noexcept { return paths_; }
+
+    /// What waits and was forgotten is not written.
+    void drop_forgotten() noexcept;
+    /// Around what forgets all that nobody uses: see PageHold. What waits is forgotten.
+    void loosen() noexcept;
+    void fasten() noexcept;
+
+    /// For the laws of the tier. Calls visit(record) for each record of a replica that is held by a
+    /// reference; and for each whose windows are read.
+    template <class Visit>
+    void for_each_reference(std::int32_t replica, const Visit& visit) const {
+        for (const Taken& each : taken_) {
+            if (each.replica != replica) continue;
+            const PathHold::Pages held = each.source.references();
+            std::for_each(held.ids, held.ids + held.n, visit);
+        }
+    }
+    template <class Visit>
+    void for_each_taken(std::int32_t replica, const Visit& visit) const {
+        for (const Taken& each : taken_) {
+            if (each.replica != replica) continue;
+            std::for_each(each.records.begin(), each.records.end(), visit);
+        }
+    }
+
+   private:
+    struct Waiting {
+        std::int32_t replica;
+        std::int32_t first;
+        std::int32_t depth;
+        PathHold end;
+    };
+    struct Taken {
+        std::uint64_t ticket;
+        std::int32_t replica;
+        std::vector<BlockId> records;
+        PathHold source;
+        std::vector<StateHold> states;
+    };
+
+    [[nodiscard]] Replica& home_of(std::int32_t replica) const noexcept {
+        return *replicas_[static_cast<std::size_t>(replica)];
+    }
+    void ensure_keys(Replica& home, TreePosition at) const;
+    [[nodiscard]] Taken prepare(const Waiting& waiting, std::int32_t depth,
+                                std::uint64_t ticket) const;
+    void give_out(Taken& taken, StoreMoves& out) const noexcept;
+    void end(Taken& taken) noexcept;
+
+    const Grouping& grouping_;
+    const std::vector<std::unique_ptr<Replica>>& replicas_;
+    PathKeys paths_;
+    std::deque<Waiting> waiting_;
+    std::vector<Taken> taken_;
+    std::int64_t num_waiting_ = 0;
+    std::int64_t num_dropped_ = 0;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvcore/page_moves.hpp"
+#include "level/replica.hpp"
+
+namespace kvcore {
+
+/// Calls visit(move) for each copy of pages that a copy of one column to another takes: of the
+/// tokens that are still read. Where a column is a page that is the copy itself.
+template <class Visit>
+void for_each_page_move(const Replica& home, const PageMove& columns, const Visit& visit) {
+    if (home.columns == nullptr) return visit(columns);
+    const Grouping& grouping = home.columns->grouping();
+    for (const Grouping::Bundle& bundle : grouping.bundles()) {
+        const std::int32_t page_size = grouping.column_tokens() / bundle.pages_per_column;
+        for (std::int32_t i = 0; i < bundle.pages_per_column; ++i) {
+            PageMove move = columns;
+            move.num_tokens = std::min(page_size, columns.num_tokens - i * page_size);
+            move.source = home.columns->page(columns.source, bundle.first_lane + i);
+            move.destination = home.columns->page(columns.destination, bundle.first_lane + i);
+            const bool is_copied = move.num_tokens > 0 && move.source != ColumnPages::kNoPage &&
+                                   move.destination != ColumnPages::kNoPage;
+            if (is_copied) visit(move);
+        }
+    }
+}
+
+/// Copies of pages that the copy of a column takes at most.
+[[nodiscard]] inline std::size_t moves_per_column(const Grouping& grouping) noexcept {
+    return static_cast<std::size_t>(std::max(1, grouping.num_lanes()));
+}
+
+}  // namespace kvcore

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/owed_copies.hpp"
+
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+Leavers OwedCopies::leavers_of_call(std::int32_t replica, BlockId page) const noexcept {
+    Leavers leavers;
+    for (std::size_t i = call_begin_; i < copies_.size(); ++i) {
+        const Copy& each = copies_[i];
+        const bool is_its = each.copy.replica == replica && each.source.is_reference() &&
+                            each.source.page() == page;
+        if (is_its) leavers.add(each.copy.num_tokens);
+    }
+    return leavers;
+}
+
+void OwedCopies::make_room(Transfers& transfers, std::size_t n) {
+    kvcore::make_room(transfers.copies, n * per_column_);
+    kvcore::make_room(copies_, n);
+}
+
+bool OwedCopies::finish(std::uint64_t ticket, bool done) noexcept {
+    bool is_known = false;
+    for (Copy& copy : copies_) {
+        if (copy.ticket != ticket || ticket == 0) continue;
+        is_known = true;
+        copy.ticket = 0;
+        Sequence* sequence = sequences_.find(copy.copy.sequence);
+        if (sequence != nullptr && !done) {
+            spare_source(copy.copy, *sequence);
+            continue;
+        }
+        if (sequence != nullptr) --sequence->num_pending;
+        copy.copy.replica = -1;
+    }
+    const auto is_over = [](const Copy& copy) { return copy.copy.replica < 0; };
+    copies_.erase(std::remove_if(copies_.begin(), copies_.end(), is_over), copies_.end());
+    return is_known;
+}
+
+// Who was to go on in the source, behind the copy, must not while that is owed. O(sequences).
+void OwedCopies::spare_source(const PageMove& copy, const Sequence& sequence) noexcept {
+    const std::int32_t column = sequence.pages.find(copy.destination);
+    for (Sequence& other : sequences_.live()) {
+        const bool holds = other.replica == copy.replica && other.pages.has(column, copy.source);
+        if (holds) other.pages.freeze(column + 1);
+    }
+}
+
+OwedStatus OwedCopies::take_owed(SequenceHandle handle, Transfers& transfers) {
+    const Sequence* sequence = sequences_.find(handle);
+    if (sequence == nullptr || sequence->num_pending == 0) return OwedStatus::kNone;
+    kvcore::make_room(transfers.copies, sequence->num_pending * per_column_);
+    bool is_taken = false;
+    for (Copy& copy : copies_) {
+        if (copy.copy.sequence != handle || copy.ticket != 0) continue;
+        give_out(copy, transfers);
+        is_taken = true;
+    }
+    return is_taken ? OwedStatus::kTaken : OwedStatus::kUnderWay;
+}
+
+void OwedCopies::drop_owed(SequenceHandle handle) noexcept {
+    const auto is_owed = [handle](const Copy& copy) {
+        return copy.copy.sequence == handle && copy.ticket == 0;
+    };
+    copies_.erase(std::remove_if(copies_.begin(), copies_.end(), is_owed), copies_.end());
+}
+
+bool OwedCopies::is_under_way(SequenceHandle handle) const noexcept {
+    return std::any_of(copies_.begin(), copies_.end(), [handle](const Copy& copy) {
+        return copy.ticket != 0 && copy.copy.sequence == handle;
+    });
+}
+
+void OwedCopies::freeze_read_pages(Sequence& sequence, std::int64_t start,
+                                   std::int32_t page_size) const noexcept {
+    const auto first = static_cast<std::int32_t>(start / page_size);
+    PageRow& row = sequence.pages;
+    for (const Copy& copy : copies_) {
+        if (copy.copy.replica != sequence.replica || !copy.source.is_reference()) continue;
+        for (std::int32_t c = std::max(first, row.frozen()); c < row.size(); ++c) {
+            const bool is_it = row[c] == copy.copy.source;
+            const std::int64_t kept = start - std::int64_t{c} * page_size;
+            if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);
+        }
+    }
+}
+
+void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept {
+    for (Copy& copy : copies_) {
+        PageHold& source = copy.source;
+        const bool is_it =
+            copy.copy.replica == replica && source.is_reference() && source.page() == page;
+        if (is_it) source.move_to_tree(at);
+    }
+}
+
+void OwedCopies::loosen() noexcept {
+    for (Copy& copy : copies_) copy.source.loosen();
+}
+
+void OwedCopies::fasten() noexcept {
+    for (Copy& copy : copies_) copy.source.fasten();
+}
+
+}  // namespace kvcore

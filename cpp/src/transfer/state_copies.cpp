@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/state_copies.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+ColumnStates& StateCopies::states(std::int32_t replica) const noexcept {
+    return *replicas_[static_cast<std::size_t>(replica)]->states;
+}
+
+void StateCopies::make_room(std::size_t n, Transfers* transfers) {
+    if (transfers == nullptr) return kvcore::make_room(list_, n);
+    kvcore::make_room(transfers->state_copies, n);
+    kvcore::make_room(copies_, n);
+}
+
+bool StateCopies::is_named(SequenceHandle handle) const noexcept {
+    return std::any_of(copies_.begin(), copies_.end(),
+                       [handle](const Copy& copy) { return names(copy, handle); });
+}
+
+void StateCopies::add(const StateMove& move, SequenceHandle from, SequenceHandle into,
+                      Transfers* transfers, bool has_run) noexcept {
+    const bool is_checkpoint = sequences_.find(into) == nullptr;
+    ColumnStates& states = this->states(move.replica);
+    if (transfers == nullptr) {
+        if (is_checkpoint) states.make_ready(move.destination);
+        prune();
+        // There is room.
+        return list_.push_back({move, into, is_checkpoint, is_checkpoint || has_run});
+    }
+    for (const SequenceHandle handle : {from, into}) {
+        Sequence* sequence = sequences_.find(handle);
+        if (sequence != nullptr && !is_named(handle)) ++sequence->num_pending;
+    }
+    StateHold source(states, move.source);
+    StateHold destination(states, move.destination);
+    copies_.push_back({move, from, into, std::move(source), std::move(destination), 0, {}});
+    give_out(copies_.back(), *transfers);
+}
+
+void StateCopies::give_out(Copy& copy, Transfers& transfers) noexcept {
+    copy.ticket = tickets_.of(transfers);
+    copy.owner = std::this_thread::get_id();
+    transfers.state_copies.push_back(copy.move);  // there is room
+}
+
+void StateCopies::remove(std::size_t index) noexcept {
+    const Copy gone = std::move(copies_[index]);
+    copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(index));
+    for (const SequenceHandle handle : {gone.from, gone.into}) {
+        Sequence* sequence = sequences_.find(handle);
+        if (sequence != nullptr && !is_named(handle)) --sequence->num_pending;
+    }
+}
+
+bool StateCopies::finish(std::uint64_t ticket, bool done) noexcept {
+    bool is_known = false;
+    for (std::size_t i = 0; i < copies_.size();) {
+        Copy& copy = copies_[i];
+        if (copy.ticket != ticket || ticket == 0) {
+            ++i;
+            continue;
+        }
+        is_known = true;
+        const bool is_owed = !done && sequences_.find(copy.into) != nullptr;
+        if (is_owed) {
+            copy.ticket = 0;
+            ++i;
+            continue;
+        }
+        // The checkpoint may have gone with its column meanwhile.
+        ColumnStates& states = this->states(copy.move.replica);
+        const ColumnStates::Slot slot = copy.move.destination;
+        if (copy.into.generation == 0 && states.is_checkpoint(slot)) {
+            done ? states.make_ready(slot) : states.drop(slot);
+        }
+        remove(i);
+    }
+    return is_known;
+}
+
+void StateCopies::make_room_to_take(SequenceHandle handle, Transfers& transfers) const {
+    const auto n = std::count_if(copies_.begin(), copies_.end(), [handle](const Copy& copy) {
+        return copy.ticket == 0 && names(copy, handle);
+    });
+    kvcore::make_room(transfers.state_copies, static_cast<std::size_t>(n));
+}
+
+bool StateCopies::take_owed(SequenceHandle handle, Transfers& transfers) noexcept {
+    bool is_taken = false;
+    for (Copy& copy : copies_) {
+        if (copy.ticket != 0 || !names(copy, handle)) continue;
+        give_out(copy, transfers);
+        is_taken = true;
+    }
+    return is_taken;
+}
+
+void StateCopies::drop_owed(SequenceHandle handle) noexcept {
+    for (std::size_t i = 0; i < copies_.size();) {
+        Copy& copy = copies_[i];
+        const bool is_owed = copy.ticket == 0;
+        if (is_owed && copy.from == handle) copy.from = {};
+        if (is_owed && copy.into == handle) {
+            remove(i);
+        } else {
+            ++i;
+        }
+    }
+}
+
+bool StateCopies::is_under_way(SequenceHandle handle) const noexcept {
+    return std::any_of(copies_.begin(), copies_.end(), [handle](const Copy& copy) {
+        return copy.ticket != 0 && names(copy, handle);
+    });
+}
+
+// What the next copy on the list does with the slot that this one goes into.
+const StateCopies::Listed* StateCopies::next_use(std::size_t index) const noexcept {
+    const StateMove& move = list_[index].move;
+    for (std::size_t i = index + 1; i < list_.size(); ++i) {
+        const StateMove& next = list_[i].move;
+        const bool uses = next.replica == move.replica &&
+                          (next.source == move.destination || next.destination == move.destination);
+        if (uses) return &list_[i];
+    }
+    return nullptr;
+}
+
+// A caller that never takes them must not gather them for ever. What is written over unread is of
+// no use. Nor is what was due before kernels ran: those have run where a checkpoint is copied, or
+// the state in front of drafts.
+void StateCopies::prune() noexcept {
+    if (list_.size() < prune_at_) return;
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+        const Listed* next = next_use(i);
+        const bool is_read =
+            next == nullptr || (next->move.source == list_[i].move.destination && !next->has_run);
+        if (!is_read) list_[i].move.replica = -1;
+    }
+    const auto is_useless = [](const Listed& listed) { return listed.move.replica < 0; };
+    list_.erase(std::remove_if(list_.begin(), list_.end(), is_useless), list_.end());
+    prune_at_ = std::max<std::size_t>(64, 2 * list_.size());
+}
+
+std::vector<StateMove> StateCopies::take_list() {
+    std::vector<StateMove> taken;
+    taken.reserve(list_.size());
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+        const bool is_gone = !list_[i].is_checkpoint && sequences_.find(list_[i].into) == nullptr;
+        if (is_gone && next_use(i) == nullptr) continue;
+        taken.push_back(list_[i].move);
+    }
+    list_.clear();
+    return taken;
+}
+
+}  // namespace kvcore

@@ -1,0 +1,1510 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/tier_flights.hpp"
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "kvcore/errors.hpp"
+#include "level/quotas.hpp"
+#include "support/make_room.hpp"
+
+namespace kvcore {
+
+TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
+                         const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
+                         SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
+                         StoreQueue& queue)
+    : page_size_(config.page_size),
+      grouping_(grouping),
+      replicas_(replicas),
+      tickets_(tickets),
+      sequences_(sequences),
+      windows_(windows),
+      holds_(holds),
+      queue_(queue),
+      rules_(config, replicas[0]->pool.end_id()),
+      tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
+    if (config.host_pages == 0) return;
+    const auto n = static_cast<std::size_t>(replicas[0]->pool.end_id());
+    storing_.assign(replicas.size(), std::vector<bool>(n));
+}
+
+std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std::int32_t replica,
+                                                      const TieredHit& hit, bool has_state,
+                                                      Transfers& transfers) {
+    Replica& home = home_of(replica);
+    TierIndex& host = *home.host;
+    auto flight = std::make_unique<TierFlight>();
+    flight->replica = replica;
+    flight->sequence = handle;
+    flight->is_load = true;
+    flight->first = hit.at.depth;
+    const TreePosition below{host.tree().split(hit.below), hit.below.depth};
+    flight->source = PathHold(host.pool(), host.tree(), below.node, below.depth,
+                              home.host_columns.get(), home.host_states.get());
+    const TieredHit found{hit.at, below, hit.tokens};
+    if (grouping_.is_plain()) {
+        choose_load(home, found, *flight);
+    } else {
+        choose_column_load(home, found, *flight);
+    }
+    make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
+    make_room(flights_, 1);
+    if (has_state) flight->stored_state = home.hold_stored_state(below);
+    if (flight->stored_state) make_room(transfers.state_moves, 1);
+    return flight;
+}
+
+// The pages behind the tree's part of the hit are the request's own; they are filled from below.
+void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
+    const auto n = static_cast<std::size_t>(hit.below.depth - hit.at.depth);
+    flight.num_pages = static_cast<std::int64_t>(n);
+    flight.host_pages.resize(n);
+    home.host->copy_pages(hit.below, hit.at.depth, flight.host_pages.data());
+    flight.device_pages.reserve(n);
+}
+
+void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers) {
+    make_room(transfers.tier_moves, pages);
+    make_room(flights_, loads);
+    if (replicas_[0]->host_states != nullptr) make_room(transfers.state_moves, loads);
+}
+
+void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
+                           Transfers& transfers) {
+    load.ticket = tickets_.of(transfers);
+    load.owner = std::this_thread::get_id();
+    if (load.stored_state) {
+        load.state = StateHold(*home_of(load.replica).states, slot);
+        transfers.state_moves.push_back(
+            {load.replica, load.stored_state.slot(), slot, Tier::kHost, Tier::kDevice});
+    }
+    ++sequence.num_pending;
+    if (!grouping_.is_plain()) return owe_column_load(load, sequence, transfers);
+    for (std::size_t i = 0; i < load.host_pages.size(); ++i) {
+        const BlockId page = sequence.pages[load.first + static_cast<std::int32_t>(i)];
+        load.device_pages.push_back(page);
+        transfers.tier_moves.push_back({load.replica, load.host_pages[i], page, page_size_,
+                                        load.sequence, Tier::kHost, Tier::kDevice});
+    }
+    home_of(load.replica)
+        .pool.share(load.device_pages.data(), static_cast<std::int64_t>(load.device_pages.size()));
+    flights_.push_back(std::move(load));
+}
+
+// Moves the place on over what is stored of the sequence's first `end` pages. Tokens are read from
+// the tree, not from the request, so that they are those of the pages.
+void TierFlights::advance(Standing& standing, const Path& path, std::int32_t end) const {
+    const std::int32_t first = standing.place.depth();
+    if (end <= first) return;
+    const std::vector<TokenId> tokens =
+        home_of(path.replica).tree.tokens_of({path.at.node, end}, first);
+    standing.place.advance(tokens.data(), static_cast<std::int64_t>(tokens.size()));
+}
+
+// All that the tier has of a sequence's prefix, or no place: from a shorter one on it would be
+// found by no more pages at a time than there is room for.
+void TierFlights::find_place(Standing& standing, const Path& path) const {
+    TierIndex& host = *home_of(path.replica).host;
+    Standing found;
+    found.place = {host, host.open(PrefixTree::name_of(path.at.node))};
+    advance(found, path, path.at.depth);
+    standing.place = std::move(found.place);
+}
+
+// What is stored is worth as much as on the device.
+void TierFlights::find_parts(const Path& path, std::int32_t first, std::int32_t end,
+                             TierFlight& flight) const {
+    const Replica& home = home_of(path.replica);
+    if (!home.host->tree().policy().interest().retention) return;
+    const TreeNode* node = PrefixTree::position(path.at.node, end).node;
+    for (; node->end() > first; node = node->parent) {
+        flight.parts.push_back(
+            {std::min(end, node->end()), home.tree.policy().retention(node->id)});
+    }
+    std::reverse(flight.parts.begin(), flight.parts.end());
+}
+
+// Of cached pages that the tier does not have, those to be stored for a sequence: not what is on
+// its way already, and no more than there is room for. Taking them from the tier comes last, since
+// nothing after it fails.
+void TierFlights::choose_stores(const Standing& standing, const Path& path, std::int32_t end,
+                                TierFlight& flight) const {
+    Replica& home = home_of(path.replica);
+    const std::int32_t first = standing.place.depth();
+    TreeNode* node = path.at.node;
+    std::vector<BlockId>& pages = flight.device_pages;
+    pages.resize(static_cast<std::size_t>(end - first));
+    home.tree.copy_pages({node, end}, first, pages.data());
+    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(path.replica)];
+    const auto is_on_its_way = [&](BlockId page) -> bool {
+        return storing[static_cast<std::size_t>(page)];
+    };
+    const auto own = std::find_if_not(pages.begin(), pages.end(), is_on_its_way);
+    pages.erase(std::find_if(own, pages.end(), is_on_its_way), pages.end());
+    flight.ahead = static_cast<std::int32_t>(own - pages.begin());
+    pages.erase(pages.begin(), own);
+    const auto last = first + flight.ahead + static_cast<std::int32_t>(pages.size());
+    flight.tokens = home.tree.tokens_of({node, last}, first);
+    find_parts(path, first, last, flight);
+    flight.host_pages.resize(pages.size());
+    const auto taken = static_cast<std::size_t>(
+        home.take_stored(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
+    pages.resize(taken);
+    flight.host_pages.resize(taken);
+    flight.tokens.resize((static_cast<std::size_t>(flight.ahead) + taken) *
+                         static_cast<std::size_t>(page_size_));
+}
+
+// A full tier costs next to nothing: nothing is looked at that there is no room for.
+void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
+                             Transfers& transfers) {
+    if (sequence.pages.holds_forgotten()) return;
+    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
+    Standing& standing = standings_[handle.index];
+    if (standing.storing != 0) return;
+    standing.is_due = false;
+    const Path path = path_of(handle, sequence);
+    if (grouping_.is_plain()) return store_pages(path, standing, transfers);
+    store_columns(path, windows_.of(handle), standing, transfers);
+}
+
+void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& transfers) {
+    Replica& home = home_of(path.replica);
+    if (!standing.place) find_place(standing, path);
+    const auto room = static_cast<std::int32_t>(
+        std::min<std::int64_t>(path.at.depth, standing.place.depth() + home.host->num_available()));
+    const std::int32_t end =
+        rules_.end_of_due(home.tree, path.replica, {path.at.node, room}, standing.place.depth());
+    advance(standing, path, end);
+    const std::int32_t stored = standing.place.depth();
+    if (end <= stored) return;
+    make_room(flights_, 1);
+    make_room(transfers.tier_moves, static_cast<std::size_t>(end - stored));
+    TierFlight flight;
+    choose_stores(standing, path, end, flight);
+    if (flight.host_pages.empty()) return;
+    flight.replica = path.replica;
+    flight.sequence = path.sequence;
+    flight.place = std::move(standing.place);
+    const auto n = static_cast<std::int32_t>(flight.device_pages.size());
+    flight.num_pages = n;
+    flight.source = PathHold(home.pool, home.tree, path.at.node, stored + flight.ahead + n, nullptr,
+                             home.states.get());
+    standing.storing = flight.number = free_number();
+    give_out_store(std::move(flight), transfers);
+}
+
+void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexcept {
+    flight.ticket = tickets_.of(transfers);
+    flight.owner = std::this_thread::get_id();
+    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
+    for (std::size_t i = 0; i < flight.host_pages.size(); ++i) {
+        const BlockId page = flight.device_pages[i];
+        if (flight.host_pages[i] < 0) continue;
+        storing[static_cast<std::size_t>(page)] = true;
+        if (!grouping_.is_plain()) {
+            give_out_column(flight, page, flight.host_pages[i], transfers);
+            continue;
+        }
+        transfers.tier_moves.push_back({flight.replica, page, flight.host_pages[i], page_size_,
+                                        flight.sequence, Tier::kDevice, Tier::kHost});
+    }
+    flights_.push_back(std::move(flight));
+}
+
+// What names a store for its sequence, in half the memory of a ticket.
+std::uint32_t TierFlights::free_number() noexcept {
+    const auto is_taken = [this](const TierFlight& each) { return each.number == last_number_; };
+    do {
+        ++last_number_;
+    } while (last_number_ == 0 || std::any_of(flights_.begin(), flights_.end(), is_taken));
+    return last_number_;
+}
+
+// These columns on the way to the place are to be written to stores.
+void TierFlights::tell_below(const TierFlight& flight, std::int32_t first,
+                             std::int32_t end) const noexcept {
+    if (flight.goes_below) queue_.arrived(flight.replica, {flight.place.node(), end}, first);
+}
+
+// Behind what earlier flights have brought, should that be there. What there is no memory to
+// publish is not stored, and the place is to be found again. What is left of its pages was not
+// published.
+void TierFlights::publish(TierFlight& flight) const noexcept {
+    StorePlace& place = flight.place;
+    std::vector<BlockId>& pages = flight.host_pages;
+    std::int32_t published = 0;
+    try {
+        const std::int32_t joint = place.depth() + flight.ahead;
+        const TokenId* tokens = flight.tokens.data();
+        place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
+        if (place.depth() != joint) return;
+        tokens += std::int64_t{flight.ahead} * page_size_;
+        const auto end = joint + static_cast<std::int32_t>(pages.size());
+        for_each_part(flight, joint, end, [&](std::int32_t last, const Retention& retention) {
+            place.publish(tokens + std::int64_t{published} * page_size_, pages.data() + published,
+                          last - joint - published, nullptr, retention);
+            published = last - joint;
+        });
+        tell_below(flight, joint, place.depth());
+    } catch (const std::bad_alloc&) {
+        place.reset();
+    }
+    pages.erase(pages.begin(), pages.begin() + published);
+}
+
+// The place goes back to the sequence, should that still be where it was.
+void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
+    if (!grouping_.is_plain()) return finish_column_store(flight, done);
+    Replica& home = home_of(flight.replica);
+    const auto n = static_cast<std::int64_t>(flight.host_pages.size());
+    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
+    for (const BlockId page : flight.device_pages) {
+        storing[static_cast<std::size_t>(page)] = false;
+    }
+    flight.source.end(false);
+    if (done) home.metrics.stored_pages += n;
+    if (n > 0 && done && flight.is_wanted) publish(flight);
+    home.host->give_back(flight.host_pages.data(),
+                         static_cast<std::int64_t>(flight.host_pages.size()));
+    hand_back_place(flight, done);
+}
+
+void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
+    if (flight.state) finish_checkpoint(flight, done);
+    if (Standing* standing = owner_of(flight)) {
+        standing->storing = 0;
+        standing->place = std::move(flight.place);
+    } else {
+        flight.place.reset();
+    }
+}
+
+bool TierFlights::is_under_way(SequenceHandle handle) const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [handle](const TierFlight& flight) {
+        return flight.holds_up() && flight.sequence == handle;
+    });
+}
+
+StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
+                                 std::int32_t columns) const {
+    const Standing* standing = find(handle);
+    if (standing == nullptr || !standing->place || standing->place.depth() <= columns) return {};
+    TierIndex& host = *home_of(replica).host;
+    return {host, host.hold({standing->place.node(), columns})};
+}
+
+void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept {
+    Standing* standing = find(handle);
+    if (standing == nullptr) return;
+    standing->storing = 0;
+    standing->examined = std::min(standing->examined, columns);
+    if (cut) standing->place = std::move(cut);
+}
+
+void TierFlights::forget(SequenceHandle handle) noexcept {
+    Standing* standing = find(handle);
+    if (standing == nullptr) return;
+    const bool has_records = standing->place && !grouping_.is_plain();
+    if (has_records) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
+    *standing = {};
+}
+
+void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
+    const auto is_gone = [](const StorePlace& place) {
+        return place && PrefixTree::is_forgotten(place.node());
+    };
+    for (TierFlight& flight : flights_) {
+        if (flight.replica != replica) continue;
+        if (flight.is_load) {
+            Sequence* sequence = sequences_.find(flight.sequence);
+            if (sequence != nullptr && flight.source.is_forgotten()) {
+                sequence->pages.bar(PrefixTree::findable_depth(flight.source.node()));
+            }
+        } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
+            flight.is_wanted = false;
+            flight.place.reset();
+        }
+    }
+    for (StoreFill& fill : fills_) {
+        if (fill.flight.replica != replica || !is_gone(fill.flight.place)) continue;
+        fill.flight.is_wanted = false;
+        fill.windows.reset();
+        fill.flight.place.reset();
+    }
+    for (Standing& standing : standings_) {
+        if (!is_gone(standing.place)) continue;
+        standing.place.reset();
+        standing.examined = 0;
+    }
+}
+
+void TierFlights::loosen() noexcept {
+    for (TierFlight& flight : flights_) {
+        const std::vector<BlockId>& pages = flight.read_pages();
+        flight.source.loosen(pages.data(), static_cast<std::int64_t>(pages.size()));
+        if (flight.is_load || owner_of(flight) != nullptr) continue;
+        flight.is_wanted = false;
+        flight.place.reset();
+    }
+    for (StoreFill& fill : fills_) {
+        fill.flight.is_wanted = false;
+        fill.windows.reset();
+        fill.flight.place.reset();
+    }
+}
+
+void TierFlights::fasten() noexcept {
+    for (TierFlight& flight : flights_) {
+        const std::vector<BlockId>& pages = flight.read_pages();
+        flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
+    }
+}
+
+// With groups of layers: what is loaded for a sequence, and what both directions have in common.
+
+// The columns behind the tree's part of the hit are the request's own. What those of the tree miss
+// cannot lie in them before it has arrived, for others would read it: patches bring it.
+void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
+                                     TierFlight& flight) const {
+    const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
+    std::int32_t lowest = std::min(hit.at.depth, hit.below.depth);
+    tiered::for_each_patch(home, hit.at, hit.tokens, [&](const Patch& patch) {
+        flight.patches.push_back(patch);
+        flight.num_pages += tiered::count_pages(grouping_, patch.windows);
+        lowest = std::min(lowest, patch.index);
+    });
+    const std::int32_t num_own = end - hit.at.depth;
+    flight.num_pages += std::int64_t{num_own} * grouping_.num_full_lanes();
+    for (const Grouping::Window& window : grouping_.windows()) {
+        const std::int32_t first = grouping_.first_column(window, hit.tokens);
+        flight.num_pages +=
+            std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.at.depth));
+    }
+    flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
+    home.host->copy_pages(hit.below, lowest, flight.host_pages.data());
+    flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
+}
+
+void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) {
+    Replica& home = home_of(load.replica);
+    for (const BlockId record : load.host_pages) home.host_columns->enter_all(record);
+    const std::int32_t end = load.source.depth();
+    const auto record_of = [&](std::int32_t column) {
+        return load.host_pages[load.host_pages.size() - static_cast<std::size_t>(end - column)];
+    };
+    for (std::int32_t c = load.first; c < end; ++c) {
+        const BlockId column = sequence.pages[c];
+        home.pool.share(&column, 1);
+        home.columns->enter_all(column);
+        load.device_pages.push_back(column);
+        give_out_column(load, column, record_of(c), transfers);
+    }
+    for (Patch& patch : load.patches) {
+        home.require_pages(1);
+        home.take_pages(1, &patch.bringer);
+        home.columns->enter_all(patch.bringer);
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (patch.has(w)) home.columns->fill(patch.bringer, w);
+        }
+        load.device_pages.push_back(patch.bringer);
+        give_out_column(load, patch.bringer, record_of(patch.index), transfers);
+    }
+    home.note_peak();
+    flights_.push_back(std::move(load));
+}
+
+// The pages that both sides have.
+void TierFlights::give_out_column(TierFlight& flight, BlockId column, BlockId record,
+                                  Transfers& transfers) const noexcept {
+    const Replica& home = home_of(flight.replica);
+    count_column(home, column, record, flight.copied);
+    const Tier from = flight.is_load ? Tier::kHost : Tier::kDevice;
+    const Tier to = flight.is_load ? Tier::kDevice : Tier::kHost;
+    for (const Grouping::Bundle& bundle : grouping_.bundles()) {
+        const std::int32_t tokens = page_size_ / bundle.pages_per_column;
+        for (std::int32_t i = 0; i < bundle.pages_per_column; ++i) {
+            const BlockId here = home.columns->page(column, bundle.first_lane + i);
+            const BlockId below = home.host_columns->page(record, bundle.first_lane + i);
+            if (here == ColumnPages::kNoPage || below == ColumnPages::kNoPage) continue;
+            transfers.tier_moves.push_back({flight.replica, flight.is_load ? below : here,
+                                            flight.is_load ? here : below, tokens, flight.sequence,
+                                            from, to});
+        }
+    }
+}
+
+void TierFlights::count_column(const Replica& home, BlockId column, BlockId record,
+                               ColumnCounts& counts) noexcept {
+    for (std::size_t w = 0; w < home.columns->grouping().windows().size(); ++w) {
+        if (home.columns->has(column, w) && home.host_columns->has(record, w)) ++counts.of[w];
+    }
+    if (home.columns->has_full_pages(column) && home.host_columns->has_full_pages(record)) {
+        ++counts.of[ColumnCounts::kFull];
+    }
+}
+
+// Which is a use of them.
+void TierFlights::leave_records(const TierFlight& flight) const noexcept {
+    ColumnPages& records = *home_of(flight.replica).host_columns;
+    records.begin_leaving();
+    records.leave_from({flight.source.node(), flight.source.depth()});
+    for (const BlockId record : flight.host_pages) {
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            records.leave(record, w, ColumnPages::Departure::kKept);
+        }
+    }
+}
+
+// `arrived`: its sequence, unless that is gone or the copies failed. Who holds pages that were
+// brought holds them where they are needed.
+void TierFlights::finish_column_load(const TierFlight& flight,
+                                     const Sequence* arrived) const noexcept {
+    Replica& home = home_of(flight.replica);
+    ColumnPages& columns = *home.columns;
+    for (const Patch& patch : flight.patches) {
+        if (arrived == nullptr) continue;
+        const PageRow& row = arrived->pages;
+        const TreePosition end{row.node(), patch.index + 1};
+        columns.fill_holes(end, row[patch.index], patch.bringer);
+        if (home.pool.ref_count(patch.bringer) == 1) continue;
+        // A hold on a column holds all its windows, so idle windows are evicted: else quotas could
+        // be broken.
+        if (home.owners != nullptr) columns.give_up_idle(row[patch.index]);
+        const bool is_own = row.is_own(patch.index);
+        holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
+    }
+    for (const BlockId column : flight.device_pages) columns.leave_all(column, {});
+}
+
+bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
+                         std::size_t window) const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [&](const TierFlight& flight) {
+        return sequences_.find(flight.sequence) == &sequence &&
+               std::any_of(flight.patches.begin(), flight.patches.end(), [&](const Patch& patch) {
+                   return patch.index == column && patch.has(window);
+               });
+    });
+}
+
+// A sequence goes that has stored so much: its next turn comes back to the end. In the order in
+// which they may go, from the first on.
+void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcept {
+    std::array<BlockId, 64> records;
+    const std::int32_t depth = place.depth();
+    home.host_columns->begin_leaving();
+    home.host_columns->leave_from({place.node(), depth});
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        std::int32_t c = std::max(0, depth - grouping_.windows()[w].reach);
+        while (c < depth) {
+            const auto n = std::min(depth - c, static_cast<std::int32_t>(records.size()));
+            home.host->copy_pages({place.node(), c + n}, c, records.data());
+            for (std::int32_t i = 0; i < n; ++i) {
+                home.host_columns->keep(records[static_cast<std::size_t>(i)], w);
+            }
+            c += n;
+        }
+    }
+}
+
+// Every flight, and whoever writes them to a store, reads all windows of its records.
+void TierFlights::check_records(std::int32_t replica) const {
+    const Replica& home = home_of(replica);
+    const std::size_t windows = grouping_.windows().size();
+    std::vector<std::uint32_t> readers(static_cast<std::size_t>(home.host->num_pages()) *
+                                       std::max<std::size_t>(1, windows));
+    const auto add = [&](BlockId record) {
+        for (std::size_t w = 0; record >= 0 && w < windows; ++w) {
+            ++readers[static_cast<std::size_t>(record) * windows + w];
+        }
+    };
+    const auto add_all = [&](const TierFlight& flight) {
+        if (flight.replica != replica) return;
+        std::for_each(flight.host_pages.begin(), flight.host_pages.end(), add);
+    };
+    std::for_each(flights_.begin(), flights_.end(), add_all);
+    for (const StoreFill& fill : fills_) add_all(fill.flight);
+    queue_.for_each_taken(replica, add);
+    home.host_columns->check_integrity(readers);
+}
+
+// With groups of layers: what is stored of a sequence's columns. A record of the tier is a column
+// of its own ColumnPages, which says what it has of each bundle.
+
+namespace {
+
+constexpr std::uint8_t kFullLanes{1U << Grouping::kMaxWindows};
+
+std::int64_t count_pages(const Grouping& grouping, std::uint8_t part) noexcept {
+    const std::int64_t full = (part & kFullLanes) != 0 ? grouping.num_full_lanes() : 0;
+    return full + tiered::count_pages(grouping, part);
+}
+
+}  // namespace
+
+struct TierFlights::Choice {
+    std::vector<std::uint8_t> parts;  // of each column from `first` on
+    std::int32_t first = 0;
+    std::int32_t examined = 0;  // columns that were looked at
+    std::int64_t num_pages = 0;
+    std::int64_t num_records = 0;
+
+    [[nodiscard]] std::int32_t end() const noexcept {
+        return first + static_cast<std::int32_t>(parts.size());
+    }
+    void trim() {
+        while (!parts.empty() && parts.back() == 0) parts.pop_back();
+        const auto chosen =
+            std::find_if(parts.begin(), parts.end(), [](std::uint8_t part) { return part != 0; });
+        first += static_cast<std::int32_t>(chosen - parts.begin());
+        parts.erase(parts.begin(), chosen);
+    }
+};
+
+// What a column has and its record lacks, where there is one: pages of windows that the row reads,
+// or has just written.
+std::uint8_t TierFlights::part_for(const Replica& home, BlockId column, BlockId record,
+                                   const ReadFrom& read_from, std::int32_t index) const noexcept {
+    std::uint8_t part = record < 0 ? kFullLanes : std::uint8_t{0};
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const bool is_wanted =
+            record < 0 || (index >= read_from[w] && !home.host_columns->has(record, w));
+        if (is_wanted && home.columns->has(column, w)) part |= static_cast<std::uint8_t>(1U << w);
+    }
+    return part;
+}
+
+// What records lack, and all that there is of columns behind them. Not what is on its way already,
+// and no more than there is room for.
+TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const Path& path,
+                                                const WindowRow& reader, std::int32_t end,
+                                                TierFlight& flight) const {
+    const Replica& home = home_of(path.replica);
+    const std::int32_t stored = standing.place.depth();
+    Choice choice;
+    choice.first = stored;
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        flight.read_from[w] = reader.first[w];
+        const std::int32_t unknown = std::max(standing.examined, reader.first[w]);
+        choice.first = std::min(choice.first, unknown);
+    }
+    std::vector<BlockId>& columns = flight.device_pages;
+    columns.resize(static_cast<std::size_t>(end - choice.first));
+    home.tree.copy_pages({path.at.node, end}, choice.first, columns.data());
+    std::vector<BlockId> records(columns.size(), -1);
+    home.host->copy_pages({standing.place.node(), stored}, choice.first, records.data());
+    choice.parts.reserve(columns.size());
+    const std::vector<bool>& storing = storing_[static_cast<std::size_t>(path.replica)];
+    std::int64_t room = home.host_columns->num_available();
+    const std::int64_t most_records = home.host->num_available();
+    for (std::int32_t c = choice.first; c < end; ++c) {
+        const auto i = static_cast<std::size_t>(c - choice.first);
+        const bool is_on_its_way = storing[static_cast<std::size_t>(columns[i])];
+        if (is_on_its_way && flight.num_new > 0) break;
+        const std::uint8_t part =
+            is_on_its_way ? 0 : part_for(home, columns[i], records[i], flight.read_from, c);
+        const std::int64_t pages = count_pages(grouping_, part);
+        if (pages > room || (part != 0 && choice.num_records == most_records)) break;
+        choice.parts.push_back(part);
+        room -= pages;
+        choice.num_pages += pages;
+        choice.num_records += part != 0 ? 1 : 0;
+        if (c >= stored) ++(is_on_its_way ? flight.ahead : flight.num_new);
+    }
+    choice.examined = choice.end();
+    return choice;
+}
+
+// Columns of the tier that bring what is chosen: there is room. Throws IntegrityError where there
+// is not; nothing was taken then.
+void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& flight) {
+    ColumnPages& records = *home.host_columns;
+    records.make_room(choice.num_pages, choice.num_records, {});
+    require_room(home, choice.num_pages, choice.num_records);
+    for (std::size_t i = 0; i < choice.parts.size(); ++i) {
+        BlockId& record = flight.host_pages[i];
+        const std::uint8_t part = choice.parts[i];
+        if (part == 0) continue;
+        static_cast<void>(home.take_stored(1, &record));
+        records.enter_all(record);
+        if ((part & kFullLanes) != 0) records.fill_full(record);
+        for (std::size_t w = 0; w < Grouping::kMaxWindows; ++w) {
+            if (tiered::has_window(part, w)) records.fill(record, w);
+        }
+    }
+}
+
+// As without groups; a full tier costs next to nothing here too.
+void TierFlights::store_columns(const Path& path, const WindowRow& reader, Standing& standing,
+                                Transfers& transfers) {
+    const Replica& home = home_of(path.replica);
+    const std::int64_t room = home.host_columns->num_available();
+    if (room == 0) return;
+    if (!standing.place) find_place(standing, path);
+    const std::int64_t most_new = room / std::max(1, grouping_.num_full_lanes());
+    const auto most = static_cast<std::int32_t>(
+        std::min<std::int64_t>(path.at.depth, standing.place.depth() + most_new));
+    const std::int32_t end =
+        rules_.end_of_due(home.tree, path.replica, {path.at.node, most}, standing.place.depth());
+    if (end <= std::min(standing.place.depth(), standing.examined)) return;
+    advance(standing, path, end);
+    TierFlight flight;
+    flight.prompt_end = reader.prompt_end;
+    Choice choice = choose_columns(standing, path, reader, end, flight);
+    const std::int32_t begin = choice.first;
+    choice.trim();
+    if (choice.parts.empty()) {
+        standing.examined = choice.examined;
+        return;
+    }
+    std::vector<BlockId>& columns = flight.device_pages;
+    columns.erase(columns.begin(), columns.begin() + (choice.first - begin));
+    columns.resize(choice.parts.size());
+    flight.host_pages.assign(choice.parts.size(), -1);
+    const TreePosition last{path.at.node, choice.end()};
+    // A store holds all windows of its columns. Without room in the quotas, a later commit stores
+    // them.
+    if (home.owners != nullptr && !quotas::may_hold(home, last, choice.first)) return;
+    const std::int32_t stored = standing.place.depth();
+    if (last.depth > stored) {
+        flight.tokens = home.tree.tokens_of(last, stored);
+        find_parts(path, stored, last.depth, flight);
+    }
+    make_room(flights_, 1);
+    make_room(transfers.tier_moves, static_cast<std::size_t>(choice.num_pages));
+    flight.sequence = path.sequence;
+    flight.replica = path.replica;
+    give_out_records(standing, choice, std::move(flight), last.node, transfers);
+}
+
+// Nothing of it can fail once the records are taken.
+void TierFlights::give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
+                                   TreeNode* node, Transfers& transfers) {
+    Replica& home = home_of(flight.replica);
+    take_records(home, choice, flight);
+    standing.examined = choice.examined;
+    flight.num_pages = choice.num_pages;
+    flight.first = choice.first;
+    flight.place = std::move(standing.place);
+    flight.source =
+        PathHold(home.pool, home.tree, node, choice.end(), home.columns.get(), home.states.get());
+    for (const BlockId column : flight.device_pages) home.columns->enter_all(column);
+    standing.storing = flight.number = free_number();
+    give_out_store(std::move(flight), transfers);
+}
+
+// What is kept for the next turn, and what a request passed in the middle of its prompt, on both
+// sides: a store may be the last reader of the pages that its sequence left meanwhile.
+ColumnPages::Departure TierFlights::departure(const TierFlight& flight, std::int32_t column,
+                                              std::size_t window, bool has_ended) const noexcept {
+    const auto end = flight.first + static_cast<std::int32_t>(flight.host_pages.size());
+    const std::int32_t reach = grouping_.windows()[window].reach;
+    const bool is_at_prompts_end =
+        column < flight.prompt_end && flight.prompt_end - column <= reach;
+    const bool is_kept = is_at_prompts_end || (has_ended && end - column <= reach);
+    return is_kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed;
+}
+
+// A record takes over the pages that it lacks.
+void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
+                        std::int32_t column, bool has_ended) const noexcept {
+    ColumnPages& records = *home.host_columns;
+    const BlockId own = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
+    std::array<bool, Grouping::kMaxWindows> had{};
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) had[w] = records.has(record, w);
+    records.enter_all(record);
+    records.fill_holes({flight.place.node(), column + 1}, record, own);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        records.leave(
+            record, w,
+            had[w] ? ColumnPages::Departure::kUnused : departure(flight, column, w, has_ended));
+    }
+    give_record_back(home, own);
+}
+
+void TierFlights::give_record_back(Replica& home, BlockId record) const noexcept {
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        home.host_columns->leave(record, w, ColumnPages::Departure::kUnused);
+    }
+    home.host->give_back(&record, 1);
+}
+
+// Records that are there, in front of the place: that keeps them there.
+void TierFlights::complete_records(Replica& home, TierFlight& flight,
+                                   bool has_ended) const noexcept {
+    const auto size = static_cast<std::int32_t>(flight.host_pages.size());
+    std::int32_t column = std::min(flight.place.depth(), flight.first + size);
+    std::int32_t lowest = column;
+    std::int32_t end = 0;
+    home.host_columns->for_each_column(
+        {flight.place.node(), column}, flight.first, [&](BlockId record) {
+            BlockId& own = flight.host_pages[static_cast<std::size_t>(--column - flight.first)];
+            if (own < 0) return;
+            merge(home, record, flight, column, has_ended);
+            own = -1;
+            lowest = column;
+            end = std::max(end, column + 1);
+        });
+    tell_below(flight, lowest, end);
+}
+
+// New ones, behind what earlier flights have brought: see `publish`.
+void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept {
+    const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
+    const TokenId* tokens = flight.tokens.data();
+    std::int32_t published = 0;
+    duplicates_.clear();
+    try {
+        make_room(duplicates_, static_cast<std::size_t>(flight.num_new));
+        home.host_columns->make_room_to_cache(flight.num_new, home.num_sequences);
+        const std::int32_t joint = flight.place.depth() + flight.ahead;
+        flight.place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
+        if (flight.place.depth() != joint) return;
+        tokens += std::int64_t{flight.ahead} * page_size_;
+        const auto publish = [&](std::int32_t last, const Retention& retention) {
+            flight.place.publish(tokens + std::int64_t{published} * page_size_,
+                                 flight.host_pages.data() + begin + published,
+                                 last - joint - published, &found_, retention);
+            for (const DuplicatePage& each : found_) {
+                duplicates_.push_back({each.index + published, each.cached});
+            }
+            published = last - joint;
+        };
+        for_each_part(flight, joint, joint + flight.num_new, publish);
+    } catch (const std::bad_alloc&) {
+        if (published == 0) return flight.place.reset();
+    }
+    ColumnPages& records = *home.host_columns;
+    records.leave_from({flight.place.node(), flight.place.depth()});
+    auto duplicate = duplicates_.begin();
+    const std::size_t end = begin + static_cast<std::size_t>(published);
+    for (std::size_t i = begin; i < end; ++i) {
+        const std::int32_t column = flight.first + static_cast<std::int32_t>(i);
+        BlockId& own = flight.host_pages[i];
+        const bool was_there = duplicate != duplicates_.end() &&
+                               begin + static_cast<std::size_t>(duplicate->index) == i;
+        if (was_there) {
+            merge(home, duplicate++->cached, flight, column, has_ended);
+        } else {
+            records.cache(own);
+            for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+                records.leave(own, w, departure(flight, column, w, has_ended));
+            }
+        }
+        own = -1;
+    }
+    tell_below(flight, flight.place.depth() - flight.num_new, flight.place.depth());
+}
+
+// Where hits end at checkpoints, what is left is kept for the first one that reads it.
+void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
+                                std::size_t window) const noexcept {
+    const TreePosition end{flight.source.node(), flight.source.depth()};
+    if (end.node == nullptr) return;
+    const std::int32_t hit = home.columns->first_hit(end, column, window);
+    home.columns->leave_from({end.node, hit > 0 ? hit : end.depth});
+}
+
+void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
+    Replica& home = home_of(flight.replica);
+    const bool has_ended = owner_of(flight) == nullptr;
+    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
+    home.columns->begin_leaving();
+    home.columns->leave_from({flight.source.node(), flight.source.depth()});
+    for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
+        const BlockId column = flight.device_pages[i];
+        const std::int32_t index = flight.first + static_cast<std::int32_t>(i);
+        if (flight.host_pages[i] >= 0) storing[static_cast<std::size_t>(column)] = false;
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (home.columns->needs_checkpoints()) leave_for_hit(home, flight, index, w);
+            home.columns->leave(column, w,
+                                index < flight.read_from[w] || flight.is_spill()
+                                    ? ColumnPages::Departure::kUnused
+                                    : departure(flight, index, w, has_ended));
+        }
+    }
+    flight.source.end(false);
+    if (done) {
+        home.metrics.stored_pages += flight.num_pages;
+        home.columns->count_stored(flight.copied);
+    }
+    if (done && flight.is_wanted) {
+        home.host_columns->begin_leaving();
+        home.host_columns->leave_from({flight.place.node(), flight.place.depth()});
+        complete_records(home, flight, has_ended);
+        if (flight.num_new > 0) publish_records(home, flight, has_ended);
+    }
+    for (const BlockId record : flight.host_pages) {
+        if (record >= 0) give_record_back(home, record);
+    }
+    hand_back_place(flight, done);
+}
+
+// With states: what is stored of a sequence's slot. A checkpoint of the tier belongs to a record of
+// its own ColumnStates, at the end of what the sequence has in the tier.
+
+// The store that this call gave out for a sequence.
+TierFlight* TierFlights::find_store(SequenceHandle handle, const Transfers& transfers) noexcept {
+    const std::uint32_t number = standings_[handle.index].storing;
+    const auto found =
+        std::find_if(flights_.begin(), flights_.end(), [&](const TierFlight& flight) {
+            return flight.number == number && flight.ticket == transfers.ticket && !flight.is_load;
+        });
+    return found == flights_.end() ? nullptr : &*found;
+}
+
+// Several requests that share a prefix may come to its end in one step.
+bool TierFlights::is_storing_state(std::int32_t replica, TreePosition end) const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [&](const TierFlight& flight) {
+        return flight.replica == replica && !flight.is_load && flight.stored_state &&
+               flight.place && flight.place.node() == end.node && flight.state_depth == end.depth;
+    });
+}
+
+// Where the place of a store will be.
+std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
+    const auto num_new =
+        grouping_.is_plain() ? static_cast<std::int32_t>(flight.host_pages.size()) : flight.num_new;
+    return flight.place.depth() + (num_new > 0 ? flight.ahead + num_new : 0);
+}
+
+// The state is read from where it was computed, as it is for the checkpoint of the device: so both
+// copies may be made in any order, and there need be no slot for the other one.
+void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
+                                 Transfers& transfers) {
+    Replica& home = home_of(sequence.replica);
+    if (home.host_states == nullptr) return;
+    const std::int32_t depth = sequence.pages.committed();
+    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
+    Standing& standing = standings_[handle.index];
+    if (rules_.has_marks() && standing.storing == 0) {
+        rules_.demand(home.tree, sequence.replica, {sequence.pages.node(), depth});
+        owe_stores(handle, sequence, transfers);
+    }
+    TierFlight* flight = nullptr;
+    if (standing.storing != 0) {
+        flight = find_store(handle, transfers);
+        if (flight == nullptr || depth_after(*flight) != depth) return;
+    } else {
+        const Path path = path_of(handle, sequence);
+        if (!standing.place) find_place(standing, path);
+        advance(standing, path, depth);
+        if (standing.place.depth() != depth) return;
+        if (StateHold known = home.hold_stored_state({standing.place.node(), depth})) {
+            return known.end_use();
+        }
+        if (is_storing_state(sequence.replica, {standing.place.node(), depth})) return;
+    }
+    if (home.host_states->num_available() == 0) return;
+    make_room(transfers.state_moves, 1);
+    if (flight == nullptr) {
+        make_room(flights_, 1);
+        TierFlight alone;
+        alone.replica = sequence.replica;
+        alone.sequence = handle;
+        alone.place = std::move(standing.place);
+        standing.storing = alone.number = free_number();
+        give_out_store(std::move(alone), transfers);
+        flight = &flights_.back();
+    }
+    flight->state = StateHold(*home.states, slot);
+    flight->stored_state = StateHold(*home.host_states, home.host_states->take());
+    flight->state_depth = depth;
+    ++sequence.num_pending;
+    transfers.state_moves.push_back(
+        {sequence.replica, slot, flight->stored_state.slot(), Tier::kDevice, Tier::kHost});
+}
+
+// It is the record's, should that have arrived and have none. Its place is where it will be.
+void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
+    if (Sequence* sequence = sequences_.find(flight.sequence)) --sequence->num_pending;
+    land_checkpoint(home_of(flight.replica), flight, done);
+}
+
+void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept {
+    ColumnStates& states = *home.host_states;
+    const ColumnStates::Slot slot = flight.stored_state.slot();
+    const bool has_record = done && flight.place && flight.place.depth() == flight.state_depth;
+    if (!has_record) return states.give_back(slot);
+    const BlockId record =
+        Replica::last_column(home.host->tree(), {flight.place.node(), flight.state_depth});
+    if (states.find(record) != ColumnStates::kNone) return states.give_back(slot);
+    states.hand_over(slot, record, {flight.place.node(), flight.state_depth});
+    tell_below(flight, flight.state_depth - 1, flight.state_depth);
+}
+
+// A slot of the tier is free, on its way in, or a record's.
+void TierFlights::check_states(std::int32_t replica) const {
+    const Replica& home = home_of(replica);
+    std::vector<ColumnStates::Slot> used;
+    for (const TierFlight& flight : flights_) {
+        const bool takes_slot = flight.replica == replica && !flight.is_load && flight.state;
+        if (takes_slot) used.push_back(flight.stored_state.slot());
+    }
+    for (const StoreFill& fill : fills_) {
+        const TierFlight& flight = fill.flight;
+        if (flight.replica == replica && flight.stored_state) {
+            used.push_back(flight.stored_state.slot());
+        }
+    }
+    std::vector<bool> cached(static_cast<std::size_t>(home.host->num_pages()));
+    home.host->tree().for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) cached[static_cast<std::size_t>(ids[i])] = true;
+    });
+    home.host_states->check_integrity(used, cached);
+}
+
+// What stores below bring into the host tier: pages of it that nobody finds before their bytes are
+// there. It is nobody's: a request whose prompt it continues finds it as it finds what it stored.
+
+namespace {
+
+constexpr std::uint64_t kState = std::uint64_t{1} << kStatePart;
+
+std::uint64_t lanes(std::int32_t first, std::int32_t n) noexcept {
+    return ((std::uint64_t{1} << n) - 1) << first;
+}
+
+std::uint64_t full_lanes(const Grouping& grouping) noexcept {
+    if (grouping.is_plain()) return 1;
+    std::uint64_t parts = 0;
+    for (const Grouping::Bundle& bundle : grouping.bundles()) {
+        if (bundle.window < 0) parts |= lanes(bundle.first_lane, bundle.pages_per_column);
+    }
+    return parts;
+}
+
+std::uint64_t window_lanes(const Grouping::Window& window) noexcept {
+    return lanes(window.first_lane, window.num_lanes);
+}
+
+// Of a window all lanes or none; a column of the tier has no others.
+std::uint64_t whole_parts(const Grouping& grouping, std::uint64_t parts) noexcept {
+    std::uint64_t whole = parts & (full_lanes(grouping) | kState);
+    for (const Grouping::Window& window : grouping.windows()) {
+        const std::uint64_t all = window_lanes(window);
+        if ((parts & all) == all) whole |= all;
+    }
+    return whole;
+}
+
+std::int64_t count_bits(std::uint64_t parts) noexcept {
+    std::int64_t n = 0;
+    for (; parts != 0; parts &= parts - 1) ++n;
+    return n;
+}
+
+TreePosition match_in(const PrefixTree& tree, std::string_view name_space, const TokenId* tokens,
+                      std::int64_t n) noexcept {
+    TreeNode* root = tree.find_namespace(name_space);
+    return root == nullptr ? TreePosition{} : tree.match(root, tokens, n).at;
+}
+
+BlockId column_at(const PrefixTree& tree, TreePosition at, std::int32_t column) noexcept {
+    return Replica::last_column(tree, PrefixTree::position(at.node, column + 1));
+}
+
+bool has_checkpoint(const ColumnStates* states, const PrefixTree& tree, TreePosition at,
+                    std::int32_t end) noexcept {
+    return states != nullptr && at.depth >= end && states->has(column_at(tree, at, end - 1));
+}
+
+}  // namespace
+
+// Lanes of windows that a hit of `end` columns reads in a column, and that are nowhere.
+std::uint64_t TierFlights::window_parts(const Replica& home, TreePosition at, TreePosition below,
+                                        std::int32_t column, std::int32_t end) const noexcept {
+    if (grouping_.is_plain()) return 0;
+    const bool is_here = column < at.depth;
+    const bool is_there = column < below.depth;
+    const BlockId here = is_here ? column_at(home.tree, at, column) : 0;
+    const BlockId there = is_there ? column_at(home.host->tree(), below, column) : 0;
+    std::uint64_t parts = 0;
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        const Grouping::Window& window = grouping_.windows()[w];
+        if (column < grouping_.first_column(window, std::int64_t{end} * page_size_)) continue;
+        const bool is_had = (is_here && home.columns->has(here, w)) ||
+                            (is_there && home.host_columns->has(there, w));
+        if (!is_had) parts |= window_lanes(window);
+    }
+    return parts;
+}
+
+std::vector<ColumnParts> TierFlights::needed_below(std::int32_t replica,
+                                                   std::string_view name_space,
+                                                   const TokenId* tokens, std::int32_t end) const {
+    if (end < 1) return {};
+    const Replica& home = home_of(replica);
+    const std::int64_t n = std::int64_t{end} * page_size_;
+    const TreePosition at = match_in(home.tree, name_space, tokens, n);
+    const TreePosition below = home.host->match(name_space, tokens, n);
+    std::int32_t first = std::min(below.depth, end);
+    for (const Grouping::Window& window : grouping_.windows()) {
+        first = std::min(first, grouping_.first_column(window, n));
+    }
+    if (home.host_states != nullptr) first = std::min(first, end - 1);
+    std::vector<ColumnParts> needed;
+    for (std::int32_t c = first; c < end; ++c) {
+        std::uint64_t parts = window_parts(home, at, below, c, end);
+        if (c >= below.depth) parts |= full_lanes(grouping_);
+        const bool lacks_state =
+            c == end - 1 && home.host_states != nullptr &&
+            !has_checkpoint(home.states.get(), home.tree, at, end) &&
+            !has_checkpoint(home.host_states.get(), home.host->tree(), below, end);
+        if (lacks_state) parts |= kState;
+        if (parts != 0) needed.push_back({c, parts});
+    }
+    return needed;
+}
+
+// In front of what is stored any columns may be completed; behind it they have to go on from it,
+// each with its full lanes. Where there are none, columns without pages may lie between them.
+std::size_t TierFlights::count_fitting(const Replica& home, std::int32_t stored,
+                                       const ColumnParts* items, std::size_t n) const noexcept {
+    const std::uint64_t full = full_lanes(grouping_);
+    std::int64_t records = home.host->num_available();
+    std::int64_t pages =
+        home.host_columns == nullptr ? records : home.host_columns->num_available();
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::uint64_t parts = items[i].parts & ~kState;
+        const bool is_new = items[i].column >= stored;
+        const bool has_gap = full != 0 && items[i].column > stored;
+        if (is_new && (has_gap || (parts & full) != full)) return i;
+        pages -= count_bits(parts);
+        if (is_new) {
+            records -= items[i].column + 1 - stored;
+            stored = items[i].column + 1;
+        } else {
+            records -= parts != 0 ? 1 : 0;
+        }
+        if (pages < 0 || records < 0) return i;
+    }
+    return n;
+}
+
+// What has arrived since it was asked for is not read again, and there has to be room.
+void TierFlights::choose_fill(const Replica& home, TreePosition below, std::int32_t end,
+                              const ColumnParts* items, const PageKey* keys, std::size_t n,
+                              StoreFill& fill) const {
+    const PrefixTree& tree = home.host->tree();
+    for (std::size_t i = 0; i < n; ++i) {
+        ColumnParts item{items[i].column, whole_parts(grouping_, items[i].parts)};
+        if (item.column < below.depth) {
+            item.parts &= window_parts(home, {}, below, item.column, end) | kState;
+        }
+        const bool may_have_state = item.column == end - 1 && home.host_states != nullptr &&
+                                    !has_checkpoint(home.host_states.get(), tree, below, end);
+        if (!may_have_state) item.parts &= ~kState;
+        if (item.parts == 0) continue;
+        fill.items.push_back(item);
+        fill.keys.push_back(keys[i]);
+    }
+    const std::size_t fitting =
+        count_fitting(home, below.depth, fill.items.data(), fill.items.size());
+    fill.items.resize(fitting);
+    fill.keys.resize(fitting);
+}
+
+void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
+                             const TokenId* tokens, std::int32_t end, const ColumnParts* items,
+                             const PageKey* keys, std::size_t n, StoreMoves& out) {
+    Replica& home = home_of(replica);
+    TierIndex& host = *home.host;
+    TreePosition below = host.match(name_space, tokens, std::int64_t{end} * page_size_);
+    StoreFill fill;
+    TierFlight& flight = fill.flight;
+    flight.replica = replica;
+    flight.place = below.depth > 0 ? StorePlace(host, host.hold(below))
+                                   : StorePlace(host, host.open(name_space));
+    below.node = flight.place.node();
+    if (home.host_columns != nullptr) {
+        fill.windows =
+            WindowHold(*home.host_columns, host.tree(), below, std::int64_t{end} * page_size_);
+    }
+    choose_fill(home, below, end, items, keys, n, fill);
+    if (fill.items.empty()) return;
+    const std::int32_t last = fill.items.back().column + 1;
+    flight.first = std::min(fill.items.front().column, below.depth);
+    flight.num_new = std::max(0, last - below.depth);
+    flight.prompt_end = end;
+    flight.host_pages.assign(static_cast<std::size_t>(last - flight.first), -1);
+    flight.tokens.assign(tokens + std::int64_t{std::min(below.depth, last)} * page_size_,
+                         tokens + std::int64_t{last} * page_size_);
+    make_room(fills_, 1);
+    const std::size_t size = fill.items.size();
+    out.keys.reserve(size);
+    out.ends.reserve(size);
+    out.parts.reserve(size * (static_cast<std::size_t>(grouping_.pages_per_column()) + 1));
+    take_for_fill(home, fill, out);
+    fills_.push_back(std::move(fill));
+}
+
+// Nothing of it can fail once the records are taken.
+void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) {
+    TierFlight& flight = fill.flight;
+    take_fill_records(home, fill);
+    flight.ticket = out.ticket = tickets_.next();
+    out.replica = flight.replica;
+    for (std::size_t i = 0; i < fill.items.size(); ++i) {
+        const ColumnParts& item = fill.items[i];
+        const BlockId record =
+            flight.host_pages[static_cast<std::size_t>(item.column - flight.first)];
+        if (record >= 0) fill_record(home, record, item.parts, out);
+        if ((item.parts & kState) != 0 && home.host_states->num_available() > 0) {
+            flight.stored_state = StateHold(*home.host_states, home.host_states->take());
+            flight.state_depth = item.column + 1;
+            out.parts.push_back({kStatePart, flight.stored_state.slot()});
+        }
+        out.keys.push_back(fill.keys[i]);
+        out.ends.push_back(static_cast<std::int32_t>(out.parts.size()));
+    }
+}
+
+// Throws IntegrityError unless the tier has so many pages and records, which are taken one by one
+// afterwards.
+void TierFlights::require_room(const Replica& home, std::int64_t pages, std::int64_t records) {
+    const bool is_plain = home.host_columns == nullptr;
+    const std::int64_t free_pages = is_plain ? pages : home.host_columns->pages().num_free();
+    const std::int64_t free_records =
+        is_plain ? home.host->num_available() : home.host->pool().num_free();
+    detail::require_law(free_pages >= pages && free_records >= records,
+                        "host tier: counted pages are there");
+}
+
+// One for each column that brings pages, and for each new one of the tier. Throws IntegrityError
+// where they are not there; nothing was taken then.
+void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
+    TierFlight& flight = fill.flight;
+    std::int64_t pages = 0;
+    std::int64_t records = flight.num_new;
+    for (const ColumnParts& item : fill.items) {
+        const std::int64_t n = count_bits(item.parts & ~kState);
+        pages += n;
+        records += n > 0 && item.column < flight.place.depth() ? 1 : 0;
+    }
+    if (home.host_columns != nullptr) home.host_columns->make_room(pages, records, {});
+    require_room(home, pages, records);
+    const auto take = [&](std::int32_t column) {
+        BlockId& record = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
+        static_cast<void>(home.take_stored(1, &record));
+        if (home.host_columns != nullptr) home.host_columns->enter_all(record);
+    };
+    for (const ColumnParts& item : fill.items) {
+        const bool is_new = item.column >= flight.place.depth();
+        if (!is_new && (item.parts & ~kState) != 0) take(item.column);
+    }
+    const std::int32_t stored = flight.place.depth();
+    for (std::int32_t c = stored; c < stored + flight.num_new; ++c) take(c);
+}
+
+void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts,
+                              StoreMoves& out) const {
+    if (home.host_columns == nullptr) return out.parts.push_back({0, record});
+    ColumnPages& columns = *home.host_columns;
+    if ((parts & full_lanes(grouping_)) != 0) columns.fill_full(record);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        if ((parts & window_lanes(grouping_.windows()[w])) != 0) columns.fill(record, w);
+    }
+    for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
+        const BlockId page = columns.page(record, lane);
+        if (page != ColumnPages::kNoPage) out.parts.push_back({lane, page});
+    }
+}
+
+// Behind what has arrived.
+void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept {
+    TierFlight& flight = fill.flight;
+    const std::int32_t end = arrived == 0 ? flight.first : fill.items[arrived - 1].column + 1;
+    const auto size = static_cast<std::size_t>(end - flight.first);
+    for (std::size_t i = size; i < flight.host_pages.size(); ++i) {
+        const BlockId record = flight.host_pages[i];
+        if (record < 0) continue;
+        if (home.host_columns != nullptr) {
+            give_record_back(home, record);
+        } else {
+            home.host->give_back(&record, 1);
+        }
+    }
+    const auto lost = static_cast<std::int32_t>(flight.host_pages.size() - size);
+    flight.num_new = std::max(0, flight.num_new - lost);
+    flight.host_pages.resize(size);
+    flight.tokens.resize(static_cast<std::size_t>(flight.num_new) *
+                         static_cast<std::size_t>(page_size_));
+}
+
+void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
+                            bool forward) noexcept {
+    TierFlight& flight = fill.flight;
+    fill.windows.reset();
+    flight.goes_below = forward;
+    const bool has_state = flight.stored_state && arrived == fill.items.size();
+    give_back_fill(home, fill, arrived);
+    if (home.host_columns != nullptr) {
+        home.host_columns->begin_leaving();
+        home.host_columns->leave_from({flight.place.node(), flight.place.depth()});
+        complete_records(home, flight, false);
+        if (flight.num_new > 0) publish_records(home, flight, false);
+        for (const BlockId record : flight.host_pages) {
+            if (record >= 0) give_record_back(home, record);
+        }
+    } else if (flight.num_new > 0) {
+        // What is completed in front of these is a checkpoint alone.
+        const auto first = flight.host_pages.end() - flight.num_new;
+        flight.host_pages.erase(flight.host_pages.begin(), first);
+        publish(flight);
+        home.host->give_back(flight.host_pages.data(),
+                             static_cast<std::int64_t>(flight.host_pages.size()));
+    }
+    if (flight.stored_state) land_checkpoint(home, flight, has_state);
+    if (flight.place) keep_keys(home, fill, arrived);
+}
+
+// So that they are not computed again for who looks for what is behind them. A key is known only
+// where all in front of it are.
+void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
+                            std::size_t arrived) const noexcept {
+    const StorePlace& place = fill.flight.place;
+    for (std::size_t i = 0; i < arrived; ++i) {
+        const std::int32_t column = fill.items[i].column;
+        if (column >= place.depth()) return;
+        const TreePosition at{place.node(), place.depth()};
+        const PrefixTree& tree = home.host->tree();
+        const bool is_behind_known =
+            column == 0 || home.record_keys->find(column_at(tree, at, column - 1)) != nullptr;
+        if (!is_behind_known) return;
+        home.record_keys->set(column_at(tree, at, column), fill.keys[i]);
+    }
+}
+
+bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) noexcept {
+    const auto found = std::find_if(fills_.begin(), fills_.end(), [&](const StoreFill& each) {
+        return each.flight.ticket == ticket && ticket != 0;
+    });
+    if (found == fills_.end()) return false;
+    StoreFill fill = std::move(*found);
+    fills_.erase(found);
+    Replica& home = home_of(fill.flight.replica);
+    const auto most = static_cast<std::int64_t>(fill.items.size());
+    const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
+    if (fill.flight.is_wanted) {
+        land_fill(home, fill, n, forward);
+    } else {
+        give_back_fill(home, fill, 0);
+        if (fill.flight.stored_state) land_checkpoint(home, fill.flight, false);
+    }
+    return true;
+}
+
+// What the host tier hears of pages between the commits that store them, and with write-back the
+// stores of what is about to be evicted. Such a store reads pages that stay in the tree until it is
+// over: then the call that needs them is made again, finds that they were offered, and evicts them.
+
+void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
+                              const std::vector<DuplicatePage>& duplicates) noexcept {
+    if (!rules_.has_marks()) return;
+    auto duplicate = duplicates.begin();
+    for (std::int32_t c = first; c < end; ++c) {
+        if (duplicate != duplicates.end() && first + duplicate->index == c) {
+            rules_.use(sequence.replica, duplicate++->cached);
+        } else {
+            rules_.enter(sequence.replica, sequence.pages[c]);
+        }
+    }
+}
+
+void TierFlights::expect_hit(SequenceHandle handle) {
+    if (rules_.is_selective() && handle.index >= standings_.size()) {
+        standings_.resize(std::size_t{handle.index} + 1);
+    }
+}
+
+void TierFlights::note_hit(SequenceHandle handle, const Sequence& sequence,
+                           std::int32_t first) noexcept {
+    if (rules_.has_marks()) {
+        for (std::int32_t c = first; c < sequence.pages.committed(); ++c) {
+            rules_.use(sequence.replica, sequence.pages[c]);
+        }
+    }
+    if (rules_.is_selective()) standings_[handle.index].is_due = true;
+}
+
+bool TierFlights::holds_back(std::int32_t replica, std::int64_t pages) const noexcept {
+    std::int64_t held_back = 0;
+    for (const TierFlight& flight : flights_) {
+        if (flight.replica == replica) held_back += flight.held_back;
+    }
+    return held_back > 0 && pages <= held_back;
+}
+
+// Of the last `most` pages of a run, from its end.
+std::int64_t TierFlights::count_offered(std::int32_t replica, TreePosition end,
+                                        std::int64_t most) const noexcept {
+    const BlockId* ids = end.node->ids(page_size_);
+    std::int64_t n = 0;
+    while (n < most && rules_.was_offered(replica, ids[end.node->num_pages - 1 - n])) ++n;
+    return n;
+}
+
+void TierFlights::store_path(const Path& path, Standing& standing, Transfers& transfers) {
+    if (grouping_.is_plain()) return store_pages(path, standing, transfers);
+    WindowRow reader;
+    reader.prompt_end = path.at.depth;
+    const std::int64_t tokens = std::int64_t{path.at.depth} * page_size_;
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        reader.first[w] = grouping_.first_column(grouping_.windows()[w], tokens);
+    }
+    store_columns(path, reader, standing, transfers);
+}
+
+// A prefix whose end goes next. Whatever comes of it, it was offered. Returns how many pages can be
+// had once it is stored; 0: nothing was given out.
+std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers& transfers) {
+    Replica& home = home_of(replica);
+    rules_.offer(home.tree, replica, at);
+    const std::int64_t available = home.num_available();
+    const std::size_t before = flights_.size();
+    try {
+        if (home.owners != nullptr && !quotas::may_hold(home, at, 0)) return 0;
+        Standing standing;
+        store_path({replica, at, {}}, standing, transfers);
+    } catch (const std::bad_alloc&) {
+        return 0;
+    }
+    if (flights_.size() == before) return 0;
+    const std::int64_t held = available - home.num_available();
+    flights_.back().held_back = std::max<std::int64_t>(1, held);
+    return flights_.back().held_back;
+}
+
+// Several runs at a time: one that is being stored is in use, so that the next one is another.
+bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
+                        Transfers& transfers) {
+    if (!rules_.writes_back()) return false;
+    if (!grouping_.is_plain()) return spill_columns(replica, need, guard, transfers);
+    Replica& home = home_of(replica);
+    std::int64_t coming = 0;
+    while (home.pool.num_free() + coming < need.pages) {
+        const PrefixTree::Victim next = home.tree.next_victim(guard);
+        if (next.end.node == nullptr) break;
+        const std::int64_t missing = need.pages - home.pool.num_free() - coming;
+        const std::int64_t offered =
+            count_offered(replica, next.end, std::min(next.num_pages, missing));
+        if (offered > 0) {
+            home.evict(offered, guard);
+        } else {
+            coming += offer(replica, next.end, transfers);
+        }
+    }
+    return coming > 0;
+}
+
+// The last one first: what is let go of without a use is the next to be evicted, so they stand as
+// they did.
+void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
+    if (!rules_.writes_back()) return;
+    for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight) {
+        if (flight->ticket == ticket && flight->is_spill()) flight->source.end(false);
+    }
+}
+
+// One run, or what left one together, at a time: windows that are read have no place in the order.
+bool TierFlights::spill_columns(std::int32_t replica, PageNeed need, EvictionGuard guard,
+                                Transfers& transfers) {
+    Replica& home = home_of(replica);
+    for (;;) {
+        const bool lacks_pages = home.num_free() < need.pages;
+        const bool lacks_columns = home.pool.num_free() < need.columns;
+        if (!lacks_pages && !lacks_columns) return false;
+        const TreePosition next = home.columns->next_kept(lacks_pages, guard);
+        const bool is_new = next.node != nullptr &&
+                            !rules_.was_offered(replica, Replica::last_column(home.tree, next));
+        if (is_new && offer(replica, next, transfers) > 0) return true;
+        if (!home.evict_one(lacks_pages, lacks_columns, guard)) return false;
+    }
+}
+
+// The laws of what is on its way to or from the host tiers.
+
+// What a sequence has in the host tier are the first tokens of what it has in the tree.
+void TierFlights::check_sequence(const Sequence& sequence, const Standing& standing) const {
+    using detail::require_law;
+    if (standing.storing != 0) {
+        const auto is_its = [&](const TierFlight& flight) {
+            return flight.number == standing.storing && !flight.is_load &&
+                   sequences_.find(flight.sequence) == &sequence;
+        };
+        require_law(!standing.place && std::any_of(flights_.begin(), flights_.end(), is_its),
+                    "host tier: a sequence whose pages are stored waits for them");
+    }
+    if (!standing.place) return;
+    const Replica& home = home_of(sequence.replica);
+    const std::int32_t depth = standing.place.depth();
+    TreeNode* node = sequence.pages.node();
+    require_law(depth <= sequence.pages.committed(),
+                "host tier: a sequence stores what it committed");
+    require_law(home.tree.tokens_of({node, depth}, 0) ==
+                        home.host->tokens_of({standing.place.node(), depth}, 0) &&
+                    PrefixTree::name_of(node) == PrefixTree::name_of(standing.place.node()),
+                "host tier: a sequence's prefix is the same there and here");
+}
+
+void TierFlights::check_tier(std::int32_t index) const {
+    using detail::require_law;
+    std::int64_t on_their_way = 0;
+    std::unordered_set<BlockId> referenced;  // by one load or several
+    const std::vector<bool>& known = storing_[static_cast<std::size_t>(index)];
+    std::vector<bool> storing(known.size());
+    for (const TierFlight& flight : flights_) {
+        if (flight.replica != index) continue;
+        if (flight.is_load) {
+            const PathHold::Pages held = flight.source.references();
+            referenced.insert(held.ids, held.ids + held.n);
+            continue;
+        }
+        for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
+            if (flight.host_pages[i] < 0) continue;
+            ++on_their_way;
+            const auto page = static_cast<std::size_t>(flight.device_pages[i]);
+            require_law(!storing[page], "host tier: a page is on its way once");
+            storing[page] = true;
+        }
+    }
+    require_law(storing == known, "host tier: pages on their way are known");
+    const auto add = [&](BlockId record) { referenced.insert(record); };
+    queue_.for_each_reference(index, add);
+    for (const StoreFill& fill : fills_) {
+        if (fill.flight.replica != index) continue;
+        const std::vector<BlockId>& pages = fill.flight.host_pages;
+        on_their_way +=
+            std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
+    }
+    TierIndex& host = *home_of(index).host;
+    // Those that were forgotten may have a place there as well.
+    host.tree().for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) referenced.erase(ids[i]);
+    });
+    host.check_integrity(on_their_way + static_cast<std::int64_t>(referenced.size()));
+}
+
+void TierFlights::check_integrity() const {
+    if (storing_.empty()) return;
+    for (std::size_t i = 0; i < standings_.size(); ++i) {
+        const Sequence& sequence = sequences_.entries()[i];
+        const Standing& standing = standings_[i];
+        detail::require_law(sequence.replica >= 0 || (!standing.place && standing.storing == 0),
+                            "host tier: a sequence that is gone has no place there");
+        if (sequence.replica >= 0) check_sequence(sequence, standing);
+    }
+    for (std::size_t r = 0; r < storing_.size(); ++r) {
+        check_tier(static_cast<std::int32_t>(r));
+        if (!grouping_.is_plain()) check_records(static_cast<std::int32_t>(r));
+        if (replicas_[r]->host_states != nullptr) check_states(static_cast<std::int32_t>(r));
+    }
+}
+
+}  // namespace kvcore

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcore/eviction.hpp"
+#include "tree/node_array.hpp"
+#include "tree/policies/ghosts.hpp"
+#include "tree/policies/rings.hpp"
+
+namespace kvcore {
+
+/// Adaptive replacement (ARC, Megiddo and Modha): runs used once and runs used again, each by
+/// recency, and a share of the pages that those used once may have. It remembers what it evicted:
+/// where a run that was used once comes back, their share was too small, where one that was used
+/// again does, too large.
+///
+/// Here the cache is what the tree has, in pages, and a ghost is a run, by its first page.
+///
+/// Owns: what it knows of each run, two rings of candidates and the ghosts.
+/// Invariant: pages_[used again] are the pages of all runs of that kind, candidates or not; the
+/// share is at most all of them.
+/// Cost: O(1) per verb.
+class ArcPolicy final : public EvictionPolicy {
+   public:
+    [[nodiscard]] PolicyInterest interest() const noexcept override {
+        PolicyInterest interest;
+        interest.growth = interest.sizes = interest.fingerprints = true;
+        return interest;
+    }
+    void make_room(NodeId last) override;
+    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
+                std::int32_t priority) noexcept override;
+    void hit(NodeId node) noexcept override;
+    void release(NodeId node, std::uint64_t time) noexcept override;
+    void split(NodeId upper, NodeId lower) noexcept override;
+    void erase(NodeId node) noexcept override;
+    void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept override;
+    void identify(NodeId node, std::uint64_t fingerprint) noexcept override;
+    [[nodiscard]] bool joins(NodeId node, const Retention&) const noexcept override {
+        return !runs_[node].is_reused;
+    }
+    void offer(NodeId node) noexcept override { rings_.push_front(runs_[node].is_reused, node); }
+    void withdraw(NodeId node) noexcept override { rings_.erase(node); }
+    [[nodiscard]] NodeId victim() noexcept override;
+    [[nodiscard]] std::size_t upcoming(NodeId* out, std::size_t n) const noexcept override;
+
+   private:
+    struct Run {
+        std::uint64_t fingerprint = 0;
+        std::int32_t pages = 0;
+        bool is_reused = false;
+        bool is_new = false;  // nobody has told its fingerprint yet
+    };
+
+    [[nodiscard]] bool takes_reused() const noexcept;
+    void set_reused(Run& run) noexcept;
+    void adapt(bool to_reused, std::int64_t pages) noexcept;
+
+    NodeArray<Run> runs_;
+    Rings rings_;
+    Ghosts ghosts_;
+    std::int64_t pages_[2] = {0, 0};  // of runs used once, of those used again
+    std::int64_t share_ = 0;          // of pages, for runs used once
+};
+
+}  // namespace kvcore

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "tree/node_array.hpp"
+
+namespace kvcore {
+
+/// What was evicted lately, by fingerprint, in two lists.
+///
+/// Owns: an entry and a bucket for each node id; so it remembers as many runs as there ever were at
+/// a time. When all are taken, the oldest of the longer list goes, of the first where both are the
+/// same.
+/// Memory: `make_room` alone asks for any.
+/// Cost: O(1); `make_room` puts all entries into their buckets anew when their number doubles.
+class Ghosts {
+   public:
+    /// As EvictionPolicy::make_room.
+    void make_room(std::uint32_t last);
+    void add(bool list, std::uint64_t fingerprint) noexcept;
+    /// Takes the entry out. Returns which list it was in, -1 for none.
+    int take(std::uint64_t fingerprint) noexcept;
+    [[nodiscard]] std::size_t size(bool list) const noexcept { return lists_[list].size; }
+
+   private:
+    static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+    struct Entry {
+        std::uint64_t fingerprint = 0;
+        std::uint32_t chain = kNone;  // of the bucket; of entries that are free
+        std::uint32_t older = kNone;
+        std::uint32_t newer = kNone;
+        bool list = false;
+    };
+    struct List {
+        std::uint32_t oldest = kNone;
+        std::uint32_t newest = kNone;
+        std::size_t size = 0;
+    };
+
+    [[nodiscard]] std::uint32_t& bucket(std::uint64_t fingerprint) noexcept {
+        return buckets_[static_cast<std::uint32_t>(fingerprint) & mask_];
+    }
+    void link(std::uint32_t at) noexcept;
+    void remove(std::uint32_t at) noexcept;
+    void spread(std::uint32_t mask) noexcept;
+
+    NodeArray<Entry> entries_;
+    NodeArray<std::uint32_t> buckets_;
+    std::uint32_t num_entries_ = 0;
+    std::uint32_t mask_ = 0;  // of the buckets that are used: a power of two
+    std::uint32_t free_ = kNone;
+    std::array<List, 2> lists_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcore/eviction.hpp"
+#include "tree/node_array.hpp"
+
+namespace kvcore {
+
+/// Least recently released first: a ring of candidates in the order of their release.
+///
+/// Owns: two node ids for each node, its neighbours in the ring; itself where it is no candidate.
+/// Invariant: behind kNoNode comes the oldest candidate, in front of it the newest. A run that is
+/// offered goes first, for what went last was older than all others.
+/// Cost: O(1) per verb, in an array that is far smaller than the nodes.
+class LruPolicy final : public EvictionPolicy {
+   public:
+    [[nodiscard]] PolicyInterest interest() const noexcept override {
+        PolicyInterest none;
+        none.hits = false;
+        return none;
+    }
+    void make_room(NodeId last) override { links_.push_back({last, last}); }
+    void insert(NodeId, std::int32_t, std::int32_t, std::int32_t) noexcept override {}
+    void hit(NodeId) noexcept override {}
+    void release(NodeId node, std::uint64_t time) noexcept override;
+    void split(NodeId, NodeId) noexcept override {}
+    void erase(NodeId node) noexcept override { withdraw(node); }
+    void offer(NodeId node) noexcept override;
+    void withdraw(NodeId node) noexcept override;
+    [[nodiscard]] NodeId victim() noexcept override { return links_[kNoNode].next; }
+    [[nodiscard]] std::size_t upcoming(NodeId* out, std::size_t n) const noexcept override;
+
+   private:
+    struct Link {
+        NodeId prev;
+        NodeId next;
+    };
+
+    void put_between(NodeId prev, NodeId node, NodeId next) noexcept;
+    void take_out(NodeId node) noexcept;
+
+    NodeArray<Link> links_;
+};
+
+}  // namespace kvcore

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "tree/policies/ranked.hpp"
+
+namespace kvcore {
+
+/// What the users of a run ask for: the highest priority and how long it lasts, and the highest of
+/// those that last for ever.
+struct PriorityRun {
+    std::uint64_t time = 0;
+    Retention highest;
+    std::int32_t lasting = 0;
+};
+
+struct PriorityRank {
+    using Key = RankPair;
+    using Run = PriorityRun;
+
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.hits = false;
+        interest.recency = interest.growth = interest.retention = true;
+        return interest;
+    }
+    // `retain` tells the priority.
+    static void entered(Run& run, std::int32_t) noexcept { run = {0, Retention(0), 0}; }
+    static void used(Run&) noexcept {}
+    static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
+    static void resized(Run&, std::int32_t) noexcept {}
+    static bool joins(const Run&) noexcept { return true; }
+    static Key key(const Run& run) noexcept {
+        return {static_cast<std::uint64_t>(run.highest.priority), run.time};
+    }
+};
+
+/// Lowest priority first, then least recently released. When the time of the highest priority is
+/// over, a run falls to the highest one that lasts for ever, to 0 where there is none; it stays
+/// where it is until it is its turn.
+///
+/// Owns: beside the ranks, the runs whose priority ends, in the order of that.
+class PriorityPolicy final : public RankedPolicy<PriorityRank> {
+   public:
+    void make_room(NodeId last) override;
+    void retain(NodeId node, const Retention& asked) noexcept override;
+    [[nodiscard]] Retention retention(NodeId node) const noexcept override {
+        return runs_[node].highest;
+    }
+    [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override;
+    void split(NodeId upper, NodeId lower) noexcept override;
+    void erase(NodeId node) noexcept override;
+    void advance(std::int64_t now) noexcept override;
+
+   private:
+    // What is over already asks for nothing.
+    [[nodiscard]] Retention at_present(const Retention& asked) const noexcept {
+        return asked.until <= now_ ? Retention(0) : asked;
+    }
+    void watch(NodeId node) noexcept;
+
+    IndexedHeap<std::int64_t> ending_;
+    std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
+};
+
+}  // namespace kvcore

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "kvcore/types.hpp"
+#include "tree/slot_arena.hpp"
+#include "tree/tree_node.hpp"
+
+namespace kvcore {
+
+/// A piece of a SiblingOrder: eight cache lines, for in a large family all of them are cold.
+struct alignas(64) OrderChunk {
+    static constexpr std::size_t kCapacity = 31;
+
+    union {
+        std::size_t size = 0;
+        OrderChunk* next_free;
+    };
+    std::uint64_t keys[kCapacity];
+    TreeNode* children[kCapacity];
+
+    void insert(std::size_t at, std::uint64_t key, TreeNode* child) noexcept;
+    void erase(std::size_t at) noexcept;
+};
+
+/// Chunks of all families of a tree.
+class OrderArena {
+   public:
+    [[nodiscard]] OrderChunk* allocate() {
+        OrderChunk* chunk = free_ != nullptr ? free_ : slots_.slot(num_used_);
+        if (chunk == free_) {
+            free_ = chunk->next_free;
+        } else {
+            ++num_used_;
+        }
+        return new (chunk) OrderChunk;
+    }
+    void recycle(OrderChunk* chunk) noexcept {
+        chunk->next_free = free_;
+        free_ = chunk;
+    }
+
+   private:
+    SlotArena<OrderChunk> slots_;
+    std::size_t num_used_ = 0;
+    OrderChunk* free_ = nullptr;
+};
+
+/// The children of one node, sorted by the tokens of their first pages, so that the sibling with
+/// the longest common start is a neighbour of where a page would be inserted.
+///
+/// A sorted sequence cut into chunks. Each child has a key, its first two tokens, so that most
+/// comparisons stay inside one chunk's keys (four cache lines, asked for together).
+/// Cost: O(log n) to search; insert and erase move at most one chunk and, when a chunk splits or
+/// empties, the directory (about n / 22 entries).
+class SiblingOrder {
+   public:
+    SiblingOrder(std::int32_t page_size, OrderArena& arena)
+        : page_size_(page_size), arena_(arena) {}
+    SiblingOrder(const SiblingOrder&) = delete;
+    SiblingOrder& operator=(const SiblingOrder&) = delete;
+    ~SiblingOrder() {
+        for (OrderChunk* chunk : chunks_) arena_.recycle(chunk);
+    }
+
+    /// Throws std::bad_alloc and has changed nothing where there is no memory for a chunk.
+    void insert(TreeNode* child);
+    /// The child must be in the order, with its tokens still in place.
+    void erase(const TreeNode* child) noexcept;
+    /// Puts `replacement`, which has the same first page, where `child` is.
+    void replace(const TreeNode* child, TreeNode* replacement) noexcept;
+
+    /// The child with the longest common start with `page`, of which `limit` tokens count.
+    /// Writes that length to `*common`; nullptr when no child shares a token.
+    [[nodiscard]] TreeNode* longest_common_start(const TokenId* page, std::int32_t limit,
+                                                 std::int32_t* common) const noexcept;
+
+    /// Children by falling common start with `page`, of which `limit` tokens count, as long as they
+    /// share one: at most `n` to `out`, with that length to `common`. Returns how many. O(log
+    /// children + n).
+    std::size_t common_starts(const TokenId* page, std::int32_t limit, TreeNode** out,
+                              std::int32_t* common, std::size_t n) const noexcept;
+
+    /// Asks for what a search for this page will read.
+    void prefetch(const TokenId* page) const noexcept;
+
+    /// Calls visit(child) for each child, in order.
+    template <class Visit>
+    void for_each(Visit&& visit) const {
+        for (const Chunk* chunk : chunks_) {
+            for (std::size_t i = 0; i < chunk->size; ++i) visit(chunk->children[i]);
+        }
+    }
+
+   private:
+    using Chunk = OrderChunk;
+
+    struct Place {
+        std::size_t chunk;
+        std::size_t index;
+    };
+
+    [[nodiscard]] std::uint64_t key_of(const TokenId* page) const noexcept;
+    [[nodiscard]] std::size_t chunk_of(std::uint64_t wanted, const TokenId* page,
+                                       std::int32_t limit) const noexcept;
+    [[nodiscard]] Place lower_bound(const TokenId* page, std::int32_t limit) const noexcept;
+    [[nodiscard]] Place place_of(const TreeNode* child) const noexcept;
+    [[nodiscard]] Chunk* new_chunk();
+    void split_chunk(std::size_t chunk);
+
+    std::int32_t page_size_;
+    OrderArena& arena_;
+    std::vector<Chunk*> chunks_;             // none empty
+    std::vector<std::uint64_t> first_keys_;  // of each chunk
+    // Where the last searches ended: a page is met again when it is inserted behind its match or
+    // erased behind its prefetch. A hint: used only where the keys beside it agree.
+    mutable std::array<std::size_t, 4> recent_{};
+    mutable std::size_t next_recent_ = 0;
+};
+
+/// Tokens at which `a` and `b` agree from the start, at most `limit`.
+[[nodiscard]] inline std::int32_t common_tokens(const TokenId* a, const TokenId* b,
+                                                std::int32_t limit) noexcept {
+    std::int32_t i = 0;
+    while (i < limit && a[i] == b[i]) ++i;
+    return i;
+}
+
+}  // namespace kvcore
