@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "../cpp/check.hpp"
+#include "support/check.hpp"
 #include "emulation/emulation.hpp"
 #include "kvcore/cuda.hpp"
 #include "machine.hpp"

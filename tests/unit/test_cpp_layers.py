@@ -164,8 +164,8 @@ def test_programs_that_start_threads_run_under_thread_sanitizer() -> None:
     )
     assert listed is not None
     headers = "attention|disk_store|host_store|kernels|paged_batch|slots|transfer"
-    starts = re.compile(rf'#include (<thread>|"(store_)?workers\.hpp"|"kvcore/({headers})\.hpp")')
-    programs = (ROOT / "tests" / "cpp").glob("*.cpp")
+    starts = re.compile(rf'#include (<thread>|"traffic/(store_)?workers\.hpp"|"kvcore/({headers})\.hpp")')
+    programs = (ROOT / "tests" / "cpp").glob("*/*.cpp")
     found = {path.stem for path in programs if starts.search(path.read_text())}
     assert "stress_threads" in found
     assert found <= set(listed[1].split())
