@@ -31,9 +31,13 @@ from known_mutants import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
 GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
-TESTS = {  # of these scenarios
-    "states": ("test_cache_manager_states", "stress_states", "test_state_eviction"),
-    "tenants": ("stress_tenants",),
+TESTS = {  # of these scenarios: programs, and the files of cases that run
+    "states": (
+        ("test_layers", "states"),
+        ("test_stress", "states"),
+        ("test_layers", "state_eviction"),
+    ),
+    "tenants": (("test_stress", "tenants"),),
 }
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
 SEARCHES = (("--depth", "5"), ("--depth", "6"), ("--depth", "8"))
@@ -55,7 +59,9 @@ def targets_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the programs that have to notice a mutant."""
     if mutant.scenario == "groups":
         return (GROUPS_TARGET,)
-    return TESTS.get(mutant.scenario, (TARGET,))
+    if mutant.scenario in TESTS:
+        return tuple(dict.fromkeys(program for program, _ in TESTS[mutant.scenario]))
+    return (TARGET,)
 
 
 def prepare(where: Path, cmake_args: Iterable[str], targets: Iterable[str]) -> Path:
@@ -100,10 +106,11 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
 
 
 def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
-    """Return which test fails, and its last words."""
-    for name in targets_of(mutant):
+    """Return which test fails, and its first words."""
+    for program, file in TESTS[mutant.scenario]:
+        name = f"{program} --file {file}"
         try:
-            done = run([str(where / "build" / name)])
+            done = run([str(where / "build" / program), "--file", file])
         except subprocess.TimeoutExpired:
             return "test", f"{name} does not end"
         if done.returncode != 0:

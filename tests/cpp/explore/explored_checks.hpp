@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "explore/explored_digest.hpp"
+#include "explore/explored_nodes.hpp"
 #include "explore/explored_world.hpp"
 
 /// What holds in every world, whatever happened before. Throws Violation; leaves the world as it
@@ -75,7 +76,7 @@ class ExploredChecks {
             read_.push_back(copy.copy.source);
             written_.push_back(copy.copy.destination);
         }
-        for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
+        for (const Probe::Flight& flight : Probe::flights(world_.manager()).all()) {
             const bool is_load = flight.is_load;
             Pages& device = is_load ? written_ : read_;
             Pages& host = is_load ? read_below_ : written_below_;
@@ -121,7 +122,7 @@ class ExploredChecks {
     [[nodiscard]] bool is_known(std::uint64_t ticket) const {
         const auto is_its = [ticket](const auto& each) { return each.ticket == ticket; };
         const auto& copies = Probe::copies(world_.manager());
-        const auto& flights = Probe::flights(world_.manager());
+        const auto& flights = Probe::flights(world_.manager()).all();
         return std::any_of(copies.begin(), copies.end(), is_its) ||
                std::any_of(flights.begin(), flights.end(), is_its);
     }
@@ -132,7 +133,7 @@ class ExploredChecks {
         for (const Probe::Copy& copy : Probe::copies(world_.manager())) {
             if (copy.copy.sequence == request.sequence) pages.push_back(copy.copy.destination);
         }
-        for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
+        for (const Probe::Flight& flight : Probe::flights(world_.manager()).all()) {
             const bool is_its = flight.sequence == request.sequence && flight.is_load;
             if (!is_its) continue;
             pages.insert(pages.end(), flight.device_pages.begin(), flight.device_pages.end());

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "explore/explored_nodes.hpp"
 #include "explore/explored_world.hpp"
 
 /// A word for a world's state: equal where what can happen from there on is the same.
@@ -88,7 +89,7 @@ class ExploredDigest {
     }
 
     [[nodiscard]] int flight_of(std::uint32_t number) const {
-        for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
+        for (const Probe::Flight& flight : Probe::flights(world_.manager()).all()) {
             if (number != 0 && flight.number == number) return number_of(flight.ticket);
         }
         return 0;
@@ -159,7 +160,7 @@ class ExploredDigest {
     }
 
     void add_flights(std::uint64_t ticket) {
-        for (const Probe::Flight& flight : Probe::flights(world_.manager())) {
+        for (const Probe::Flight& flight : Probe::flights(world_.manager()).all()) {
             if (flight.ticket != ticket) continue;
             const bool is_load = flight.is_load;
             add(is_load ? 1 : 0);

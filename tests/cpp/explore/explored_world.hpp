@@ -11,7 +11,7 @@
 #include "explore/explored_scenario.hpp"
 #include "explore/explored_tickets.hpp"
 #include "kvcore/errors.hpp"
-#include "support/explored_probe.hpp"
+#include "support/manager_probe.hpp"
 
 /// A manager, its three requests, the memory of its pages and what is being copied.
 ///
@@ -50,7 +50,7 @@ class ExploredWorld {
     /// Transfers into its pages are under way.
     [[nodiscard]] bool is_under_way(const ExploredRequest& request) const {
         const auto& copies = Probe::copies(manager_);
-        const auto& flights = Probe::flights(manager_);
+        const auto& flights = Probe::flights(manager_).all();
         return std::any_of(copies.begin(), copies.end(),
                            [&](const Probe::Copy& copy) {
                                return copy.ticket != 0 && copy.copy.sequence == request.sequence;
@@ -216,7 +216,7 @@ class ExploredWorld {
 
     /// They store what makes room; where there are none, those of a call before do.
     [[nodiscard]] bool make_room(const kvcore::Transfers& transfers) const {
-        const auto& flights = Probe::flights(manager_);
+        const auto& flights = Probe::flights(manager_).all();
         return std::any_of(flights.begin(), flights.end(), [&](const Probe::Flight& flight) {
             const bool is_its = transfers.empty() || flight.ticket == transfers.ticket;
             return is_its && flight.is_spill();
@@ -375,7 +375,7 @@ class ExploredWorld {
     }
 
     [[nodiscard]] bool has_load(const ExploredTicket& ticket, kvcore::SequenceHandle row) const {
-        const auto& flights = Probe::flights(manager_);
+        const auto& flights = Probe::flights(manager_).all();
         return std::any_of(flights.begin(), flights.end(), [&](const Probe::Flight& flight) {
             return flight.ticket == ticket.transfers.ticket && flight.sequence == row &&
                    flight.is_load;

@@ -4,17 +4,53 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
-/// Checks that say what failed: file and line, both values, the seed and a note on where the
-/// program was. A failed check ends the program with status 1.
+/// Test cases, and checks in them. `TEST(pages_are_counted) { CHECK_EQ(...); }` in a file of a room
+/// is a case of the room's program; run_cases() finds and runs it. A failed check prints its file
+/// and line, both values, the seed, the case and a note, and ends the program with status 1.
 namespace check {
 
-inline std::uint64_t seed = 0;  // of the random numbers, where the program uses any
-inline std::string note;        // where the program is, for example which configuration
-inline const char* verb = "";   // the call made last
+/// A case: TEST makes it.
+struct Case {
+    void (*run)();
+    const char* name;
+    const char* file;
+    int line;
+
+    /// The name of its file, without folder and ending.
+    [[nodiscard]] std::string file_name() const;
+};
+
+/// All cases of this program.
+inline std::vector<Case>& cases() {
+    static std::vector<Case> all;
+    return all;
+}
+struct Registration {
+    explicit Registration(const Case& added) { cases().push_back(added); }
+};
+
+/// Runs the cases that a command line chooses, as `--help` describes; the program's exit status.
+int run_cases(int count, char** words);
+
+inline const Case* running = nullptr;
+inline bool has_run_files = false;  // all cases of them
+inline std::uint64_t seed = 0;      // of the random numbers, where the case uses any
+inline std::string note;            // where the case is, for example which configuration
+inline const char* verb = "";       // the call made last
+
+inline std::optional<std::uint64_t> given_seed;  // of the command line
+inline std::optional<std::int64_t> given_count;
+
+/// The seed of a case: --seed, or its own. Failure texts contain it.
+inline std::uint64_t seed_or(std::uint64_t own) { return seed = given_seed.value_or(own); }
+/// How many random operations a case runs: --count, or its own number.
+inline std::int64_t count_or(std::int64_t own) { return given_count.value_or(own); }
 
 /// How many rounds of random values to run. ThreadSanitizer takes ten times as long for each, and
 /// has seen all there is to see after a few: values are for the other builds.
@@ -49,6 +85,9 @@ std::string text(const std::vector<T>& values) {
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
     std::fprintf(stderr, "%s:%d: %s (seed %llu)\n", file, line, what.c_str(),
                  static_cast<unsigned long long>(seed));
+    if (running != nullptr) {
+        std::fprintf(stderr, "    in case %s.%s\n", running->file_name().c_str(), running->name);
+    }
     if (!note.empty()) std::fprintf(stderr, "    at %s %s\n", note.c_str(), verb);
     std::exit(1);
 }
@@ -86,7 +125,19 @@ void require_throws(Call&& call, const char* expression, const char* file, int l
     fail(file, line, std::string(expression) + " throws nothing");
 }
 
+inline std::string Case::file_name() const {
+    const std::string path = file;
+    const std::size_t begin = path.find_last_of("/\\") + 1;  // 0 where there is no folder
+    return path.substr(begin, path.rfind('.') - begin);
+}
+
 }  // namespace check
+
+/// A case with this name: TEST(name) { ... }
+#define TEST(name)                                                                     \
+    static void name();                                                                \
+    static check::Registration name##_is_a_case({&(name), #name, __FILE__, __LINE__}); \
+    static void name()
 
 #define CHECK(condition) check::require((condition), #condition, __FILE__, __LINE__)
 #define CHECK_EQ(actual, expected) \

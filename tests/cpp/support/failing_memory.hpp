@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
@@ -15,18 +12,17 @@
 
 /// Memory that runs out where a test wants it to: tries every allocation of a call in turn.
 ///
-/// This header replaces operator new and, in a program linked with KVCORE_WRAPS_MALLOC (those named
-/// inject_*.cpp, where the linker can), malloc, calloc, realloc, aligned_alloc and posix_memalign
-/// of everything linked statically. Include it in the one source of a program.
+/// The program test_faults replaces operator new and, where the linker can (KVCORE_WRAPS_MALLOC),
+/// malloc, calloc, realloc, aligned_alloc and posix_memalign of everything linked statically: see
+/// failing_memory.cpp. Its cases lie in tests/cpp/faults:
 ///
-///     int main() {
+///     TEST(nodes_are_inserted_or_not) {
 ///         failing_memory::each_site(
 ///             "insert",
 ///             [] { return Scene(...); },               // the same state every time
 ///             [](Scene& scene) { scene.insert(); },    // the call under test
 ///             [](Scene& scene) { return scene.text(); }); // all that one can see of the state
 ///         failing_memory::allocates_nothing("pin", make, [](Scene& scene) { scene.pin(); });
-///         return failing_memory::report();
 ///     }
 ///
 /// `make` returns a scene, which need not be movable. It has to be deterministic. What the call
@@ -52,8 +48,7 @@ inline thread_local bool is_armed = false;
 inline thread_local Failing failing = Failing::kOnce;
 inline thread_local std::int64_t failing_at = 0;  // from 1; 0: none, they are counted only
 inline thread_local std::int64_t num_seen = 0;    // while armed
-inline std::int64_t num_calls = 0;
-inline std::int64_t num_sites = 0;
+inline std::int64_t num_failed = 0;               // allocations
 
 /// Whether the allocation that is asked for now fails.
 [[nodiscard]] inline bool fails() noexcept {
@@ -76,7 +71,10 @@ class Injection {
     }
     Injection(const Injection&) = delete;
     Injection& operator=(const Injection&) = delete;
-    ~Injection() { detail::is_armed = false; }
+    ~Injection() {
+        detail::is_armed = false;
+        if (detail::failing_at > 0 && detail::num_seen >= detail::failing_at) ++detail::num_failed;
+    }
     /// Allocations asked for so far, the failed ones among them.
     [[nodiscard]] std::int64_t num_seen() const noexcept { return detail::num_seen; }
 };
@@ -169,8 +167,6 @@ std::int64_t each_site(const char* name, Make&& make, Call&& call, Digest&& dige
         }
     }
     check::note.clear();
-    ++detail::num_calls;
-    detail::num_sites += sites;
     return sites;
 }
 
@@ -192,115 +188,4 @@ void allocates_nothing(const char* name, Make&& make, Call&& call) {
     check::note.clear();
 }
 
-/// Prints how much was tried; the program's exit status.
-inline int report() {
-    std::printf("%lld allocations of %lld calls failed one by one\n",
-                static_cast<long long>(detail::num_sites),
-                static_cast<long long>(detail::num_calls));
-    return detail::num_sites > 0 ? 0 : 1;
-}
-
 }  // namespace failing_memory
-
-// ---- what the program allocates with ------------------------------------------------------------
-// Each program includes this once; the linker and the language choose the names.
-// NOLINTBEGIN(misc-definitions-in-headers,bugprone-reserved-*,readability-identifier-*)
-#if defined(KVCORE_WRAPS_MALLOC)
-extern "C" {
-void* __real_malloc(std::size_t bytes);
-void* __real_calloc(std::size_t n, std::size_t bytes);
-void* __real_realloc(void* memory, std::size_t bytes);
-void* __real_aligned_alloc(std::size_t alignment, std::size_t bytes);
-int __real_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes);
-
-void* __wrap_malloc(std::size_t bytes) {
-    return failing_memory::detail::fails() ? nullptr : __real_malloc(bytes);
-}
-void* __wrap_calloc(std::size_t n, std::size_t bytes) {
-    return failing_memory::detail::fails() ? nullptr : __real_calloc(n, bytes);
-}
-void* __wrap_realloc(void* memory, std::size_t bytes) {
-    return failing_memory::detail::fails() ? nullptr : __real_realloc(memory, bytes);
-}
-void* __wrap_aligned_alloc(std::size_t alignment, std::size_t bytes) {
-    return failing_memory::detail::fails() ? nullptr : __real_aligned_alloc(alignment, bytes);
-}
-int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
-    if (failing_memory::detail::fails()) return ENOMEM;
-    return __real_posix_memalign(memory, alignment, bytes);
-}
-}
-#endif
-
-namespace failing_memory::detail {
-
-// Past the wrappers, which would count it a second time.
-inline void* memory_of(std::size_t bytes) noexcept {
-    if (fails()) return nullptr;
-    const std::size_t asked = bytes > 0 ? bytes : 1;
-#if defined(KVCORE_WRAPS_MALLOC)
-    return __real_malloc(asked);
-#else
-    return std::malloc(asked);
-#endif
-}
-
-inline void* memory_of(std::size_t bytes, std::align_val_t alignment) noexcept {
-    if (fails()) return nullptr;
-    void* memory = nullptr;
-    const std::size_t asked = bytes > 0 ? bytes : 1;
-#if defined(KVCORE_WRAPS_MALLOC)
-    const int error = __real_posix_memalign(&memory, static_cast<std::size_t>(alignment), asked);
-#else
-    const int error = posix_memalign(&memory, static_cast<std::size_t>(alignment), asked);
-#endif
-    return error == 0 ? memory : nullptr;
-}
-
-inline void* or_throw(void* memory) {
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
-}
-
-}  // namespace failing_memory::detail
-
-// All forms, since those of a sanitizer do not end in one another. Not inlined: the compiler would
-// take one of a pair that it has inlined for a mismatch.
-#if defined(__GNUC__)
-#define KVCORE_OWN __attribute__((noinline))
-#else
-#define KVCORE_OWN
-#endif
-#define KVCORE_OWN_PAIR(form)                                                                    \
-    KVCORE_OWN void* operator new form(std::size_t bytes) {                                      \
-        return failing_memory::detail::or_throw(failing_memory::detail::memory_of(bytes));       \
-    }                                                                                            \
-    KVCORE_OWN void* operator new form(std::size_t bytes, std::align_val_t alignment) {          \
-        return failing_memory::detail::or_throw(                                                 \
-            failing_memory::detail::memory_of(bytes, alignment));                                \
-    }                                                                                            \
-    KVCORE_OWN void* operator new form(std::size_t bytes, const std::nothrow_t&) noexcept {      \
-        return failing_memory::detail::memory_of(bytes);                                         \
-    }                                                                                            \
-    KVCORE_OWN void* operator new form(std::size_t bytes, std::align_val_t alignment,            \
-                                       const std::nothrow_t&) noexcept {                         \
-        return failing_memory::detail::memory_of(bytes, alignment);                              \
-    }                                                                                            \
-    KVCORE_OWN void operator delete form(void* memory) noexcept { std::free(memory); }           \
-    KVCORE_OWN void operator delete form(void* memory, std::size_t) noexcept {                   \
-        std::free(memory);                                                                       \
-    }                                                                                            \
-    KVCORE_OWN void operator delete form(void* memory, std::align_val_t) noexcept {              \
-        std::free(memory);                                                                       \
-    }                                                                                            \
-    KVCORE_OWN void operator delete form(void* memory, std::size_t, std::align_val_t) noexcept { \
-        std::free(memory);                                                                       \
-    }                                                                                            \
-    KVCORE_OWN void operator delete form(void* memory, const std::nothrow_t&) noexcept {         \
-        std::free(memory);                                                                       \
-    }
-KVCORE_OWN_PAIR()
-KVCORE_OWN_PAIR([])
-#undef KVCORE_OWN_PAIR
-#undef KVCORE_OWN
-// NOLINTEND(misc-definitions-in-headers,bugprone-reserved-*,readability-identifier-*)

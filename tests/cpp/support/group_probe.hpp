@@ -9,35 +9,8 @@
 
 #include "index/children.hpp"
 #include "kvcore/cache_manager.hpp"
-#include "manager/impl.hpp"
+#include "support/manager_probe.hpp"
 #include "support/request.hpp"
-
-namespace kvcore {
-
-/// What a test with groups sees of a CacheManager beyond its verbs. Reads only.
-struct CacheManagerProbe {
-    [[nodiscard]] static const Replica& replica(const CacheManager& manager, std::int32_t index) {
-        return manager.impl_->state.replica_at(index);
-    }
-    [[nodiscard]] static const Grouping& grouping(const CacheManager& manager) {
-        return manager.impl_->state.grouping;
-    }
-    [[nodiscard]] static const Sequence& sequence(const CacheManager& manager,
-                                                  SequenceHandle handle) {
-        return manager.impl_->state.sequences.at(handle);
-    }
-    [[nodiscard]] static const StateRow& state(const CacheManager& manager, SequenceHandle handle) {
-        return manager.impl_->state.states.of(handle);
-    }
-    [[nodiscard]] static const std::vector<OwedCopies::Copy>& copies(const CacheManager& manager) {
-        return manager.impl_->state.copies.all();
-    }
-    [[nodiscard]] static const TierFlights& flights(const CacheManager& manager) {
-        return manager.impl_->state.flights;
-    }
-};
-
-}  // namespace kvcore
 
 /// A column of the tree, by the digest of all tokens up to its end.
 struct CachedColumn {

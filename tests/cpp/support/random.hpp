@@ -42,11 +42,3 @@ class Random {
    private:
     std::uint64_t state_;
 };
-
-/// The seed of a program: its first argument, or `otherwise`. Printed, and put into failure texts.
-inline std::uint64_t seed_from(int argc, char** argv, std::uint64_t otherwise) {
-    check::seed = argc > 1 ? std::strtoull(argv[1], nullptr, 0) : otherwise;
-    std::printf("seed %llu\n", static_cast<unsigned long long>(check::seed));
-    std::fflush(stdout);
-    return check::seed;
-}
