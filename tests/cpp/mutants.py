@@ -1,4 +1,4 @@
-# SPDX-License-Identifier: Apache-2.0
+#SPDX - License - Identifier : Apache - 2.0
 """Break the cache manager in known ways and see that its tests notice.
 
     python tests/cpp/mutants.py [--only NAME] [--searched] [--laws] [--jobs N] [--folder F]
@@ -7,8 +7,9 @@
 Works on copies of the tree, which are mended when it ends. Each mutant replaces text that must be
 there exactly once. Most are looked for by exploring interleavings: their rows say how deep the
 shortest sequence is that shows them, to the laws of the manager and, without asking those, to a
-reader of the pages; ``--laws`` leaves the second search out. Mutants of states and tenants have to
-fail one of the fast tests; ``--searched`` leaves these mutants out.
+reader of the pages;
+``--laws`` leaves the second search out.Mutants of states and tenants have to fail one of the fast
+    tests; ``--searched`` leaves these mutants out.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ from known_mutants import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
 GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
-TESTS = {  # of these scenarios
-    "states": ("test_cache_manager_states", "stress_states", "test_state_eviction"),
-    "tenants": ("stress_tenants",),
+TESTS = {  # of these scenarios: programs, and the files of cases that run
+    "states": (
+        ("test_layers", "states"),
+        ("test_stress", "states"),
+        ("test_layers", "state_eviction"),
+    ),
+    "tenants": (("test_stress", "tenants"),),
 }
 SOURCES = ("cpp", "tests/cpp", "CMakeLists.txt", "pyproject.toml")
 SEARCHES = (("--depth", "5"), ("--depth", "6"), ("--depth", "8"))
@@ -55,14 +60,16 @@ def targets_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the programs that have to notice a mutant."""
     if mutant.scenario == "groups":
         return (GROUPS_TARGET,)
-    return TESTS.get(mutant.scenario, (TARGET,))
+    if mutant.scenario in TESTS:
+        return tuple(dict.fromkeys(program for program, _ in TESTS[mutant.scenario]))
+    return (TARGET,)
 
 
 def prepare(where: Path, cmake_args: Iterable[str], targets: Iterable[str]) -> Path:
     """Make a copy of the tree and build some programs there."""
     copy_tree(where)
     configure = ["cmake", "-S", str(where), "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
-    # A mutant takes more time in the compiler than in its search.
+#A mutant takes more time in the compiler than in its search.
     configure += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *cmake_args]
     subprocess.run(configure, check=True, capture_output=True)
     build(where, targets)
@@ -100,10 +107,12 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
 
 
 def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
-    """Return which test fails, and its last words."""
-    for name in targets_of(mutant):
+    """Return which test fails, and its first words."""
+    for program, file in TESTS[mutant.scenario]:
+        name = f"{program} --file {file}"
         try:
-            done = run([str(where / "build" / name)])
+            done
+        = run([str(where / "build" / program), "--file", file])
         except subprocess.TimeoutExpired:
             return "test", f"{name} does not end"
         if done.returncode != 0:

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "../cpp/check.hpp"
 #include "emulation/emulation.hpp"
 #include "kvcore/cuda.hpp"
 #include "machine.hpp"
+#include "support/check.hpp"
 
 namespace cuda = kvcore::cuda;
 namespace emulation = kvcore::cuda::emulation;
@@ -61,7 +61,7 @@ void in_any_order(std::uint64_t seed) {
     CHECK_EQ(cudaSetDevice(0), cudaSuccess);
 }
 
-void streams_and_events_are_of_a_device() {
+TEST(streams_and_events_are_of_a_device) {
     in_any_order(1);
     const Page page;
     CHECK_EQ(cudaSetDevice(1), cudaSuccess);
@@ -103,14 +103,14 @@ std::set<int> outcomes(unsigned flags, bool legacy_first) {
     return seen;
 }
 
-void the_legacy_stream_orders_blocking_streams() {
+TEST(the_legacy_stream_orders_blocking_streams) {
     for (const bool legacy_first : {true, false}) {
         CHECK(outcomes(cudaStreamDefault, legacy_first) == std::set<int>{2});
         CHECK((outcomes(cudaStreamNonBlocking, legacy_first) == std::set<int>{1, 2}));
     }
 }
 
-void destroying_a_stream_does_not_wait() {
+TEST(destroying_a_stream_does_not_wait) {
     in_any_order(1);
     const Page page;
     cudaStream_t stream = new_stream();
@@ -122,7 +122,7 @@ void destroying_a_stream_does_not_wait() {
     CHECK_EQ(page.value(), 3);
 }
 
-void memory_that_is_no_more_is_a_fault() {
+TEST(memory_that_is_no_more_is_a_fault) {
     in_any_order(1);
     const Page page;
     alignas(16) static std::byte host[64] = {};
@@ -162,7 +162,7 @@ void capture(const std::function<void(const Page&, cudaStream_t)>& call, cudaErr
     CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-void captures_hold_kernels_and_nothing_that_waits() {
+TEST(captures_hold_kernels_and_nothing_that_waits) {
     capture([](const Page&, cudaStream_t) {}, cudaSuccess);
     const std::vector<std::function<cudaError_t(const Page&, cudaStream_t)>> unsafe = {
         [](const Page&, cudaStream_t) {
@@ -204,7 +204,7 @@ void captures_hold_kernels_and_nothing_that_waits() {
 }
 
 // Blocking streams would wait for what is given to the legacy stream.
-void the_legacy_stream_ends_captures_of_blocking_streams() {
+TEST(the_legacy_stream_ends_captures_of_blocking_streams) {
     in_any_order(1);
     const Page page;
     cudaStream_t stream = new_stream(cudaStreamDefault);
@@ -214,7 +214,7 @@ void the_legacy_stream_ends_captures_of_blocking_streams() {
     CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
 }
 
-void streams_join_a_capture_by_its_events() {
+TEST(streams_join_a_capture_by_its_events) {
     in_any_order(1);
     const Page page;
     cudaStream_t first = new_stream();
@@ -235,7 +235,7 @@ void streams_join_a_capture_by_its_events() {
 }
 
 // The handle of a thread's own stream is the same for every device.
-void kvcore_asks_about_captures_of_the_streams_device() {
+TEST(kvcore_asks_about_captures_of_the_streams_device) {
     in_any_order(1);
     CHECK_EQ(cudaSetDevice(1), cudaSuccess);
     CHECK_EQ(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeThreadLocal),
@@ -253,7 +253,7 @@ void kvcore_asks_about_captures_of_the_streams_device() {
 }
 
 // The same kernel as it is compiled for the one and for the other.
-void devices_take_turns_in_their_architecture() {
+TEST(devices_take_turns_in_their_architecture) {
     in_any_order(1);
     for (int device = 0; device < 2; ++device) {
         int major = 0;
@@ -269,16 +269,7 @@ void devices_take_turns_in_their_architecture() {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
     unsetenv("KVCORE_SIM_ARCHITECTURE");  // whoever runs this; not read so far
-    streams_and_events_are_of_a_device();
-    the_legacy_stream_orders_blocking_streams();
-    destroying_a_stream_does_not_wait();
-    memory_that_is_no_more_is_a_fault();
-    captures_hold_kernels_and_nothing_that_waits();
-    the_legacy_stream_ends_captures_of_blocking_streams();
-    streams_join_a_capture_by_its_events();
-    kvcore_asks_about_captures_of_the_streams_device();
-    devices_take_turns_in_their_architecture();
-    return 0;
+    return check::run_cases(count, words);
 }

@@ -165,17 +165,19 @@ def test_an_include_that_goes_up_is_found(tmp_path: Path, path: str, include: st
     assert violations(copy) != []
 
 
-def test_programs_that_start_threads_run_under_thread_sanitizer() -> None:
-    """Those that do so themselves or may have the library do so: CMakeLists.txt names them."""
+def test_files_that_start_threads_run_under_thread_sanitizer() -> None:
+    """CMakeLists.txt names the test files that start threads, or whose calls may start threads."""
     listed = re.search(
         r"set\(kvcore_threaded_tests\s([^)]*)\)", (ROOT / "CMakeLists.txt").read_text()
     )
     assert listed is not None
     headers = "attention|disk_store|host_store|page_bytes|paged_batch|quantize"
-    starts = re.compile(rf'#include (<thread>|"(store_)?workers\.hpp"|"kvcore/({headers})\.hpp")')
-    programs = (ROOT / "tests" / "cpp").glob("*.cpp")
-    found = {path.stem for path in programs if starts.search(path.read_text())}
-    assert "stress_threads" in found
+    starts = re.compile(
+        rf'#include (<thread>|"traffic/(store_)?workers\.hpp"|"kvcore/({headers})\.hpp")'
+    )
+    files = (ROOT / "tests" / "cpp").glob("*/*.cpp")
+    found = {f"{p.parent.name}/{p.stem}" for p in files if starts.search(p.read_text())}
+    assert "stress/threads" in found
     assert found <= set(listed[1].split())
 
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "oracle/elements.hpp"
+#include "support/check.hpp"
+#include "support/random.hpp"
+
+/// What tests of conversions draw their elements from and write them to.
+namespace conversion {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr kvcore::DType kWide[] = {kvcore::DType::kFloat32, kvcore::DType::kFloat16,
+                                   kvcore::DType::kBFloat16};
+constexpr kvcore::DType kNarrow[] = {kvcore::DType::kFloat8E4M3FN, kvcore::DType::kFloat8E5M2,
+                                     kvcore::DType::kInt8};
+
+/// Mostly moderate numbers; infinities, NaN and subnormals among them.
+inline void fill_elements(Random& random, kvcore::DType dtype, std::byte* to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        std::byte* at = to + i * kvcore::item_size(dtype);
+        if (random.chance(5)) {
+            for (std::int64_t j = 0; j < kvcore::item_size(dtype); ++j) {
+                at[j] = static_cast<std::byte>(random.next());
+            }
+        } else {
+            const auto number = static_cast<float>(random.between(-100'000, 100'000));
+            write_element(dtype, at, number / 7777.0F);
+        }
+    }
+}
+
+/// Memory that begins so many bytes behind a multiple of 64, with a guard on both sides.
+class Guarded {
+   public:
+    Guarded(std::int64_t n, std::int64_t shift)
+        : size_(n), bytes_(static_cast<std::size_t>(n + 256)) {
+        std::fill(bytes_.begin(), bytes_.end(), kGuard);
+        const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+        first_ = 64 + static_cast<std::int64_t>((64 - address % 64) % 64) + shift;
+    }
+    [[nodiscard]] std::byte* data() { return bytes_.data() + first_; }
+    [[nodiscard]] Bytes taken() const {
+        const auto first = bytes_.begin() + first_;
+        return {first, first + size_};
+    }
+    /// Nothing outside was written.
+    void check() const {
+        for (std::int64_t i = 0; i < static_cast<std::int64_t>(bytes_.size()); ++i) {
+            if (i < first_ || i >= first_ + size_) {
+                CHECK(bytes_[static_cast<std::size_t>(i)] == kGuard);
+            }
+        }
+    }
+
+   private:
+    static constexpr std::byte kGuard{0xa5};
+    std::int64_t size_;
+    std::int64_t first_ = 0;
+    Bytes bytes_;
+};
+
+}  // namespace conversion

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Idle pages of windows where more leave at once than there is room to remember.
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "layers/idle_pages.hpp"
+#include "layers/window_policy.hpp"
+#include "kvcore/eviction.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "support/check.hpp"
+
+namespace tests::layers::idle_pages {
+
+using kvcore::BlockId;
+using kvcore::IdlePages;
+using kvcore::PrefixTree;
+using kvcore::TokenId;
+using kvcore::WindowPolicy;
+
+namespace {
+
+/// A tree of one run of four pages, and room for two departures from it.
+struct Scene {
+    Scene()
+        : tree(1, make(policy)),
+          end(tree.insert(tree.open_namespace(""), tokens.data(), ids.data(), 4, known)),
+          idle(8, *policy) {
+        idle.make_room(8, 1);
+    }
+    static std::unique_ptr<kvcore::EvictionPolicy> make(WindowPolicy*& policy) {
+        auto made = std::make_unique<WindowPolicy>(kvcore::make_policy({}, 1));
+        policy = made.get();
+        return made;
+    }
+    /// These leave together, from a prefix of so many pages.
+    void leave(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
+        idle.begin_leaving();
+        idle.leave_from({end, depth});
+        for (const IdlePages::Entry entry : entries) idle.keep(entry);
+    }
+
+    /// The same, in one go.
+    void leave_together(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
+        idle.begin_leaving();
+        idle.leave_from({end, depth});
+        IdlePages::Keeper keeper(idle);
+        for (const IdlePages::Entry entry : entries) keeper.keep(entry);
+    }
+    /// Takes what ends at `depth` out of its departure, in its order.
+    std::vector<IdlePages::Entry> take(std::int32_t depth) {
+        const auto ends_there = [&](WindowPolicy::Departure departure) {
+            const kvcore::TreePosition at = policy->end_of(departure);
+            return at.node != nullptr && at.depth == depth;
+        };
+        WindowPolicy::Departure departure = 1;
+        while (!ends_there(departure)) ++departure;
+        std::vector<IdlePages::Entry> taken;
+        while (ends_there(departure)) {
+            taken.push_back(idle.first_of(departure));
+            idle.remove(taken.back());
+        }
+        return taken;
+    }
+
+    std::vector<TokenId> tokens{1, 2, 3, 4};
+    std::vector<BlockId> ids{0, 1, 2, 3};
+    std::vector<kvcore::DuplicatePage> known;
+    WindowPolicy* policy = nullptr;
+    PrefixTree tree;
+    kvcore::TreeNode* end;
+    IdlePages idle;
+};
+
+TEST(what_is_kept_is_never_worse_off_for_a_use) {
+    Scene scene;
+    scene.leave(4, {0, 1});
+    scene.leave(2, {2});
+    CHECK_EQ(scene.policy->num_free_departures(), 0);
+    scene.leave(3, {0, 5});
+    CHECK(!scene.idle.is_passed(0));  // it stays in the departure that it is in
+    CHECK(scene.idle.is_passed(5));   // nobody kept it before
+    scene.leave(1, {2});
+    CHECK(!scene.idle.is_passed(2));  // it was alone: its departure has made room for the next
+    CHECK_EQ(scene.idle.first_passed(), 5U);
+    CHECK_EQ(scene.policy->num_departures(), 2U);
+}
+
+using Entries = std::vector<IdlePages::Entry>;
+
+TEST(entries_kept_in_one_go_stand_in_their_order) {
+    Scene scene;
+    scene.leave_together(4, {0, 1, 2, 3, 4, 5});
+    scene.leave_together(2, {1, 2, 7, 4, 3});  // a stretch, a new one, and two the other way round
+    CHECK(scene.take(2) == Entries({1, 2, 7, 4, 3}));
+    CHECK(scene.take(4) == Entries({0, 5}));
+    CHECK_EQ(scene.policy->num_departures(), 0U);
+}
+
+TEST(a_departure_that_is_kept_again_ends) {
+    Scene scene;
+    scene.leave_together(4, {0, 1, 2});
+    scene.leave_together(3, {0, 1, 2});
+    CHECK_EQ(scene.policy->num_departures(), 1U);
+    scene.idle.pass(5);
+    scene.idle.pass(6);
+    scene.leave_together(4, {2, 5, 6});
+    CHECK_EQ(scene.idle.first_passed(), IdlePages::kNone);
+    CHECK(scene.take(3) == Entries({0, 1}));
+    CHECK(scene.take(4) == Entries({2, 5, 6}));
+}
+
+// A hit may read again what none could: its departure takes it from there, and leaves the others.
+TEST(what_was_useless_is_kept_in_one_go) {
+    Scene scene;
+    for (const IdlePages::Entry entry : {0U, 1U, 2U, 3U}) scene.idle.give_up(entry);
+    scene.leave_together(4, {1, 2});
+    CHECK_EQ(scene.idle.first_useless(), 0U);
+    scene.idle.remove(0);
+    CHECK_EQ(scene.idle.first_useless(), 3U);
+    scene.leave_together(2, {3});
+    CHECK_EQ(scene.idle.first_useless(), IdlePages::kNone);
+    CHECK(scene.take(4) == Entries({1, 2}));
+    scene.idle.give_up(3);  // out of its departure, which ends
+    CHECK_EQ(scene.policy->num_departures(), 0U);
+    CHECK_EQ(scene.idle.first_useless(), 3U);
+}
+
+// As one by one: nothing that is kept goes to those that are passed.
+TEST(entries_without_room_stay_where_they_are) {
+    Scene scene;
+    scene.leave_together(4, {0, 1});
+    scene.leave_together(2, {2, 3});
+    scene.leave_together(3, {0, 1, 5});
+    CHECK_EQ(scene.idle.first_passed(), 5U);
+    CHECK(scene.take(4) == Entries({0, 1}));
+    CHECK(scene.take(2) == Entries({2, 3}));
+}
+
+}  // namespace
+
+}  // namespace tests::layers::idle_pages

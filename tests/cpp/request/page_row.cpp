@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "request/page_row.hpp"
+
+#include <utility>
+#include <vector>
+
+#include "support/request.hpp"
+
+namespace tests::request::page_row {
+
+using kvcore::BlockId;
+using kvcore::DuplicatePage;
+using kvcore::PageRow;
+using kvcore::Replica;
+using kvcore::TokenId;
+using kvcore::TreePin;
+
+namespace {
+
+using Ids = std::vector<BlockId>;
+
+constexpr std::int32_t kPage = 2;
+
+kvcore::CacheConfig config() {
+    kvcore::CacheConfig config;
+    config.num_pages = 16;
+    config.page_size = kPage;
+    return config;
+}
+
+/// Pages and rows without anybody's sequence; a row that is left has given all back.
+struct Scene {
+    kvcore::Grouping grouping{kPage, {}};
+    Replica home{config(), grouping};
+    std::vector<TokenId> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+    std::vector<DuplicatePage> duplicates;
+
+    PageRow row(std::int64_t n) {
+        PageRow row;
+        row.place_at(TreePin(home.tree, home.tree.open_namespace("")));
+        row.make_room(static_cast<std::size_t>(n));
+        home.take_pages(n, row.extend(n));
+        return row;
+    }
+    void commit(PageRow& row, std::int32_t end) {
+        duplicates.clear();
+        row.commit(home.tree, tokens.data(), end, duplicates);
+        row.check_integrity(home.tree);
+    }
+    /// Everything that may be written is: what others may read is replaced.
+    std::vector<std::int32_t> write(PageRow& row, std::int32_t first, std::int32_t needed) {
+        std::vector<std::int32_t> replaced;
+        TreePin cut = row.find_cut(home.tree, first);
+        row.copy_on_write(
+            home, first, needed,
+            [&](std::int32_t column) {
+                return row.is_own(column) && home.pool.ref_count(row[column]) == 1;
+            },
+            [&](std::int32_t column, BlockId page) {
+                replaced.push_back(column);
+                if (row.is_own(column)) home.pool.free(&page, 1);
+            });
+        if (cut) row.move_back(first, std::move(cut));
+        row.check_integrity(home.tree);
+        return replaced;
+    }
+    void check_free(std::int64_t n) const { CHECK_EQ(home.pool.num_free(), n); }
+};
+
+TEST(pages_are_own_until_they_are_committed) {
+    Scene s;
+    PageRow row = s.row(4);
+    s.check_free(12);
+    s.commit(row, 3);
+    CHECK_EQ(row.committed(), 3);
+    CHECK_EQ(row.frozen(), 3);
+    CHECK(!row.is_own(2) && row.is_own(3));
+    CHECK_EQ(s.home.tree.num_evictable(), 0);
+    row.clear(s.home.pool);
+    s.check_free(13);
+    CHECK_EQ(s.home.tree.num_evictable(), 3);
+}
+
+TEST(equal_pages_are_swapped_or_kept_as_twins) {
+    Scene s;
+    PageRow first = s.row(3);
+    s.commit(first, 3);
+    PageRow second = s.row(3);
+    const Ids own = second.ids();
+    const std::uint32_t version = second.version();
+    second.make_room_for_twins(3);
+    s.duplicates.clear();
+    second.commit(s.home.tree, s.tokens.data(), 2, s.duplicates);
+    second.swap_duplicates(s.home.pool, 0, s.duplicates);
+    CHECK_EQ(second.version(), version + 1);
+    CHECK_EQ(second[1], first[1]);
+    s.duplicates.clear();
+    second.commit(s.home.tree, s.tokens.data(), 3, s.duplicates);
+    for (const auto& each : s.duplicates) second.keep_twin(2 + each.index);
+    second.check_integrity(s.home.tree);
+    CHECK(second.is_own(2) && !second.is_own(1));
+    CHECK_EQ(second[2], own[2]);
+    CHECK_EQ(second.num_cached(), 2);
+    s.check_free(12);
+    second.clear(s.home.pool);
+    s.check_free(13);
+    first.clear(s.home.pool);
+}
+
+TEST(what_others_may_read_is_replaced) {
+    Scene s;
+    PageRow parent = s.row(4);
+    s.commit(parent, 2);
+    PageRow child;
+    child.make_room_to_share(parent, 4);
+    child.share(s.home.pool, parent, 4, TreePin(s.home.tree, parent.node()));
+    CHECK_EQ(parent.frozen(), 4);
+    CHECK(s.write(child, 3, 4) == std::vector<std::int32_t>{3});
+    CHECK_EQ(child.frozen(), 3);
+    CHECK(s.write(parent, 3, 4).empty());  // the only one that has it now
+    // Back into what is committed: the tree keeps its page, the fork that one of both.
+    CHECK(s.write(child, 1, 4) == (std::vector<std::int32_t>{1, 2}));
+    CHECK_EQ(child.committed(), 1);
+    CHECK_EQ(child[0], parent[0]);
+    CHECK(child[1] != parent[1] && child[2] != parent[2]);
+    s.commit(parent, 4);
+    child.clear(s.home.pool);
+    parent.clear(s.home.pool);
+    CHECK_EQ(s.home.num_available(), 16);
+}
+
+TEST(columns_that_are_dropped_are_given_back) {
+    Scene s;
+    PageRow row = s.row(4);
+    s.commit(row, 2);
+    const std::uint32_t version = row.version();
+    row.drop(s.home.pool, 3);
+    CHECK_EQ(row.size(), 3);
+    CHECK_EQ(row.version(), version + 1);
+    s.check_free(13);
+    TreePin cut = row.find_cut(s.home.tree, 1);
+    row.drop(s.home.pool, 1);
+    row.move_back(1, std::move(cut));
+    row.unfreeze(1);
+    row.check_integrity(s.home.tree);
+    s.check_free(14);
+    CHECK_EQ(s.home.tree.num_evictable(), 1);
+    row.clear(s.home.pool);
+}
+
+TEST(a_hit_takes_the_place_of_own_pages) {
+    Scene s;
+    PageRow first = s.row(3);
+    s.commit(first, 3);
+    PageRow second = s.row(2);
+    s.check_free(11);
+    second.make_room(2);
+    second.take_hit(s.home, TreePin(s.home.tree, first.node()), 3);
+    CHECK(second.ids() == first.ids());
+    CHECK_EQ(second.committed(), 3);
+    s.check_free(13);
+    second.check_integrity(s.home.tree);
+    first.clear(s.home.pool);
+    CHECK_EQ(s.home.tree.num_evictable(), 0);
+    second.clear(s.home.pool);
+    CHECK_EQ(s.home.tree.num_evictable(), 3);
+}
+
+// The last committed page of others is the tree's; what is in front of it stays theirs.
+TEST(a_page_of_forks_is_entrusted_to_the_tree) {
+    Scene s;
+    PageRow parent = s.row(2);
+    PageRow child;
+    child.make_room_to_share(parent, 2);
+    child.share(s.home.pool, parent, 2, TreePin(s.home.tree, parent.node()));
+    CHECK(s.write(child, 0, 1) == std::vector<std::int32_t>{0});  // and lets go of column 1
+    CHECK_EQ(child.size(), 1);
+    PageRow heir;
+    heir.make_room_to_share(parent, 2);
+    heir.share(s.home.pool, parent, 2, TreePin(s.home.tree, parent.node()));
+    heir.make_room_for_twins(1);
+    CHECK_EQ(parent.find_shared(s.home.pool, 2), 0);
+    s.commit(parent, 1);
+    heir.entrust(s.home.pool, 0, TreePin(s.home.tree, parent.node()));
+    heir.check_integrity(s.home.tree);
+    CHECK_EQ(heir.committed(), 1);
+    CHECK_EQ(s.home.pool.ref_count(heir[0]), 1);
+    CHECK_EQ(s.home.pool.ref_count(heir[1]), 2);
+    for (PageRow* row : {&parent, &child, &heir}) row->clear(s.home.pool);
+    CHECK_EQ(s.home.num_available(), 16);
+}
+
+}  // namespace
+
+}  // namespace tests::request::page_row

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tree/children.hpp"
+#include "kvcore/cache_manager.hpp"
+#include "support/manager_probe.hpp"
+#include "support/request.hpp"
+
+/// A column of the tree, by the digest of all tokens up to its end.
+struct CachedColumn {
+    Digest parent = 0;            // of those in front of it
+    std::vector<TokenId> tokens;  // its own
+    std::vector<BlockId> pages;   // by lane; -1: none
+    BlockId id = 0;
+    std::int32_t state = -1;  // the slot of its checkpoint
+};
+using Cached = std::map<Digest, CachedColumn>;
+
+/// All that a tree has.
+inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages* columns,
+                        const kvcore::ColumnStates* states, const std::vector<std::string>& names) {
+    const std::int32_t page_size = tree.page_size();
+    const std::int32_t lanes = columns == nullptr ? 0 : columns->grouping().num_lanes();
+    Cached cached;
+    for (const std::string& name : names) {
+        std::vector<std::pair<const kvcore::TreeNode*, Digest>> nodes;
+        const kvcore::TreeNode* root = tree.find_namespace(name);
+        if (root != nullptr) nodes.emplace_back(root, digest_of_namespace(name));
+        while (!nodes.empty()) {
+            auto [node, digest] = nodes.back();
+            nodes.pop_back();
+            for (std::int32_t p = 0; !node->is_root() && p < node->num_pages; ++p) {
+                const TokenId* tokens = node->page_tokens(p, page_size);
+                CachedColumn column{digest, {tokens, tokens + page_size}, {}, 0};
+                column.id = node->ids(page_size)[p];
+                for (const TokenId token : column.tokens) digest = digest_after(digest, token);
+                for (std::int32_t lane = 0; lane < lanes; ++lane) {
+                    column.pages.push_back(columns->page(column.id, lane));
+                }
+                if (states != nullptr && states->has(column.id)) {
+                    column.state = states->find(column.id);
+                }
+                cached.emplace(digest, std::move(column));
+            }
+            kvcore::for_each_child(node, [&, end = digest](kvcore::TreeNode* child) {
+                nodes.emplace_back(child, end);
+            });
+        }
+    }
+    return cached;
+}
+
+/// All that the tree of a replica has.
+inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
+                        const std::vector<std::string>& names) {
+    const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
+    return cached_of(replica.tree, replica.columns.get(), replica.states.get(), names);
+}
+/// All that its host tier has, where there is one.
+inline Cached records_of(const kvcore::CacheManager& manager, std::int32_t index,
+                         const std::vector<std::string>& names) {
+    const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
+    if (replica.host == nullptr) return {};
+    return cached_of(replica.host->tree(), replica.host_columns.get(), replica.host_states.get(),
+                     names);
+}
