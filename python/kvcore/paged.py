@@ -11,7 +11,6 @@ import numpy as np
 
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag, integer
 from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
@@ -19,6 +18,7 @@ from kvcore.cache_sizing import CacheSizing
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.moving.methods import MovesSequences
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import EvictionPolicy, Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages

@@ -27,7 +27,7 @@ LAYERS = (
         *("hf_states", "hf_groups", "hf_quantization", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits", "tier_rules"),
     ),
-    ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),
+    ("_core", "_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
     ("stores",),
     ("arrays", "backends"),
     ("ops", "saved"),

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvcore._hot import extra_keys
 from kvcore.arguments import flag, number
 from kvcore.backends.protocol import Mover
 from kvcore.errors import CapacityError
 from kvcore.groups.layers import pages_per_column
+from kvcore.native.contexts import stand_ins_capsule
 from kvcore.params import KVCacheParams
 from kvcore.stores import (
     BlockStore,
@@ -90,7 +90,7 @@ class TierOptions:
         return {
             "has_stores": bool(self.choice.stores),
             "key_seed": _CBOR_32_BYTES + self.fingerprint,
-            "stand_ins": extra_keys._capsule(),  # noqa: SLF001 - kvcore's own
+            "stand_ins": stand_ins_capsule(),
         }
 
     def opened(
