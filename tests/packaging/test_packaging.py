@@ -169,6 +169,17 @@ print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
     assert not hasattr(kvcore.moving, "cache")
 
 
+def test_manager_without_tiers_imports_no_store_and_no_socket(tmp_path: Path) -> None:
+    code = """
+import sys, kvcore
+params = kvcore.KVCacheParams("float32", 1, 16, 1, page_size=4, enable_prefix_caching=True)
+kvcore.PagedKVCacheManager(params, 4, 64, num_pages=16)
+late = ("kvcore.stores", "kvcore.zmq_reset", "socket", "subprocess", "urllib")
+print([name for name in sys.modules if name.startswith(late)])
+"""
+    assert python("-c", code, cwd=tmp_path).strip() == "[]"
+
+
 def test_contexts_can_be_copied_and_pickled_as_soon_as_there_are_some(tmp_path: Path) -> None:
     code = """
 import copy, pickle, kvcore
