@@ -13,9 +13,6 @@ import typing as _typing
 # `saved`: contexts and inputs can be pickled and copied from now on.
 from kvcore import _core, groups, ops, policies, saved  # noqa: F401
 from kvcore._core import BlockPool, CacheManager, __version__
-from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore._hot.prefix_tree import PrefixTree
-from kvcore._hot.prefixes import HeldPages, PinnedPrefix
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import (
@@ -28,6 +25,9 @@ from kvcore.errors import (
     RequestNotFoundError,
 )
 from kvcore.metrics import KVCacheMetrics
+from kvcore.native.contexts import RaggedKVCacheInputs
+from kvcore.native.engine import HeldPages, PinnedPrefix
+from kvcore.native.tree import PrefixTree
 from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams

@@ -12,8 +12,6 @@ _Cache: TypeAlias = list[list[Any]]
 is_emulated: bool
 
 class DeviceMemory:
-    """Memory of a device, freed with the object."""
-
     def __init__(self, device: int, bytes: int) -> None: ...  # noqa: A002
     @property
     def device(self) -> int: ...
@@ -23,8 +21,6 @@ class DeviceMemory:
     def ptr(self) -> int: ...
 
 class PinnedMemory:
-    """Pinned host memory, zeroed; numpy sees it as uint8."""
-
     def __init__(self, device: int, bytes: int) -> None: ...  # noqa: A002
     @property
     def bytes(self) -> int: ...
@@ -32,8 +28,6 @@ class PinnedMemory:
     def ptr(self) -> int: ...
 
 class Stream:
-    """A stream of a device, destroyed with the object."""
-
     def __init__(self, device: int) -> None: ...
     @property
     def device(self) -> int: ...
@@ -41,8 +35,6 @@ class Stream:
     def ptr(self) -> int: ...
 
 class Event:
-    """An event of a device, destroyed with the object."""
-
     def __init__(self, device: int) -> None: ...
     @property
     def device(self) -> int: ...
@@ -50,42 +42,20 @@ class Event:
     def ptr(self) -> int: ...
 
 class DeviceScope:
-    """A device as the thread's current one, as a context manager."""
-
     def __init__(self, device: int) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *args: object) -> None: ...
 
-def count_devices() -> tuple[int, str]:
-    """Return devices, and why there are none or ''."""
-
-def memory_info(device: int) -> tuple[int, int]:
-    """Return free bytes and all."""
-
-def device_of(address: int) -> int:
-    """Return the device of an address, -1 for host memory."""
-
-def record(event: int, device: int, stream: int) -> None:
-    """Let an event stand for the work that a stream has now."""
-
-def wait(event: int, device: int, stream: int) -> None:
-    """Let a stream's further work wait for an event."""
-
-def query(event: int, device: int) -> bool:
-    """Tell whether an event's work is done."""
-
-def is_capturing(device: int, stream: int) -> bool:
-    """Tell whether what a stream is given now goes into a graph."""
-
-def synchronize(device: int, stream: int) -> None:
-    """Block the host until a stream's work is done."""
-
-def synchronize_event(event: int, device: int) -> None:
-    """Block the host until an event's work is done."""
-
-def synchronize_device(device: int) -> None:
-    """Block the host until all work of a device is done."""
-
+def count_devices() -> tuple[int, str]: ...
+def memory_info(device: int) -> tuple[int, int]: ...
+def device_of(address: int) -> int: ...
+def record(event: int, device: int, stream: int) -> None: ...
+def wait(event: int, device: int, stream: int) -> None: ...
+def query(event: int, device: int) -> bool: ...
+def is_capturing(device: int, stream: int) -> bool: ...
+def synchronize(device: int, stream: int) -> None: ...
+def synchronize_event(event: int, device: int) -> None: ...
+def synchronize_device(device: int) -> None: ...
 def fill(
     destination: int,
     value: int,

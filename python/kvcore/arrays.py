@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore._hot.tensors import host_tensor, tensor_like
 from kvcore.device import DLPACK_TYPES
 from kvcore.dtypes import numpy_dtype
+from kvcore.native.contexts import host_tensor, tensor_like
 
 __all__ = [
     "address_of",

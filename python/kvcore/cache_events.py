@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from kvcore._hot.cache_events import CacheCleared, PagesRemoved, PagesStored, take_events
-from kvcore._hot.engine import StepEngine
+from kvcore.native.engine import CacheCleared, PagesRemoved, PagesStored, StepEngine, take_events
 from kvcore.params import require_count
 
 __all__ = ["CacheCleared", "PagesRemoved", "PagesStored", "TellsEvents", "event_pages"]

@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from kvcore import sizing
-from kvcore._hot.engine import StepEngine
 from kvcore.metrics import (
     EvictionMetrics,
     GroupMetrics,
@@ -17,6 +16,7 @@ from kvcore.metrics import (
     ReplicaMetrics,
     StateMetrics,
 )
+from kvcore.native.engine import StepEngine
 from kvcore.params import KVCacheParams
 from kvcore.tenants import TenantMetrics
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Protocol
 
-from kvcore._hot.batches import update_batch
-from kvcore._hot.contexts import TextGenerationContext
+from kvcore.native.contexts import TextGenerationContext, update_batch
 
 __all__ = ["ContextLike", "TextGenerationContext", "update_batch"]
 

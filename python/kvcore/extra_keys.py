@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcore._hot.extra_keys import normalized
+from kvcore.native.contexts import normalized
 
 __all__ = ["keys_of_pages"]
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import ops
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integer, integers
 from kvcore.arrays import is_on_gpu
 from kvcore.backends.selection import any_array, place_of
+from kvcore.native.contexts import RaggedKVCacheInputs
 
 __all__ = ["GraphBatch"]
 

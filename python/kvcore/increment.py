@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import is_on_gpu
 from kvcore.backends.selection import any_array
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.slots import advance_lengths
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import numpy as np
 
 from kvcore import increment, sizing
 from kvcore._core import CacheManager
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import flag, integer
 from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
@@ -19,6 +18,7 @@ from kvcore.cache_sizing import CacheSizing
 from kvcore.device import Device, checked_devices
 from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.moving.methods import MovesSequences
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import EvictionPolicy, Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
@@ -28,14 +28,24 @@ from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
 from kvcore.tier_rules import checked_tier
 from kvcore.tiers.methods import TieredCache
+from kvcore.tiers.options import TierOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvcore.compat.views import PagedKVCacheCollection
     from kvcore.stores import BlockStore
+    from kvcore.zmq_reset import ResetListener
 
 __all__ = ["PagedKVCacheManager"]
+
+
+def _listener(zmq_endpoint_base: str | None) -> ResetListener | None:
+    if zmq_endpoint_base is None:
+        return None
+    from kvcore.zmq_reset import ResetListener  # with sockets, which other managers do without
+
+    return ResetListener(zmq_endpoint_base)
 
 
 class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents, TieredCache):
@@ -188,10 +198,6 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         first_page: int = 0,
         keep_windows: bool = False,
     ) -> None:
-        # With sockets and stores, for which `import kvcore` need not wait.
-        from kvcore.tiers.options import TierOptions
-        from kvcore.zmq_reset import ResetListener
-
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
@@ -260,11 +266,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
             mover=make_mover(shards, places, host_pages, gpus, core._late_reads),  # noqa: SLF001
             gpus=gpus,
             # Made last: what failed before would hold the endpoint as long as its traceback.
-            listener=(
-                ResetListener(zmq_endpoint_base)
-                if zmq_endpoint_base is not None and params.enable_prefix_caching
-                else None
-            ),
+            listener=_listener(zmq_endpoint_base if params.enable_prefix_caching else None),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
             layers=LayerMap.of(params),
             pages_per_column=pages_per_column(params),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
 from kvcore.sizing import longest_sequence

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcore._hot.contexts import TextGenerationContext
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer
 from kvcore.groups.layers import LayerMap
+from kvcore.native.contexts import RaggedKVCacheInputs, TextGenerationContext
 
 __all__ = ["context_state", "inputs_state", "make_context", "make_inputs"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import kvcore
 from builders import claimed, make_context, make_manager, put_in_cache
-from kvcore._hot.extra_keys import drop_unused, num_stand_ins
+from kvcore.native.contexts import drop_unused, num_stand_ins
 
 FEWEST = 4096  # that are swept
 

@@ -373,7 +373,7 @@ def test_an_interrupt_ends_with_the_code_of_the_page(
 def error_texts() -> Iterator[tuple[str, str]]:
     """Where an error's text is, and the text, of Python, Cython and C++ sources."""
     package = ROOT / "python" / "kvcore"  # an installed package has no Cython sources
-    for path in [*package.rglob("*.py"), *package.rglob("*.pyx")]:
+    for path in [path for kind in ("py", "pyx", "pxi") for path in package.rglob(f"*.{kind}")]:
         for found in re.finditer(r"\w+Error\(((?:\s*f?\"[^\"\n]*\"\s*)+)", path.read_text()):
             yield path.name, "".join(re.findall(r"\"([^\"\n]*)\"", found[1]))
     for folder in (ROOT / "cpp" / "src", ROOT / "python" / "bindings"):

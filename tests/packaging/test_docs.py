@@ -31,9 +31,8 @@ from kvcore import (
     scheduler,
     stores,
 )
-from kvcore._hot import contexts, prefix_tree
-from kvcore._hot import keys as hot_keys
 from kvcore.cli.main import app, main
+from kvcore.native import contexts, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -171,10 +170,8 @@ def test_command_line_page_names_every_json_key(
     "stub",
     [
         "_core.pyi",
-        "_hot/contexts.pyi",
-        "_hot/inputs.pyi",
-        "_hot/keys.pyi",
-        "_hot/prefix_tree.pyi",
+        "native/contexts.pyi",
+        "native/tree.pyi",
     ],
 )
 def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
@@ -209,7 +206,7 @@ def documented(module: ModuleType) -> dict[str, str]:
     return {name: text for name, text in found.items() if ">>>" in text}
 
 
-EXAMPLES = documented(_core) | documented(contexts) | documented(hot_keys) | documented(prefix_tree)
+EXAMPLES = documented(_core) | documented(contexts) | documented(tree)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

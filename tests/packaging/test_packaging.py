@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ import pytest
 
 import kvcore
 from conftest import require
-from kvcore._hot import engine
+from kvcore.native import engine
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBED = ROOT / "tests" / "embed"
@@ -64,7 +68,7 @@ def block_of(page: str, language: str) -> str:
     return str(blocks[0])
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "cpp.pxd", "cpp_index.pxd"])
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi", "cpp.pxd"])
 def test_package_ships_typing_and_cython_declarations(name: str) -> None:
     assert (PACKAGE / name).is_file()
 
@@ -73,10 +77,44 @@ def test_every_cython_module_ships_its_declarations_and_types() -> None:
     modules = [path.name.split(".")[0] for path in Path(engine.__file__).parent.glob("*.so")]
     assert "engine" in modules
     for name in modules:
-        assert (PACKAGE / "_hot" / f"{name}.pyi").is_file()
-    declared = {path.name for path in (ROOT / "python" / "kvcore" / "_hot").glob("*.pxd")}
+        assert (PACKAGE / "native" / f"{name}.pyi").is_file()
+    declared = {path.name for path in (ROOT / "python" / "kvcore" / "native").glob("*.pxd")}
     assert declared
-    assert declared <= {path.name for path in (PACKAGE / "_hot").glob("*.pxd")}
+    assert declared <= {path.name for path in (PACKAGE / "native").glob("*.pxd")}
+
+
+STUBS = ["_core", *(f"native/{name}" for name in ("contexts", "engine", "snapshots", "tree"))]
+Documented = ast.ClassDef | ast.FunctionDef
+
+
+def definitions(body: list[ast.stmt], owner: Any) -> Iterator[tuple[Documented, Any]]:
+    """The public definitions of a stub that are there once, and what they are at run time."""
+    named = [node for node in body if isinstance(node, Documented)]
+    names = [node.name for node in named]
+    for node in named:
+        if node.name.startswith("_") or names.count(node.name) > 1:
+            continue
+        found = inspect.getattr_static(owner, node.name)
+        yield node, found
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node.body, found)
+
+
+@pytest.mark.parametrize("name", STUBS)
+def test_installed_stubs_have_the_docstrings_of_the_modules(name: str) -> None:
+    module = importlib.import_module(f"kvcore.{name.replace('/', '.')}")
+    installed = Path(module.__file__ or "").parent / f"{Path(name).name}.pyi"
+    documented = 0
+    for node, found in definitions(ast.parse(installed.read_text()).body, module):
+        assert ast.get_docstring(node) == (inspect.getdoc(found) or None), node.name
+        documented += ast.get_docstring(node) is not None
+    assert documented > 5
+
+
+@pytest.mark.parametrize("stub", sorted((ROOT / "python").rglob("*.pyi")), ids=lambda p: p.stem)
+def test_stubs_of_the_sources_have_no_docstrings(stub: Path) -> None:
+    nodes = [n for n in ast.walk(ast.parse(stub.read_text())) if isinstance(n, Documented)]
+    assert [node.name for node in nodes if ast.get_docstring(node)] == []
 
 
 def test_package_ships_every_public_header() -> None:
@@ -129,6 +167,17 @@ print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
     ]
     assert not hasattr(kvcore, "cache")
     assert not hasattr(kvcore.moving, "cache")
+
+
+def test_manager_without_tiers_imports_no_store_and_no_socket(tmp_path: Path) -> None:
+    code = """
+import sys, kvcore
+params = kvcore.KVCacheParams("float32", 1, 16, 1, page_size=4, enable_prefix_caching=True)
+kvcore.PagedKVCacheManager(params, 4, 64, num_pages=16)
+late = ("kvcore.stores", "kvcore.zmq_reset", "socket", "subprocess", "urllib")
+print([name for name in sys.modules if name.startswith(late)])
+"""
+    assert python("-c", code, cwd=tmp_path).strip() == "[]"
 
 
 def test_contexts_can_be_copied_and_pickled_as_soon_as_there_are_some(tmp_path: Path) -> None:
@@ -189,7 +238,7 @@ CYTHON_USER = """
 # cython: language_level=3
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
-from kvcore._hot.contexts cimport TextGenerationContext
+from kvcore.native.contexts cimport TextGenerationContext
 from kvcore.cpp cimport (
     CacheConfig, CacheManager, FetchStatus, FetchTarget, LookupTable, PageSwap, PrefixTree,
     RequestBatch, RequestView, TokenId,

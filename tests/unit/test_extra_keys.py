@@ -14,7 +14,7 @@ import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from foreign_context import Context
 from kvcore import ops
-from kvcore._hot.extra_keys import drop_unused, num_stand_ins
+from kvcore.native.contexts import drop_unused, num_stand_ins
 from tier_steps import moved, serve, tiered
 
 SYSTEM = [1, 2, 3, 4, 5, 6]

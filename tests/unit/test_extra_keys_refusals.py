@@ -12,7 +12,7 @@ import pytest
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from foreign_context import Context
-from kvcore._hot.extra_keys import num_stand_ins
+from kvcore.native.contexts import num_stand_ins
 
 PROMPT = [1, 2, 3, 4, 9, 9, 9, 9]
 CAT = [(4, 4, b"cat")]

@@ -27,7 +27,7 @@ LAYERS = (
         *("hf_states", "hf_groups", "hf_quantization", "hf_config", "params"),
         *("sizing", "cache_sizing", "splits", "tier_rules"),
     ),
-    ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),
+    ("_core", "_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
     ("stores",),
     ("arrays", "backends"),
     ("ops", "saved"),
@@ -70,7 +70,7 @@ def name_of(path: Path) -> str:
 
 def sources() -> dict[str, Path]:
     """Every module that has a source here, by its name."""
-    found = [path for kind in ("py", "pyx") for path in ROOT.rglob(f"*.{kind}")]
+    found = [path for kind in ("py", "pyx", "pxi") for path in ROOT.rglob(f"*.{kind}")]
     return {name_of(path): path for path in found}
 
 
@@ -104,7 +104,7 @@ def import_graph() -> Graph:
     known = paths.keys() | {f"kvcore.{name}" for layer in LAYERS for name in layer if name}
     graph: Graph = {}
     for module, path in paths.items():
-        read = imports_of_cython if path.suffix == ".pyx" else imports_of_python
+        read = imports_of_cython if path.suffix in (".pyx", ".pxi") else imports_of_python
         found = set(read(path, set(known))) | BY_NAME.get(module, set())
         graph[module] = {each for each in found if each.split(".")[0] == "kvcore"} - {module}
     return graph

@@ -13,9 +13,9 @@ import pytest
 
 from conftest import REQUIRED, require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
-from kvcore._hot.tensors import host_tensor
 from kvcore.arrays import host_array
 from kvcore.backends.selection import any_array, call_array
+from kvcore.native.contexts import host_tensor
 from toy_engine import make_manager
 
 torch: Any = require("torch")
@@ -329,7 +329,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import kvcore
-from kvcore._hot.tensors import host_tensor
+from kvcore.native.contexts import host_tensor
 kvcore.TextGenerationContext("a", np.arange(4))
 assert host_tensor(object()) is None
 assert "torch" not in sys.modules
@@ -350,7 +350,7 @@ def test_torch_is_not_imported_and_may_come_later() -> None:
 REPLACED = """
 import torch
 torch.Tensor.is_neg = lambda tensor: False
-from kvcore._hot.tensors import host_tensor
+from kvcore.native.contexts import host_tensor
 from kvcore.arrays import host_array
 assert host_tensor(torch.zeros(3)) is None
 assert host_array(torch.ones(3), "k").tolist() == [1, 1, 1]

@@ -12,9 +12,8 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, make_params, prefilled
-from kvcore._hot.claims import RowClaims
-from kvcore._hot.engine import StepEngine
-from kvcore._hot.prefix_handle import PrefixHandle
+from kvcore.native.engine import RowClaims, StepEngine
+from kvcore.native.tree import PrefixHandle
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "claim": lambda m: m.claim("a"),

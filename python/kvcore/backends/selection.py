@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from kvcore._hot.tensors import are_numpy, array_viewer, call_array_viewer
 from kvcore.arrays import kind_of
 from kvcore.backends import host
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Backend, Place
 from kvcore.device import Device
+from kvcore.native.contexts import are_numpy, array_viewer, call_array_viewer
 
 __all__ = ["any_array", "backend_of", "call_array", "place_of", "zeros_on"]
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integer, integers
 from kvcore.backends.shards import layer_rows
 from kvcore.compat.elements import host_copy, read_element
@@ -23,6 +22,7 @@ from kvcore.compat.layer_views import (
 )
 from kvcore.compat.view_arrays import pool_parts, require_array
 from kvcore.errors import CapacityError
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.params import KVCacheParams, require_params
 
 __all__ = [

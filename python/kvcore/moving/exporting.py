@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.extra_keys import normalized
-from kvcore._hot.moves import Mark, mark_of
 from kvcore.backends.selection import place_of
 from kvcore.errors import KVCacheError
 from kvcore.moving.rows import Pools
 from kvcore.moving.sequences import SavedSequence
+from kvcore.native.contexts import normalized
+from kvcore.native.engine import Mark, mark_of
 
 __all__ = ["export_sequence"]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.extra_keys import normalized
-from kvcore._hot.moves import begin_at, mark_of
 from kvcore.backends.selection import place_of
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.dtypes import numpy_dtype
 from kvcore.moving.exporting import extra_keys_of
 from kvcore.moving.rows import LayerRows, Pools
 from kvcore.moving.sequences import SavedSequence, check_sequence
+from kvcore.native.contexts import normalized
+from kvcore.native.engine import begin_at, mark_of
 
 __all__ = ["import_sequence"]
 

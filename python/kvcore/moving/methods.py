@@ -10,9 +10,9 @@ import os
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
-from kvcore._hot.engine import StepEngine
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.moving.arguments import require_context, require_model, require_target
+from kvcore.native.engine import StepEngine
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:

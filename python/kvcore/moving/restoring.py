@@ -10,14 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.snapshots import (
-    HeldStandIns,
-    ImportedColumns,
-    expect_keys,
-    import_columns,
-    is_keyed,
-    num_resets,
-)
 from kvcore.groups.layers import column_tokens
 from kvcore.moving.files import opened_regular
 from kvcore.moving.page_bytes import PageBytes
@@ -36,6 +28,14 @@ from kvcore.moving.saved_runs import (
 from kvcore.moving.saving import SavedCache, lanes_of, portion_of, require_cache
 from kvcore.moving.snapshot_files import SnapshotReader
 from kvcore.moving.tensors import damaged
+from kvcore.native.snapshots import (
+    HeldStandIns,
+    ImportedColumns,
+    expect_keys,
+    import_columns,
+    is_keyed,
+    num_resets,
+)
 
 __all__ = ["RestoredCache", "check_snapshot", "restore_cache"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.engine import StepEngine
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.backends.protocol import DevicePools, Shard
 from kvcore.backends.selection import place_of
 from kvcore.groups import bundles
 from kvcore.groups.layers import LayerMap, LayerPlace, column_tokens
 from kvcore.moving.sequences import SavedLayer, SavedState, parts_of_layer
+from kvcore.native.contexts import RaggedKVCacheInputs
+from kvcore.native.engine import StepEngine
 from kvcore.ops.batch import PagedBatch, layer_pools
 from kvcore.ops.paging import append, gather
 from kvcore.params import KVCacheParams

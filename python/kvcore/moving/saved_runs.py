@@ -90,7 +90,7 @@ class SavedRuns:
     present : bool [columns, lanes]
         Which pages a column has; these lie one behind the other.
     windows, passed : uint8 [columns]
-        As of ``kvcore._hot.snapshots.ExportedColumns``, as bits.
+        As of ``kvcore.native.snapshots.ExportedColumns``, as bits.
     state_columns : int64 [states]
         Columns with a checkpoint, ascending.
     stand_ins : dict of int to bytes

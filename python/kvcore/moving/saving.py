@@ -10,14 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.snapshots import (
-    CachedRuns,
-    HeldStandIns,
-    cached_runs,
-    export_columns,
-    is_keyed,
-    num_resets,
-)
 from kvcore.errors import KVCacheError
 from kvcore.groups.layers import column_tokens, pages_per_column
 from kvcore.moving.files import replacing
@@ -25,6 +17,14 @@ from kvcore.moving.page_bytes import PageBytes
 from kvcore.moving.rows import Pools
 from kvcore.moving.saved_runs import SavedRuns, described, fingerprint, in_worth
 from kvcore.moving.snapshot_files import SnapshotWriter
+from kvcore.native.snapshots import (
+    CachedRuns,
+    HeldStandIns,
+    cached_runs,
+    export_columns,
+    is_keyed,
+    num_resets,
+)
 
 __all__ = ["SavedCache", "lanes_of", "portion_of", "require_cache", "save_cache"]
 

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore._hot.tensors import call_array_viewer
 from kvcore.arguments import flag, integer, pair_of
 from kvcore.arrays import host_array
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
+from kvcore.native.contexts import RaggedKVCacheInputs, call_array_viewer
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 from kvcore.ops.nvfp4_calls import global_scales_of
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at

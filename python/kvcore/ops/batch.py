@@ -8,11 +8,11 @@ from typing import Any, SupportsIndex
 
 from numpy.typing import NDArray
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
 from kvcore.groups.layers import LayerPlace
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.layer_pools import AXES, LayerPools, OwnArrays, own_arrays
 from kvcore.ops.model_pools import ModelPools
 from kvcore.params import KVCacheParams

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.contexts import TextGenerationContext
-from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore._hot.packing import pack_active
-from kvcore._hot.tensors import host_tensor
 from kvcore.context import ContextLike
+from kvcore.native.contexts import (
+    RaggedKVCacheInputs,
+    TextGenerationContext,
+    host_tensor,
+    pack_active,
+)
 from kvcore.ops.batch import PagedBatch
 
 __all__ = ["Packed", "pack"]

@@ -9,12 +9,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import MOST_UINT32, integers
 from kvcore.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array
 from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
 from kvcore.ops.factors import head_factors
 from kvcore.ops.nvfp4_calls import nvfp4_transfers

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import PagedBatch, layer_pools
 
 __all__ = ["attention_scratch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import layer_pools
 from kvcore.ops.options import Options, documents_options
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.prefix_index import WorkerPages, hashes_of
 from kvcore.arguments import integer
+from kvcore.native.tree import WorkerPages, hashes_of
 
 __all__ = ["Keys", "PrefixIndex"]
 

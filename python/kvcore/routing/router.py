@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.prefix_index import hashes_of
 from kvcore.arguments import number
+from kvcore.native.tree import hashes_of
 from kvcore.routing.index import Keys, PrefixIndex
 
 __all__ = ["POLICIES", "Router"]

@@ -5,20 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcore.errors import CapacityError
 from kvcore.params import KVCacheParams
 from kvcore.sizing import pages_per_sequence
-from kvcore.stores import (
-    BlockStore,
-    DiskTier,
-    HostTier,
-    MooncakeTier,
-    RedisTier,
-    TierSpec,
-    parse_tier,
-)
+
+if TYPE_CHECKING:
+    from kvcore.stores import BlockStore, DiskTier, MooncakeTier, RedisTier, TierSpec
 
 __all__ = ["TierChoice", "chosen_tiers", "model_fingerprint", "with_host_tier"]
 
@@ -31,7 +25,7 @@ _METHODS = (
 )
 
 #: What is to be opened, or is there.
-StoreChoice: TypeAlias = DiskTier | RedisTier | MooncakeTier | BlockStore
+StoreChoice: TypeAlias = "DiskTier | RedisTier | MooncakeTier | BlockStore"
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,8 @@ def chosen_tiers(
             f"tiers is a {type(tiers).__name__}, must be a list such as ['host:8GiB', "
             f"'disk:/var/cache/kv:200GiB']"
         )
+    from kvcore.stores import HostTier  # managers without tiers do without
+
     items = [_read(item) for item in tiers]
     if items and not has_pool:
         raise ValueError("tiers are given, but blocks is None: without a pool there is no page")
@@ -90,6 +86,8 @@ def chosen_tiers(
 
 def _read(item: Any) -> TierSpec | BlockStore:
     if isinstance(item, str):
+        from kvcore.stores import parse_tier
+
         return parse_tier(item)
     lacking = [name for name in _METHODS if not callable(getattr(item, name, None))]
     if lacking or isinstance(item, type):
@@ -104,6 +102,8 @@ def _read(item: Any) -> TierSpec | BlockStore:
 
 
 def _require_distinct(stores: tuple[StoreChoice, ...]) -> None:
+    from kvcore.stores import DiskTier, MooncakeTier, RedisTier
+
     objects = [
         store if isinstance(store, (RedisTier, MooncakeTier)) else id(store)
         for store in stores

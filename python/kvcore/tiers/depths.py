@@ -14,7 +14,7 @@ _FIRST_BATCH, _MOST_BATCH = 8, 256
 
 
 class Search(Protocol):
-    """Say what is asked of a `kvcore._hot.below.BelowSearch`."""
+    """Say what is asked of a `kvcore.native.engine.BelowSearch`."""
 
     @property
     def replica(self) -> int:

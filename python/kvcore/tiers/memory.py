@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, overload
 
-from kvcore._hot.store_side import STATE_PART
 from kvcore.backends.protocol import Mover
+from kvcore.native.engine import STATE_PART
 from kvcore.tiers.records import Bytes
 
 __all__ = ["STATE_PART", "HostMemory", "Parts", "Places", "TierStates", "mask_of"]

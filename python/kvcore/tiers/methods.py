@@ -13,13 +13,11 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore._hot.below import search_prefix
-from kvcore._hot.engine import StepEngine
-from kvcore._hot.store_side import StoreSide
 from kvcore.context import ContextLike
 from kvcore.errors import KVCacheError
 from kvcore.groups.layers import column_tokens
 from kvcore.metrics import TierMetrics
+from kvcore.native.engine import StepEngine, StoreSide, search_prefix
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:

@@ -6,28 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcore._hot import extra_keys
 from kvcore.arguments import flag, number
 from kvcore.backends.protocol import Mover
 from kvcore.errors import CapacityError
 from kvcore.groups.layers import pages_per_column
+from kvcore.native.contexts import stand_ins_capsule
 from kvcore.params import KVCacheParams
-from kvcore.stores import (
-    BlockStore,
-    DiskStore,
-    DiskTier,
-    MooncakeStore,
-    MooncakeTier,
-    RedisStore,
-    RedisTier,
-)
-from kvcore.tiers.calls import StoreLimits
 from kvcore.tiers.choice import TierChoice, chosen_tiers, model_fingerprint, with_host_tier
-from kvcore.tiers.memory import HostMemory, TierStates
-from kvcore.tiers.records import RecordLayout
-from kvcore.tiers.stack import TierStack, adapters_of
+
+if TYPE_CHECKING:
+    from kvcore.stores import BlockStore
+    from kvcore.tiers.memory import TierStates
+    from kvcore.tiers.stack import TierStack
 
 __all__ = ["TierOptions"]
 
@@ -90,7 +82,7 @@ class TierOptions:
         return {
             "has_stores": bool(self.choice.stores),
             "key_seed": _CBOR_32_BYTES + self.fingerprint,
-            "stand_ins": extra_keys._capsule(),  # noqa: SLF001 - kvcore's own
+            "stand_ins": stand_ins_capsule(),
         }
 
     def opened(
@@ -119,6 +111,12 @@ class TierOptions:
                 f"the host tier of {params.host_kvcache_swap_space_gb} GiB holds no page of "
                 f"{params.bytes_per_page} bytes, and stores need one; give it more"
             )
+        # Managers without stores do without these.
+        from kvcore.tiers.calls import StoreLimits
+        from kvcore.tiers.memory import HostMemory
+        from kvcore.tiers.records import RecordLayout
+        from kvcore.tiers.stack import TierStack, adapters_of
+
         memory = HostMemory(mover, states, params.data_parallel_degree)
         layout = RecordLayout(memory.part_bytes(sum(pages_per_column(params))), self.fingerprint)
         limits = StoreLimits(seconds=self.store_timeout)
@@ -133,6 +131,15 @@ class TierOptions:
 
     def _opened(self, page_bytes: int) -> list[tuple[BlockStore, bool]]:
         """Return each store, and whether it is the manager's own."""
+        from kvcore.stores import (
+            DiskStore,
+            DiskTier,
+            MooncakeStore,
+            MooncakeTier,
+            RedisStore,
+            RedisTier,
+        )
+
         found: list[tuple[BlockStore, bool]] = []
         try:
             for item in self.choice.stores:

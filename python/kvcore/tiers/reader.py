@@ -26,7 +26,7 @@ _ROUNDS = 8
 
 
 class Fill(Protocol):
-    """Say what is asked of a `kvcore._hot.below.Fill`."""
+    """Say what is asked of a `kvcore.native.engine.Fill`."""
 
     @property
     def replica(self) -> int:
@@ -45,7 +45,7 @@ class Fill(Protocol):
 
 
 class FillSearch(Search, Protocol):
-    """Say what more is asked of a `kvcore._hot.below.BelowSearch`."""
+    """Say what more is asked of a `kvcore.native.engine.BelowSearch`."""
 
     @property
     def legal(self) -> int:

@@ -19,7 +19,7 @@ log = logging.getLogger("kvcore")
 
 
 class Writes(Protocol):
-    """Say what is asked of a `kvcore._hot.store_side.StoreWrites`."""
+    """Say what is asked of a `kvcore.native.engine.StoreWrites`."""
 
     @property
     def replica(self) -> int:
@@ -41,7 +41,7 @@ class Writes(Protocol):
 
 
 class WriteQueue(Protocol):
-    """Say what is asked of a `kvcore._hot.store_side.StoreSide`."""
+    """Say what is asked of a `kvcore.native.engine.StoreSide`."""
 
     @property
     def waiting(self) -> int:

@@ -14,9 +14,9 @@ from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvcore import PrefixTree
-from kvcore._hot.prefix_handle import PrefixHandle
 from kvcore.integrations.sglang.events import PageEvents
 from kvcore.integrations.sglang.order import dfs_weight_order
+from kvcore.native.tree import PrefixHandle
 
 __all__ = ["KVCoreRadixCache", "KVCoreWindowCache"]
 

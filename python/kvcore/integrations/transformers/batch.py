@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from kvcore import ops
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.integrations.transformers import devices
 from kvcore.integrations.transformers.latents import LatentLayer, keeps_latents
@@ -18,6 +17,7 @@ from kvcore.integrations.transformers.names import CACHE
 from kvcore.integrations.transformers.rules import AttentionRule, query_scales
 from kvcore.integrations.transformers.slots import BatchStates
 from kvcore.integrations.transformers.tray import LayerTray, RunMixer
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.paged import PagedKVCacheManager
 
 __all__ = ["PackedBatch"]

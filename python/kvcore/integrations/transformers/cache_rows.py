@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import ops
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.backends.selection import backend_of
 from kvcore.context import TextGenerationContext, update_batch
 from kvcore.device import Device
@@ -18,6 +17,7 @@ from kvcore.errors import KVCacheError
 from kvcore.groups import bundles
 from kvcore.groups.layers import LayerMap, has_windows
 from kvcore.integrations.transformers import devices
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore.integrations.transformers.devices import Tensors
 from kvcore.integrations.transformers.mixers import States, cache_of, goes_on, states_of
 from kvcore.integrations.transformers.tray import RunMixer
+from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.paged import PagedKVCacheManager
 
 __all__ = ["BatchStates"]

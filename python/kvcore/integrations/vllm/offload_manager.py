@@ -23,8 +23,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvcore import PrefixTree
-from kvcore._hot.prefix_handle import PrefixHandle
 from kvcore.integrations.vllm.offload_below import Below, Done
+from kvcore.native.tree import PrefixHandle
 from kvcore.stores import StoreHandle
 
 __all__ = ["KVCoreOffloadingManager"]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, autotestdict=False
+"""What callers pass per request, as C sees it: contexts, tokens, extra keys, arrays; and inputs.
+
+Each idea is a file that stands here, in an order in which each needs only those in front of it.
+"""
+
+# Before anything that such an interpreter waits for without end. The other modules need this one,
+# and so are refused as well.
+cdef extern from "interpreter.hpp":
+    int require_main_interpreter "kvcore::python::require_main_interpreter"() except -1
+
+require_main_interpreter()
+
+cimport cython
+cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.number cimport PyIndex_Check, PyNumber_Index
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_INCREF, PyObject
+from cpython.weakref cimport PyWeakref_NewRef
+from libc.math cimport floor
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.queue cimport priority_queue
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from kvcore.cpp cimport (
+    CacheManager,
+    ExtraKey,
+    RequestView,
+    RetainedTokens,
+    StandIns,
+    TokenId,
+    stand_in_name,
+    string_view,
+)
+from kvcore.cpp cimport PrefixTree as CppPrefixTree
+
+import sys
+from copy import copy
+
+import numpy as np
+
+from kvcore.dtypes import numpy_dtype
+
+cnp.import_array()
+
+include "contexts/tensors.pxi"
+include "contexts/arguments.pxi"
+include "contexts/extra_keys.pxi"
+include "contexts/terms.pxi"
+include "contexts/text_generation.pxi"
+include "contexts/update_batch.pxi"
+include "contexts/foreign.pxi"
+include "contexts/packing.pxi"
+include "contexts/inputs.pxi"

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request asks for its pages: priorities, for how long, and whose they are."""
+
+
+# Some 270 years.
+cdef double MOST_SECONDS = 8.5e9
+
+
+cdef int64_t nanoseconds(object seconds, str name) except? -1:
+    """Whole nanoseconds of a time in seconds."""
+    cdef double value
+    try:
+        value = seconds
+    except TypeError:
+        raise TypeError(f"{name} is {seconds!r}, must be a number of seconds") from None
+    if not -MOST_SECONDS <= value <= MOST_SECONDS:
+        raise ValueError(
+            f"{name} is {seconds!r}, must be {-MOST_SECONDS:g} .. {MOST_SECONDS:g} seconds"
+        )
+    return <int64_t>floor(value * 1e9)
+
+
+cdef int64_t duration(object seconds, str name) except? -1:
+    """The same of one that is more than 0, or for ever."""
+    if seconds is None:
+        return INT64_MAX
+    cdef int64_t length = nanoseconds(seconds, name)
+    if length < 1:
+        raise ValueError(f"{name} is {seconds!r}, must be more than 0 seconds, or None for ever")
+    return length
+
+
+cdef int32_t checked_priority(object priority, str name) except? -1:
+    cdef int64_t value = as_int(priority, name)
+    if not 0 <= value <= 100:
+        raise ValueError(f"{name} is {value}, must be 0 .. 100")
+    return <int32_t>value
+
+
+cdef RetainedTokens retained(object given, Py_ssize_t i, int64_t last) except *:
+    """One range of a retention."""
+    cdef RetainedTokens tokens
+    try:
+        start, end, priority, seconds = given
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"retention[{i}] is {given!r}, must be (start, end, priority, seconds)"
+        ) from None
+    tokens.start = as_int(start, f"the start of retention[{i}]")
+    tokens.end = INT64_MAX if end is None else as_int(end, f"the end of retention[{i}]")
+    tokens.priority = checked_priority(priority, f"the priority of retention[{i}]")
+    tokens.duration = duration(seconds, f"the time of retention[{i}]")
+    if tokens.start < last or tokens.end <= tokens.start:
+        raise ValueError(
+            f"retention[{i}] has the tokens {start} .. {end}, must have some, and begin at {last} "
+            f"or later, where the ranges before it end"
+        )
+    return tokens
+
+
+@cython.final
+cdef class Terms:
+    """What a context says of its pages, as C++ takes it."""
+
+
+cdef Terms make_terms(object priority, object ttl, object retention, object tenant):
+    cdef int64_t last = 0
+    cdef int32_t wanted = checked_priority(priority, "priority")
+    cdef Terms terms = Terms.__new__(Terms)
+    terms.native.priority = wanted
+    terms.native.duration = duration(ttl, "ttl")
+    terms.priority = terms.native.priority
+    terms.ttl = ttl
+    if tenant is not None:
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant is {tenant!r}, must be a string or None")
+        terms.tenant = str.__str__(tenant)  # so that looking it up runs no code
+    terms.retention = () if retention is None else tuple(retention)
+    for i, given in enumerate(terms.retention):
+        terms.native.ranges.push_back(retained(given, i, last))
+        last = terms.native.ranges.back().end
+    if terms.native.priority == 50 and ttl is None and not terms.retention and tenant is None:
+        return None
+    return terms

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contexts of requests: their tokens, and how far they are computed."""
+
+
+cdef object USUAL_PRIORITY = 50  # one object in CPython, whoever writes it
+cdef uint64_t contexts_epoch = 1
+
+# Requests of one age would outgrow their buffers in the same step again and again, and that step
+# would copy all of them: so buffers that grow get unequal room, 64 to 127 tokens.
+cdef unsigned int num_buffers = 0
+
+
+cdef inline int64_t growth_room() noexcept:
+    global num_buffers
+    num_buffers += 1
+    return 64 + num_buffers % 64
+
+
+# What a manager reads where it lies, whatever a subclass made of it.
+cdef tuple ATTRIBUTES = (
+    "request_id", "tokens", "start_idx", "active_idx", "end_idx", "extra_key", "cache_salt",
+    "extra_keys", "priority", "ttl", "retention", "tenant", "pending", "_set_pending",
+)
+
+
+cdef int require_attributes(object subclass) except -1:
+    """TypeError for a subclass whose own attributes no manager would look at."""
+    for name in ATTRIBUTES:
+        if getattr(subclass, name) is not getattr(TextGenerationContext, name):
+            raise TypeError(
+                f"{subclass.__name__} overrides {name}, which managers read where "
+                f"TextGenerationContext keeps it; give it another name, or write a class that has "
+                f"the attributes of kvcore.context.ContextLike"
+            )
+    return 0
+
+
+cdef class TextGenerationContext:
+    """Hold the tokens of one request and how far their KV is written.
+
+    Parameters
+    ----------
+    request_id
+        Any hashable object that names the request.
+    tokens : list of int, or array int32 or int64 [n]
+        The prompt, at least one token; copied. Of numpy, torch, or any library with DLPack, in host
+        memory.
+    active_idx : int, optional
+        End of the first chunk to run; the whole prompt by default.
+    extra_key, cache_salt : str, optional
+        Prefix-cache namespace (LoRA id; tenant). Requests of different namespaces never share
+        pages. "" is a key of its own, None is none.
+    priority : int
+        0 .. 100: how long its pages stay cached, where the manager's eviction policy is
+        "priority"; others ignore it, as they do the next two. Pages have the highest priority of
+        those who use them.
+    ttl : float, optional
+        Seconds after their last use for which the pages have that priority; 0 from then on.
+    retention : list of (start, end, priority, seconds), optional
+        The same for tokens of the prompt, in order: a page is in the range that its first token is
+        in. `end` and `seconds` may be None: to the end, for ever.
+    extra_keys : list of (int, int, bytes), optional
+        Start, length and content of what is more than its token ids, such as images: the bytes tell
+        contents apart, a digest for example. A key counts from its start on: pages in front of it
+        are shared whatever it is, pages with it or behind it only with requests that have equal
+        keys at equal places. In any order; ranges may overlap, at most 64 of them over one token.
+    tenant : str, optional
+        Whose its pages are, for the quotas of the manager. One that has no quota there is as none;
+        a fork without one is of its parent's.
+
+    Raises
+    ------
+    ValueError
+        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
+        a priority or a time that is none, ranges that overlap or are not in order, an extra
+        key that is empty or outside the tokens.
+    TypeError
+        Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
+        is no number, an extra key that is not (int, int, bytes), a subclass that overrides what
+        managers read.
+
+    Notes
+    -----
+    ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
+
+    A subclass may add attributes and methods, and override ``update``, ``extend`` and ``rewind``:
+    ``update_batch`` calls ``update`` of each of its contexts. What a manager reads (``tokens``,
+    ``start_idx``, ``priority`` and so on) it reads where this class keeps it, so that subclasses
+    cost it nothing; one that overrides such an attribute cannot be made. ``__new__`` takes the
+    arguments of the constructor: a subclass with others of its own overrides that.
+
+    Examples
+    --------
+    >>> from kvcore import TextGenerationContext
+    >>> ctx = TextGenerationContext("r1", [10, 11, 12])
+    >>> ctx.update(13)
+    >>> ctx.start_idx, ctx.active_idx, ctx.tokens.tolist()
+    (3, 4, [10, 11, 12, 13])
+    """
+
+    # Not __init__, which need not run and may run twice: then what a batch points to would move.
+    def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
+                  object extra_key=None, object cache_salt=None, object priority=50,
+                  object ttl=None, object retention=None, object extra_keys=None,
+                  object tenant=None):
+        if type(self) is not TextGenerationContext:
+            require_attributes(type(self))
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef int64_t n = cnp.PyArray_DIM(source, 0)
+        if n < 1:
+            raise ValueError("a context has 0 tokens, must have at least 1")
+        hash(request_id)
+        cdef tuple keys = None
+        if extra_keys is not None:
+            keys = as_extra_keys(extra_keys, n, True)
+        if (priority is not USUAL_PRIORITY or ttl is not None or retention is not None
+                or tenant is not None):
+            self._terms = make_terms(priority, ttl, retention, tenant)
+        self._name = namespace_of(extra_key, cache_salt)
+        self._request.name_space = name_view(self._name)
+        self.request_id = request_id
+        self.extra_key = extra_key
+        self.cache_salt = cache_salt
+        self._make_buffer(n + n // 8 + 64)
+        memcpy(<int32_t*>self._request.tokens, cnp.PyArray_DATA(source), n * sizeof(int32_t))
+        self._request.start = 0
+        self._request.active = self._request.end = n
+        if keys is not None:
+            self._show(show_tokens(keys, self._request.tokens, n, self._capacity))
+        if active_idx is not None:
+            self.active_idx = active_idx
+
+    def __dealloc__(self):
+        change_contexts_epoch()
+
+    cdef int _make_buffer(self, int64_t capacity) except -1:
+        cdef cnp.npy_intp size = capacity
+        self._buffer = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
+        self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
+        self._capacity = <int32_t>min(capacity, INT32_MAX)
+        return 0
+
+    cdef int _move_buffer(self, int64_t capacity) except -1:
+        """Move the tokens to a new buffer; arrays over the old one keep it as it is."""
+        cdef cnp.ndarray old = self._buffer
+        self._make_buffer(capacity)
+        memcpy(
+            <int32_t*>self._request.tokens, cnp.PyArray_DATA(old),
+            self._request.end * sizeof(int32_t),
+        )
+        if self._keys is not None:
+            self._show(self._keys)
+        return 0
+
+    cdef void _show(self, ExtraKeys keys) noexcept:
+        """Show the prefix tree what stands for the tokens; None: the tokens themselves."""
+        self._keys = keys
+        if keys is None:
+            self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
+            self._capacity = <int32_t>min(cnp.PyArray_DIM(self._buffer, 0), INT32_MAX)
+        else:
+            self._request.tokens = keys.tokens()
+            self._capacity = 0
+
+    cdef int _append_shown(self, const int32_t* tokens, int64_t n) except -1:
+        """Append to both the tokens and what the prefix tree is shown of them."""
+        cdef int64_t end = self._request.end
+        if end + n > cnp.PyArray_DIM(self._buffer, 0):
+            self._move_buffer((end + n) * 3 // 2 + growth_room())
+        self._keys.append(tokens, n, end)
+        self._show(self._keys)
+        memcpy(<int32_t*>cnp.PyArray_DATA(self._buffer) + end, tokens, n * sizeof(int32_t))
+        self._request.end += n
+        return 0
+
+    cdef int _append(self, const int32_t* tokens, int64_t n) except -1:
+        if self._request.end + n > self._capacity:
+            if self._keys is not None:
+                return self._append_shown(tokens, n)
+            self._move_buffer((self._request.end + n) * 3 // 2 + growth_room())
+        memcpy(<int32_t*>self._request.tokens + self._request.end, tokens, n * sizeof(int32_t))
+        self._request.end += n
+        return 0
+
+    cdef int _update(self, int32_t token) except -1:
+        if self._request.active == self._request.end:
+            self._append(&token, 1)
+        self._request.start = self._request.active
+        self._request.active = self._request.end
+        return 0
+
+    @property
+    def tokens(self):
+        """All tokens, int32 [end_idx], read-only: a snapshot that stays valid and unchanged."""
+        cdef cnp.npy_intp size = self._request.end
+        cdef cnp.ndarray view = cnp.PyArray_SimpleNewFromData(
+            1, &size, cnp.NPY_INT32, cnp.PyArray_DATA(self._buffer)
+        )
+        Py_INCREF(self._buffer)
+        cnp.PyArray_SetBaseObject(view, self._buffer)
+        cnp.PyArray_CLEARFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
+        return view
+
+    @property
+    def priority(self):
+        """Priority of its cached pages, 0 .. 100."""
+        return 50 if self._terms is None else self._terms.priority
+
+    @property
+    def ttl(self):
+        """Seconds after the last use for which they have it; None for ever."""
+        return None if self._terms is None else self._terms.ttl
+
+    @property
+    def retention(self):
+        """Ranges of the prompt with a priority of their own, a tuple."""
+        return () if self._terms is None else self._terms.retention
+
+    @property
+    def tenant(self):
+        """Whose its pages are; None without."""
+        return None if self._terms is None else self._terms.tenant
+
+    @property
+    def pending(self):
+        """Whether pages for it are on their way from stores; see ``manager.poll()``."""
+        return self._pending != 0
+
+    def _set_pending(self, bint is_pending):
+        self._pending = is_pending
+        if is_pending:
+            change_contexts_epoch()  # who knows a batch with it has to ask
+
+    @property
+    def extra_keys(self):
+        """Extra keys as (start, length, bytes), sorted, each once; None without."""
+        return None if self._keys is None else tuple(self._keys.keys) or None
+
+    @property
+    def start_idx(self):
+        """Tokens whose KV is written; settable within ``0 .. start_idx``: the rest runs again."""
+        return self._request.start
+
+    @start_idx.setter
+    def start_idx(self, object start_idx):
+        cdef int64_t value = as_int(start_idx, "start_idx")
+        if not 0 <= value <= self._request.start:
+            raise ValueError(
+                f"start_idx {value} of request {self.request_id!r} is outside 0 .. start_idx = "
+                f"0 .. {self._request.start}; what is not written cannot be skipped"
+            )
+        self._request.start = value
+
+    @property
+    def active_idx(self):
+        """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""
+        return self._request.active
+
+    @active_idx.setter
+    def active_idx(self, object active_idx):
+        cdef int64_t value = as_int(active_idx, "active_idx")
+        if not self._request.start < value <= self._request.end:
+            raise ValueError(
+                f"active_idx {value} of request {self.request_id!r} is outside "
+                f"start_idx + 1 .. end_idx = {self._request.start + 1} .. {self._request.end}"
+            )
+        self._request.active = value
+
+    @property
+    def end_idx(self):
+        """Number of all tokens."""
+        return self._request.end
+
+    @property
+    def active_length(self):
+        """Tokens to run now: ``active_idx - start_idx``."""
+        return self._request.active - self._request.start
+
+    @property
+    def current_length(self):
+        """Number of all tokens, the same as ``end_idx``."""
+        return self._request.end
+
+    def update(self, token):
+        """Advance past the chunk that ran.
+
+        After the last chunk of the prompt `token`, the newly sampled one, is appended and is what
+        runs next; after an earlier chunk the rest of the prompt is, and `token` is discarded.
+
+        Raises
+        ------
+        ValueError
+            A token beyond int32.
+        """
+        cdef int32_t narrow = narrow_token(token, self._request.end)
+        if keys_in_use:
+            look_at_ids(self, &narrow, 1)
+        self._update(narrow)
+
+    def extend(self, tokens):
+        """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
+
+        Parameters
+        ----------
+        tokens : list of int, or array int32 or int64 [n]
+        """
+        cdef cnp.ndarray source = as_tokens(tokens)
+        cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(source)
+        if keys_in_use:
+            look_at_ids(self, data, cnp.PyArray_DIM(source, 0))
+        self._append(data, cnp.PyArray_DIM(source, 0))
+        self._request.active = self._request.end
+
+    def rewind(self, object n):
+        """Cut the tokens to the first `n`; at least the last of them is to run again.
+
+        Extra keys that start behind them are gone.
+
+        Raises
+        ------
+        ValueError
+            `n` outside ``1 .. end_idx``.
+        """
+        cdef int64_t end = as_int(n, "n")
+        if not 1 <= end <= self._request.end:
+            raise ValueError(
+                f"request {self.request_id!r} cannot be cut to {n} tokens, "
+                f"must be 1 .. {self._request.end}"
+            )
+        if self._keys is not None:
+            self._keys.cut(end)
+        self._request.active = self._request.end = end
+        self._request.start = min(self._request.start, end - 1)
+        if Py_REFCNT(<PyObject*>self._buffer) > 1:
+            # a snapshot must not see what comes next
+            self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
+
+    def __deepcopy__(self, memo):
+        return copy(self)  # made by kvcore.saved; the request id says who it is: the same object
+
+    def __repr__(self):
+        return (
+            f"TextGenerationContext({self.request_id!r}, start_idx={self._request.start}, "
+            f"active_idx={self._request.active}, end_idx={self._request.end})"
+        )
+
+
+# Once extra keys are in use, in front of what is appended. An id that may stand for a token with
+# keys is refused here by a context that has keys, and else by the next call of a manager that knows
+# any: so that looks at all tokens again.
+cdef int look_at_ids(TextGenerationContext own, const int32_t* tokens, int64_t n) except -1:
+    if is_plain(tokens, 0, n):
+        return 0
+    if own._keys is not None:
+        require_plain(tokens, 0, n)
+    own._manager_uid = 0
+    change_contexts_epoch()
+    return 0

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contexts of a call: the walk to the requests that C++ reads, and their next tokens."""
+
+
+# The requests of a call: pointers into contexts, or to the views of foreign ones.
+cdef struct Batch:
+    vector[RequestView*] rows
+    vector[RequestView] foreign
+    vector[RequestView] given  # the foreign ones, as their contexts know them
+    uint64_t epoch  # of its contexts; 0 when some are foreign
+    bint is_known  # the batch that was kept last: its contexts are recorded
+    Py_ssize_t first_new  # rows whose contexts may have to be recorded
+    Py_ssize_t end_new
+
+
+@cython.final
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class BatchReader:
+    """Point to the requests of contexts, and remember the batch that was done with last."""
+
+    cdef ClaimTable claims
+    cdef object order  # a kvcore.step_order.StepOrder with runtime checks; else None
+    cdef vector[RequestView*] last  # batch that was done with
+    cdef uint64_t last_epoch
+
+    def __cinit__(self, ClaimTable claims not None):
+        self.claims = claims
+
+    cdef RequestView* request_of(self, TextGenerationContext own) except NULL:
+        """The request of a context, with its present claim."""
+        if not is_claimed(<PyObject*>own, self.claims.manager_uid, self.claims.slots.data()):
+            own._request.sequence = self.claims.find(own.request_id)
+            if own._terms is not None:
+                self.claims.tell_terms(own._request.sequence, own._terms)
+            if own._past is not None:
+                self.claims.native.recall(own._request.sequence, (<Claim>own._past).history)
+            if own._keys is not None:
+                self.claims.expect_keys()
+            elif self.claims.trees.is_keyed:
+                require_plain(own._request.tokens, 0, own._request.end)
+            own._manager_uid = self.claims.manager_uid
+            own._recorded.generation = 0
+            change_contexts_epoch()
+        return &own._request
+
+    cdef int view_of(self, object context, RequestView* view, list keep) except -1:
+        """The same of any object like a context; `keep` holds what the view refers to."""
+        view.sequence = self.claims.find(read_foreign(context, view, keep))
+        if type(keep[len(keep) - 1]) is ExtraKeys:
+            self.claims.expect_keys()
+        elif self.claims.trees.is_keyed:
+            require_plain(
+                view.tokens, self.claims.native.first_uncached(view.sequence), view.end
+            )
+        return 0
+
+    cdef list read(self, object batch, Batch* rows, list keep):
+        """Point to the requests of a batch; return its contexts as a list that nothing changes.
+
+        That is the caller's own list when it holds nothing but contexts that know their claims, for
+        then no Python code runs during the call; otherwise a copy.
+        """
+        cdef list contexts
+        rows.rows.swap(self.last)  # or its memory
+        rows.is_known = False
+        if type(batch) is list:
+            rows.is_known = self.is_last(<list>batch, rows.rows)
+            if rows.is_known or self.read_own(<list>batch, rows):
+                rows.epoch = contexts_epoch
+                return <list>batch
+        contexts = list(batch)
+        self.look_up(contexts, rows, keep)
+        return contexts
+
+    cdef int look_up(self, list contexts, Batch* rows, list keep) except -1:
+        """Point to requests of any class, whose code may run and change whatever was read."""
+        cdef size_t i
+        cdef PyObject* item
+        cdef uint64_t uid = self.claims.manager_uid
+        rows.rows.resize(len(contexts))
+        rows.foreign.resize(len(contexts))
+        for i in range(rows.rows.size()):
+            context = contexts[i]
+            if isinstance(context, TextGenerationContext):
+                rows.rows[i] = self.request_of(<TextGenerationContext>context)
+            else:
+                self.view_of(context, &rows.foreign[i], keep)
+                rows.rows[i] = &rows.foreign[i]
+        if uid != self.claims.manager_uid:  # the first extra keys: see expect_keys
+            return self.look_up(contexts, rows, keep)
+        rows.epoch = 0 if keep else contexts_epoch
+        rows.first_new = 0
+        rows.end_new = len(contexts)
+        # Another manager's handle, read as one of this manager, would name any of its requests.
+        for i in range(rows.rows.size()):
+            item = PyList_GET_ITEM(contexts, i)
+            if not is_own(item):
+                continue
+            if not is_claimed(item, self.claims.manager_uid, self.claims.slots.data()):
+                raise not_found((<TextGenerationContext>item).request_id)
+        return 0
+
+    cdef void remember(self, Batch* rows) noexcept:
+        """Keep what was read of a batch whose contexts are all recorded."""
+        self.last.swap(rows.rows)
+        self.last_epoch = rows.epoch
+
+    cdef int record(self, Batch* rows, list contexts, int64_t done) except -1:
+        """Record the contexts of the first `done` rows, and remember the batch."""
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        if not rows.is_known:
+            for i in range(rows.first_new, min(rows.end_new, done)):
+                # The caller's list may have changed since it was read.
+                if i >= len(contexts):
+                    break
+                item = PyList_GET_ITEM(contexts, i)
+                if is_own(item) and (
+                    &(<TextGenerationContext>item)._request != rows.rows[i]
+                    or (<TextGenerationContext>item)._manager_uid != self.claims.manager_uid
+                ):
+                    break
+                if not is_recorded(self.claims, item, rows.rows[i].sequence):
+                    self.claims.record(<object>item, rows.rows[i].sequence)
+        if rows.is_known or done == <int64_t>rows.rows.size():
+            self.remember(rows)
+        return 0
+
+    cdef bint is_known(self, object batch) noexcept:
+        """True for the batch that was done with last, of which no context waits for pages since."""
+        return type(batch) is list and self.is_last(<list>batch, self.last)
+
+    cdef bint is_last(self, list batch, const vector[RequestView*]& last) noexcept:
+        """True for the batch that was read last, as it is from one call of a step to the next."""
+        return self.last_epoch == contexts_epoch and self.is_as_read(batch, last)
+
+    cdef bint is_as_read(self, list batch, const vector[RequestView*]& read) noexcept:
+        """True when the requests that were read are those of the contexts in a list."""
+        cdef Py_ssize_t n = len(batch)
+        cdef Py_ssize_t i
+        if n != <Py_ssize_t>read.size():
+            return False
+        for i in range(n):
+            if &(<TextGenerationContext>PyList_GET_ITEM(batch, i))._request != read[i]:
+                return False
+        return True
+
+    cdef bint read_own(self, list batch, Batch* rows) except -1:
+        """False, with rows unfinished, when there is a context of another class.
+
+        Where a context has not seen its claim yet, code of the id may run to find it, and change
+        anything: also False then, unless all is as it was read.
+        """
+        cdef Py_ssize_t n = len(batch)
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        cdef uint64_t uid = self.claims.manager_uid
+        cdef uint64_t before = contexts_epoch
+        cdef uint64_t epoch = before
+        cdef const ClaimSlot* slots = self.claims.slots.data()
+        rows.rows.resize(n)
+        cdef RequestView** requests = rows.rows.data()
+        rows.first_new = rows.end_new = 0
+        for i in range(n):
+            if i >= len(batch):
+                return False
+            item = PyList_GET_ITEM(batch, i)
+            if not is_own(item):
+                return False
+            if i + AHEAD < len(batch):
+                prefetch_context(PyList_GET_ITEM(batch, i + AHEAD))
+            if not is_claimed(item, uid, slots):
+                context = <object>item
+                self.request_of(<TextGenerationContext>context)
+                slots = self.claims.slots.data()
+                epoch += 1
+            requests[i] = &(<TextGenerationContext>item)._request
+            if not is_recorded(self.claims, item, requests[i].sequence):
+                if rows.end_new == 0:
+                    rows.first_new = i
+                rows.end_new = i + 1
+        if uid != self.claims.manager_uid:
+            return False
+        return epoch == before or (epoch == contexts_epoch and self.is_as_read(batch, rows.rows))

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claimed requests: their ids, and what is known of each."""
+
+
+# What is known of a claim by the slot of its sequence; of none, generation 0. Nobody keeps a
+# pointer to one while Python code runs.
+cdef struct ClaimSlot:
+    uint32_t generation
+    PyObject* context  # the claim's, which holds it
+
+
+# True when a context knows its present claim with the manager of this id.
+cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots) noexcept:
+    cdef SequenceHandle sequence = (<TextGenerationContext>item)._request.sequence
+    return (
+        (<TextGenerationContext>item)._manager_uid == uid
+        and slots[sequence.index].generation == sequence.generation
+    )
+
+
+# True when this claim of the manager was used with this context last.
+cdef inline bint is_recorded(
+    ClaimTable table, PyObject* item, SequenceHandle sequence
+) noexcept:
+    cdef SequenceHandle recorded
+    if is_own(item):
+        recorded = (<TextGenerationContext>item)._recorded
+        return recorded.index == sequence.index and recorded.generation == sequence.generation
+    return (
+        sequence.index < table.slots.size()
+        and table.slots[sequence.index].context == item
+    )
+
+
+cdef uint64_t next_manager_uid = 1
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Claim:
+    """The claim of a request id, and its own key in the table of claims.
+
+    The id is hashed once, before anything is looked up. Two claims that the table has are equal
+    only if they are one object, so that a claim is put there and taken out of it again without any
+    code of the id, which could raise, or let other threads run.
+    """
+
+    cdef object request_id
+    cdef Py_hash_t hashed
+    cdef SequenceHandle sequence
+    cdef int32_t replica
+    cdef bint is_entered  # the table has had it
+    cdef bint is_live
+    cdef object context  # that it was used with last
+    cdef RequestHistory history  # of its request, once it has ended
+
+    def __hash__(self):
+        return self.hashed
+
+    def __eq__(self, Claim other not None):
+        if self is other:
+            return True
+        if self.is_entered and other.is_entered:
+            return False
+        return self.request_id is other.request_id or self.request_id == other.request_id
+
+
+cdef Claim new_claim(object request_id):
+    cdef Claim claim = Claim.__new__(Claim)
+    claim.hashed = hash(request_id)
+    claim.request_id = request_id
+    return claim
+
+
+# Errors that name the request they are about.
+cdef object not_found(object request_id):
+    return RequestNotFoundError(f"request {request_id!r} is not claimed; call claim first")
+
+
+cdef object about(object error, object request_id):
+    """The same error with the request it is about in front."""
+    return type(error)(f"request {request_id!r}: {error}")
+
+
+cdef object named(object error, list contexts, int64_t first):
+    """The same error with the request of its row in front; the rows begin at context `first`."""
+    cdef object row = getattr(error, "row", None)
+    if row is None:
+        return error
+    try:
+        context = contexts[first + row]
+    except IndexError:  # the caller's list, which may have changed since
+        return error
+    return about(error, context.request_id)
+
+
+@cython.final
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class ClaimTable:
+    """Tell who is claimed with a manager, by request id and by the slots of its sequences.
+
+    An id is hashed once, before anything is read, and code of its own runs in ``claim_of`` and
+    ``require_unclaimed`` alone.
+    """
+
+    cdef object core  # whose manager `native` is
+    cdef CacheManager* native
+    cdef uint64_t manager_uid
+    cdef int32_t num_replicas
+    cdef dict by_id
+    cdef uint64_t num_entered  # into it, ever
+    cdef list by_slot  # the claims, or None
+    cdef vector[ClaimSlot] slots
+    cdef KeyedTrees trees
+    cdef dict tenants  # the number of each that has a quota
+
+    def __cinit__(self, object core, tuple tenants not None=()):
+        global next_manager_uid
+        self.core = core
+        self.tenants = {tenant: i for i, tenant in enumerate(tenants)}
+        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.manager_uid = next_manager_uid
+        next_manager_uid += 1
+        self.by_id = {}
+        self.by_slot = []
+        self.num_replicas = self.native.config().num_replicas
+        self.trees = trees_of_manager(core)
+
+    cdef int expect_keys(self) except -1:
+        """Take requests with extra keys from now on: all contexts are to be looked at again."""
+        global next_manager_uid
+        if self.trees.is_keyed:
+            return 0
+        self.trees.expect_keys()
+        self.manager_uid = next_manager_uid
+        next_manager_uid += 1
+        change_contexts_epoch()
+        return 0
+
+    cdef int tell_terms(self, SequenceHandle sequence, Terms terms) except -1:
+        """Say what a request asks for its pages; a tenant without a quota is none."""
+        cdef RequestTerms native = terms.native
+        if terms.tenant is not None:
+            native.tenant = <int32_t>self.tenants.get(terms.tenant, -1)
+        self.native.set_terms(sequence, native)
+        return 0
+
+    cdef Claim lookup(self, object request_id):
+        """The claim of an id, or None; code of the id may run before this returns, none after."""
+        cdef Claim claim = self.by_id.get(new_claim(request_id))
+        return claim if claim is not None and claim.is_live else None
+
+    cdef Claim claim_of(self, object request_id):
+        """The claim of an id, which has one."""
+        cdef Claim claim = self.lookup(request_id)
+        if claim is None:
+            raise not_found(request_id)
+        return claim
+
+    cdef SequenceHandle find(self, object request_id) except *:
+        return self.claim_of(request_id).sequence
+
+    cdef int claim(self, object request_id, object replica_idx) except -1:
+        """Register a request on a replica."""
+        cdef Claim claim = new_claim(request_id)
+        cdef uint64_t seen = self.require_unclaimed(claim)
+        claim.replica = self.chosen_replica(replica_idx)
+        try:
+            self.insert(claim, seen)
+            self.begin(claim, self.native.claim(claim.replica))
+        except BaseException as error:
+            self.drop(claim)
+            if isinstance(error, CapacityError):
+                raise about(error, request_id) from None
+            raise
+        return 0
+
+    cdef int release(self, Claim claim) except -1:
+        """Give up a claim and what its request holds."""
+        self.native.release(claim.sequence, &claim.history)
+        if isinstance(claim.context, TextGenerationContext):
+            (<TextGenerationContext>claim.context)._past = claim
+        self.end(claim)
+        return 0
+
+    cdef int32_t chosen_replica(self, object replica_idx) except -1:
+        if replica_idx is None and self.num_replicas > 1:
+            raise ValueError(
+                f"replica_idx is None, must be 0 .. {self.num_replicas - 1} or 'auto': "
+                f"there are {self.num_replicas} replicas"
+            )
+        if not isinstance(replica_idx, str):
+            return 0 if replica_idx is None else self.replica(replica_idx)
+        if replica_idx != "auto":
+            raise ValueError(f"replica_idx is {replica_idx!r}, must be an index or 'auto'")
+        return self.native.recommend_replica(string_view(), NULL, 0)
+
+    cdef uint64_t require_unclaimed(self, Claim claim) except? 0:
+        """Return how many claims had been inserted before this one was looked for."""
+        cdef uint64_t seen = self.num_entered
+        cdef Claim present = self.by_id.get(claim)
+        if present is not None:
+            raise AlreadyClaimedError(
+                f"request {claim.request_id!r} is claimed already, on replica {present.replica}; "
+                f"release it first"
+            )
+        return seen
+
+    cdef int insert(self, Claim claim, uint64_t seen) except -1:
+        """Take an id for a claim that is about to begin, before anybody else does."""
+        while seen != self.num_entered:  # others came while code of the id ran
+            seen = self.require_unclaimed(claim)
+        claim.is_entered = True
+        self.by_id[claim] = claim
+        self.num_entered += 1
+        while len(self.by_slot) < len(self.by_id):  # here, where it may still fail
+            self.by_slot.append(None)
+            self.slots.resize(len(self.by_slot))
+        return 0
+
+    cdef int begin(self, Claim claim, SequenceHandle sequence) except -1:
+        while len(self.by_slot) <= sequence.index:
+            self.by_slot.append(None)
+        if self.slots.size() < <size_t>len(self.by_slot):
+            self.slots.resize(len(self.by_slot))
+        self.slots[sequence.index].generation = sequence.generation
+        self.slots[sequence.index].context = NULL
+        self.by_slot[sequence.index] = claim
+        claim.sequence = sequence
+        claim.is_live = True
+        return 0
+
+    cdef int drop(self, Claim claim) except -1:
+        """Give the id back that a claim has taken."""
+        if claim.is_entered:
+            self.by_id.pop(claim, None)
+        return 0
+
+    cdef int end(self, Claim claim) except -1:
+        """Forget a claim that C++ knows no more."""
+        cdef object _last_holder = claim.context
+        claim.is_live = False
+        self.slots[claim.sequence.index].generation = 0
+        self.slots[claim.sequence.index].context = NULL
+        self.by_slot[claim.sequence.index] = None
+        change_contexts_epoch()
+        self.drop(claim)
+        claim.context = None
+        return 0  # here the context may die, and run code of its own
+
+    cdef int record(self, object context, SequenceHandle sequence) except -1:
+        """Note which context a request was used with, for ``fork`` to read.
+
+        Only calls that were done do so: the context of a refused one, or of a question, may hold
+        other tokens than the request's pages.
+        """
+        cdef Claim claim
+        cdef object before
+        cdef ClaimSlot* slot
+        if <Py_ssize_t>sequence.index >= len(self.by_slot):
+            return 0
+        slot = &self.slots[sequence.index]
+        if slot.generation != sequence.generation:
+            return 0
+        claim = <Claim>PyList_GET_ITEM(self.by_slot, sequence.index)
+        before, claim.context = claim.context, context
+        slot.context = <PyObject*>context
+        if isinstance(before, TextGenerationContext):
+            (<TextGenerationContext>before)._recorded.generation = 0
+        if isinstance(context, TextGenerationContext):
+            (<TextGenerationContext>context)._recorded = sequence
+        if before is not None:
+            change_contexts_epoch()  # the batch that was read last may hold it
+        return 0  # here `before` may die, and run code of its own
+
+    cdef int32_t replica(self, object replica_idx) except -1:
+        cdef int64_t index = as_int(replica_idx, "replica_idx")
+        if not 0 <= index < self.num_replicas:
+            raise IndexError(
+                f"replica_idx is {index}, must be 0 .. {self.num_replicas - 1}"
+            )
+        return <int32_t>index
+
+
+@cython.final
+cdef class RowClaims:
+    """Remember the claims of a batch's rows, to tell later whether a row still holds a page.
+
+    Parameters
+    ----------
+    claims : ClaimTable
+        Of a manager.
+    request_ids : list [B]
+
+    Raises
+    ------
+    RequestNotFoundError
+        One of them is not claimed.
+    """
+
+    cdef ClaimTable _claims
+    cdef list _names
+    cdef vector[SequenceHandle] _rows
+    cdef int32_t _bundle  # whose pages are asked for
+
+    def __cinit__(self, ClaimTable claims not None, list request_ids not None, int32_t bundle=0):
+        self._bundle = bundle
+        self._claims = claims
+        self._names = list(request_ids)
+        for name in self._names:
+            self._rows.push_back(claims.find(name))
+
+    def __call__(self, row, column, page):
+        """Raise InvalidHandleError unless the claim of `row` lives and has `page` at `column`.
+
+        Notes
+        -----
+        Costs O(pages of the row), a copy of their ids.
+        """
+        cdef size_t at = row
+        cdef size_t place = column
+        cdef vector[BlockId] pages
+        try:
+            pages = self._claims.native.pages_of(self._rows.at(at), self._bundle)
+        except RequestNotFoundError:
+            raise InvalidHandleError(
+                f"request {self._names[row]!r} was released after this view of it was made; "
+                f"fetch its present claim"
+            ) from None
+        if place >= pages.size() or pages[place] != page:
+            raise InvalidHandleError(
+                f"page {page} is no longer page {column} of request {self._names[row]!r}: it was "
+                f"swapped, copied or dropped after this view was made; fetch again"
+            )

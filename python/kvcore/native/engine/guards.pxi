@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a verb of an engine does before its work, and behind it."""
+
+
+@cython.no_gc_clear  # what dies with a manager may still ask
+cdef class EngineBase:
+    """Hold what every verb of an engine looks at first."""
+
+
+cdef int refuse(EngineBase engine) except -1:
+    cdef str name = type(engine).__name__
+    if engine._is_closed:
+        raise KVCacheError(f"this {name} is closed; make another one")
+    raise RuntimeError(
+        f"this {name} was not initialised; call __init__ of the base class before anything else"
+    )
+
+
+cdef inline int require_new(EngineBase engine) except -1:
+    if engine._is_made:
+        raise RuntimeError(
+            f"this {type(engine).__name__} is initialised already; make another one"
+        )
+    return 0
+
+
+# What is given back is written by nobody before work on a GPU is done; code of the caller's runs.
+cdef inline int reuse_after(EngineBase engine, object after) except -1:
+    if engine._gpus is None:
+        raise ValueError(
+            f"after is {after!r}, but this manager has no pool on a GPU; leave it out"
+        )
+    engine._gpus.reuse_after(after)
+    return 0
+
+
+# Before what depends on the order of eviction; code of the caller's runs.
+cdef inline int tell_time(EngineBase engine) except -1:
+    if engine._clock is not None:
+        engine._native.advance(nanoseconds(engine._clock(), "the clock"))
+    return 0
+
+
+cdef int ask_others(EngineBase engine) except -1:
+    require_made(engine)
+    if engine._listener is not None and engine._listener.is_asked():
+        engine.reset_prefix_cache()
+    tell_time(engine)
+    return require_made(engine)  # it may have been closed meanwhile
+
+
+cdef KeyedTrees trees_of_engine(EngineBase engine):
+    return (<StepEngine>engine)._claims.trees
+
+
+# ``check``, behind what the call returns.
+cdef inline object checked(EngineBase engine, object result):
+    check(engine)
+    return result

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits to be written to stores below the host tier, and how pages of the tier are listed."""
+
+
+#: The part of a stored page that is its checkpoint; all others are lanes.
+STATE_PART = 63
+
+
+cdef bytes bytes_of(const PageKey& key):
+    return PyBytes_FromStringAndSize(<const char*>key.data(), key.size())
+
+
+cdef list listed_keys(const StoreMoves& moves):
+    cdef size_t i
+    return [bytes_of(moves.keys[i]) for i in range(moves.keys.size())]
+
+
+cdef list listed_parts(const StoreMoves& moves):
+    """Of each column its parts: number, page of the tier or slot of its states."""
+    cdef list out = []
+    cdef size_t i
+    cdef int32_t k = 0
+    for i in range(moves.ends.size()):
+        parts = []
+        while k < moves.ends[i]:
+            parts.append((moves.parts[k].part, moves.parts[k].page))
+            k += 1
+        out.append(parts)
+    return out
+
+
+@cython.final
+cdef class StoreSide:
+    """What stores below a manager's host tier ask of it.
+
+    Parameters
+    ----------
+    core : kvcore._core.CacheManager
+        Made with ``has_stores``.
+    """
+
+    cdef object core  # whose manager it is
+    cdef CacheManager* native
+
+    def __cinit__(self, object core not None):
+        self.core = core
+        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+
+    def take_writes(self, most):
+        """Take up to `most` columns that are to be written; None where none waits."""
+        cdef int64_t n = as_int(most, "most")
+        cdef StoreMoves moves
+        cdef StoreWrites made
+        cdef uint64_t resets = self.native.num_resets()
+        if not self.native.take_writes(n, moves):
+            return None
+        made = StoreWrites.__new__(StoreWrites)
+        made.ticket = moves.ticket
+        made.side = self
+        made.replica = moves.replica
+        made.resets = resets
+        made.written.swap(moves.keys)
+        made.parts = listed_parts(moves)
+        return made
+
+    @property
+    def waiting(self):
+        """Columns that wait to be written, or are being written."""
+        return self.native.num_waiting_writes()
+
+    @property
+    def dropped(self):
+        """Columns that were forgotten while they waited."""
+        return self.native.num_dropped_writes()
+
+
+@cython.final
+cdef class StoreWrites:
+    """Pages of the host tier that are being written; they stay as they are until ``finish``.
+
+    Attributes
+    ----------
+    replica : int
+    keys : list of bytes
+    parts : list of list of (int, int)
+        As of Fill.
+    """
+
+    cdef StoreSide side
+    cdef uint64_t ticket
+    cdef readonly int32_t replica
+    cdef uint64_t resets  # of the caches, when they were taken
+    cdef vector[PageKey] written
+    cdef readonly list parts
+
+    def __dealloc__(self):
+        if self.ticket != 0:
+            self.side.native.finish_writes(self.ticket)
+
+    @property
+    def keys(self):
+        """Of the columns, bytes [32] each."""
+        cdef size_t i
+        return [bytes_of(self.written[i]) for i in range(self.written.size())]
+
+    def note_stored(self):
+        """Tell who listens to events that a store has all of them, unless there was a reset."""
+        self.side.native.note_written(
+            self.replica, self.written.data(), <int64_t>self.written.size(), self.resets
+        )
+
+    def finish(self):
+        """Let the host tier evict these pages again.
+
+        Raises
+        ------
+        RuntimeError
+            It is finished.
+        """
+        cdef uint64_t ticket = self.ticket
+        if ticket == 0:
+            raise RuntimeError("these writes are finished; take others")
+        self.ticket = 0
+        self.side.native.finish_writes(ticket)
