@@ -110,6 +110,6 @@ def _any_order_of_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     is_any = request.path.parent.name == "model" or hasattr(request.module, "ANY_ORDER_OF_CALLS")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("before_fetch", "before_step") if is_any else ():
-            order = importlib.import_module("kvcore.step_order").StepOrder
+            order = importlib.import_module("kvcore.support.step_order").StepOrder
             patch.setattr(order, name, lambda *_: None)
         yield

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcore import sizing
 from kvcore.device import Device
-from kvcore.groups.kinds import MAX_CHUNK_TOKENS
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS
 
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams

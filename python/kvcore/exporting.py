@@ -10,9 +10,9 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvcore.arguments import integer
 from kvcore.errors import KVCacheError
 from kvcore.metric_families import Family, manager_families, scheduler_families
+from kvcore.support.arguments import integer
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

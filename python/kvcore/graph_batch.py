@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from kvcore import ops
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import MOST_UINT32, integer, integers
-from kvcore.arrays import is_on_gpu
+from kvcore.backends.arrays import is_on_gpu
 from kvcore.backends.selection import any_array, place_of
+from kvcore.support.arguments import MOST_UINT32, integer, integers
 
 __all__ = ["GraphBatch"]
 

@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvcore import increment, sizing
+from kvcore import sizing
 from kvcore._core import CacheManager
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import flag, integer
 from kvcore.cache_events import TellsEvents, event_pages
 from kvcore.cache_metrics import CacheMetrics
 from kvcore.cache_sizing import CacheSizing
 from kvcore.device import Device, checked_devices
-from kvcore.groups.layers import LayerMap, column_tokens, core_groups, pages_per_column
+from kvcore.layers.layer_map import LayerMap, column_tokens, core_groups, pages_per_column
 from kvcore.moving.methods import MovesSequences
+from kvcore.ops import increment
 from kvcore.params import KVCacheParams, require_count
 from kvcore.policies import EvictionPolicy, Priority, resolved
 from kvcore.pools import make_copier, make_mover, make_shards, pools_on_gpus, whole_pages
 from kvcore.splits import by_replica, data_parallel_splits
 from kvcore.states import StateArrays, chosen_states, intervals
+from kvcore.stores.tiers.methods import TieredCache
+from kvcore.support.arguments import flag, integer
 from kvcore.symbols import InputSymbols, input_symbols
 from kvcore.tenants import checked_quotas
 from kvcore.tier_rules import checked_tier
-from kvcore.tiers.methods import TieredCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvcore.compat.views import PagedKVCacheCollection
+    from kvcore.integrations.max.views import PagedKVCacheCollection
     from kvcore.stores import BlockStore
 
 __all__ = ["PagedKVCacheManager"]
@@ -189,8 +190,8 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         keep_windows: bool = False,
     ) -> None:
         # With sockets and stores, for which `import kvcore` need not wait.
-        from kvcore.tiers.options import TierOptions
-        from kvcore.zmq_reset import ResetListener
+        from kvcore.observe.zmq_reset import ResetListener
+        from kvcore.stores.tiers.options import TierOptions
 
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
@@ -338,7 +339,7 @@ class PagedKVCacheManager(CacheSizing, CacheMetrics, MovesSequences, TellsEvents
         Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError once their
         request was released or has lost the page.
         """
-        from kvcore.compat.views import PagedKVCacheCollection
+        from kvcore.integrations.max.views import PagedKVCacheCollection
 
         self._require_open()
         if self._shards[0][0][0] is None:

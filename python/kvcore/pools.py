@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import flag
-from kvcore.arrays import is_writable, kind_of, require_apart, require_own_memory
+from kvcore.backends.arrays import is_writable, kind_of, require_apart, require_own_memory
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.backends.selection import backend_of
 from kvcore.backends.shards import arrays_of
 from kvcore.device import Device
-from kvcore.dtypes import numpy_dtype
-from kvcore.groups.layers import mixes_pages, part_shapes
+from kvcore.layers.layer_map import mixes_pages, part_shapes
 from kvcore.params import KVCacheParams
+from kvcore.support.arguments import flag
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = [
     "WholePageCopier",

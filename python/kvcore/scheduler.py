@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from kvcore.context import update_batch
 from kvcore.errors import CapacityError, InsufficientBlocksError
-from kvcore.groups.kinds import MAX_CHUNK_TOKENS
-from kvcore.groups.layers import has_windows
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS
+from kvcore.layers.layer_map import has_windows
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import require_count
 from kvcore.requests import Batch, Request, hand_out, most_tokens, rivals, tenant_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.groups.layers import column_tokens
+from kvcore.layers.layer_map import column_tokens
 from kvcore.paged import PagedKVCacheManager
 from kvcore.requests import Request
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer
 from kvcore.backends.protocol import Copier, Mover, Shard
 from kvcore.backends.selection import backend_of
 from kvcore.device import Device
-from kvcore.dtypes import numpy_dtype
 from kvcore.params import KVCacheParams
 from kvcore.sizing import batch_per_replica, checkpoints_per_replica
+from kvcore.support.arguments import integer
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["StateArrays", "chosen_states", "intervals"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcore.device import Device
-from kvcore.groups.packing import bundles
+from kvcore.layers.packing import bundles
 from kvcore.pools import shard_shapes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvcore.arguments import MOST_INT64, integer
+from kvcore.support.arguments import MOST_INT64, integer
 
 __all__ = ["TenantMetrics", "checked_quotas"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from grouped_traffic import SHAPES, Traffic, with_host_tier
 from kvcore.stores import MemoryStore
-from kvcore.tiers.methods import TieredCache
+from kvcore.stores.tiers.methods import TieredCache
 from tiered_requests import DictStore
 
 VERBS = ["claim", "claim", "step", "step", "step", "step", "release", "fork", "crowd_out"]

@@ -33,7 +33,7 @@ from kvcore import (
 )
 from kvcore._hot import contexts, prefix_tree
 from kvcore._hot import keys as hot_keys
-from kvcore.cli.main import app, main
+from kvcore.apps.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvcore
 from attention_oracle import Floats, attend
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 
 __all__ = ["refused", "shown", "told"]
 

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+import kvcore.observe.zmq_reset
 import kvcore.paged
-import kvcore.zmq_reset
 from builders import make_manager, with_host
 from foreign_context import Context
 from meddling_copies import Meddler, MeddlingMover, Pages
@@ -146,7 +146,9 @@ class World:
     def __init__(self, page_size: int, num_pages: int, host_pages: int, replicas: int) -> None:
         self.points = Points()
         self.listener = Listener(self.points)
-        with mock.patch.object(kvcore.zmq_reset, "ResetListener", return_value=self.listener):
+        with mock.patch.object(
+            kvcore.observe.zmq_reset, "ResetListener", return_value=self.listener
+        ):
             self.manager: Any = make_manager(
                 page_size,
                 num_pages,

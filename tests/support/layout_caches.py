@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.dtypes import numpy_dtype
 from kvcore.ops import PoolLayout
+from kvcore.support.dtypes import numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 

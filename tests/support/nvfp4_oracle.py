@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["decoded", "drawn", "encoded", "specials"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcore import PagedBatch
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import drawn, encoded
 
 __all__ = ["Pools"]

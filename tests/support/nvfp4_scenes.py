@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvcore
 from attention_scenes import Scene
-from kvcore.dtypes import WIDE, numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import decoded
 
 __all__ = ["Nvfp4Scene", "nvfp4_scenes"]

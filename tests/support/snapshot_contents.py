@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kvcore import PagedKVCacheManager
-from kvcore.moving.restoring import _runs_of
-from kvcore.moving.saved_runs import NAME, REPLICA
-from kvcore.moving.snapshot_files import SnapshotReader
+from kvcore.snapshots.restoring import _runs_of
+from kvcore.snapshots.saved_runs import NAME, REPLICA
+from kvcore.snapshots.snapshot_files import SnapshotReader
 from moved_requests import content, moving_manager, written_request
 from same_arrays import assert_same
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 #: Tokens, rows, heads of K and of q, elements of K and of V, dtype of q and of pools, scales.
 CASES: dict[str, tuple[int, int, int, int, int, int, str, str, str]] = {

@@ -118,7 +118,7 @@ def some_calls(noting: NotingDriver, place: Any) -> None:
 
 def growing_batches(noting: NotingDriver, place: Any) -> None:
     """Decode batches of 1 to 300 rows; print what each dtype compiles, by kernel."""
-    from kvcore.dtypes import numpy_dtype
+    from kvcore.support.dtypes import numpy_dtype
 
     for name in ("float16", "bfloat16"):
         noting.loaded.clear()

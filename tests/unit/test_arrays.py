@@ -11,7 +11,7 @@ import pytest
 
 from conftest import require
 from kvcore import PagedBatch, ops
-from kvcore.arrays import host_array
+from kvcore.backends.arrays import host_array
 
 
 def shaped(values: array[float], *shape: int) -> Any:

@@ -16,7 +16,7 @@ import kvcore
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import DTYPES, Scene, rules, scenes
 from kvcore import ops
-from kvcore.dtypes import WIDE, numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 
 PAGES = (1, 3, 16, 24, 48)
 

@@ -17,7 +17,7 @@ from attention_oracle import assert_close, assert_lse, attend
 from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
-from kvcore.dtypes import NARROW, numpy_dtype
+from kvcore.support.dtypes import NARROW, numpy_dtype
 from latent_rows import Latent
 
 

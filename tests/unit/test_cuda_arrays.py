@@ -15,12 +15,12 @@ import pytest
 from conftest import require
 from cuda_machine import Machine, emulated, require_emulation
 from kvcore import KVCacheError, ops
-from kvcore.arrays import host_array, is_on_gpu
+from kvcore.backends.arrays import host_array, is_on_gpu
 from kvcore.backends.cuda import availability
 from kvcore.backends.cuda.pinned import is_pinned, pinned_zeros
 from kvcore.backends.selection import any_array
 from kvcore.cuda import device_array, read_only, stream_handle
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 KERNELS = require_emulation()
 

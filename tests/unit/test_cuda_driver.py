@@ -12,7 +12,7 @@ import pytest
 from cuda_machine import Machine, emulated, require_emulation
 from kvcore import PagedBatch, ops
 from kvcore.backends.cuda import driver
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 KERNELS = require_emulation()
 

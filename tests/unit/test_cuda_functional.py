@@ -18,7 +18,7 @@ from kvcore.functional import (
     gather_kv,
     init_paged_kv_cache,
 )
-from kvcore.increment import increment_cache_lengths
+from kvcore.ops.increment import increment_cache_lengths
 
 require_emulation()
 

@@ -11,7 +11,7 @@ import pytest
 
 from cuda_machine import Machine, emulated, require_emulation
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import drawn, specials
 from nvfp4_pools import NEW, Pools
 

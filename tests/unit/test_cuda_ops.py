@@ -11,7 +11,7 @@ import pytest
 
 from cuda_machine import Machine, emulated, require_emulation
 from kvcore import KVCacheError, PagedBatch, RaggedKVCacheInputs, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 KERNELS = require_emulation()
 

@@ -14,30 +14,34 @@ import pytest
 #: What is in the checkout: wheels leave the Cython sources out.
 ROOT = Path(__file__).resolve().parents[2] / "python" / "kvcore"
 
-#: From the bottom up, by the first name behind ``kvcore``; a module imports its own layer and those
-#: before it. "" is the package itself, from which the layers behind it take the public names.
+#: From the bottom up: rooms (folders) and modules of the package's face. A module imports its own
+#: layer and those before it. "" is the package itself, from which the layers after it take the
+#: public names. A room inside a room has a layer of its own where it is named here.
 LAYERS = (
     (
-        *("errors", "arguments", "byte_sizes", "device", "dtypes", "exporting"),
-        *("metric_families", "metrics", "plans", "policies", "prefix_runs", "step_order"),
-        *("tenants", "threads"),
+        "support",
+        "errors",
+        "device",
+        "policies",
+        "results",
+        "prefix_runs",
+        "metrics",
+        "exporting",
+        "metric_families",
+        "tenants",
+        "splits",
     ),
-    (
-        *("groups", "hf_defaults", "hf_reading", "hf_unread", "hf_fields", "hf_layers", "hf_rows"),
-        *("hf_states", "hf_groups", "hf_quantization", "hf_config", "params"),
-        *("sizing", "cache_sizing", "splits", "tier_rules"),
-    ),
+    ("layers", "groups", "params", "sizing", "cache_sizing", "tier_rules"),
     ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),
-    ("stores",),
-    ("arrays", "backends"),
-    ("ops", "saved"),
-    ("graph_batch", "cuda"),
-    ("pools", "states", "symbols", "increment", "compat", "functional", "moving", "tiers"),
-    ("ipc_claim", "zmq_reset", "manager", "cache_events", "cache_metrics", "paged"),
+    ("backends",),
+    ("ops", "pools", "stores", "states", "symbols", "graph_batch"),
+    ("snapshots", "observe", "cache_events", "cache_metrics", "integrations.max", "compat"),
+    ("functional", "cuda", "moving"),
+    ("paged",),
     ("requests", "soon_cached", "scheduler", "events", "routing"),
     ("",),
-    ("replay", "demo", "integrations"),
-    ("cli", "__main__"),
+    ("integrations", "apps.replay", "apps.demo", "replay"),
+    ("apps.cli", "__main__"),
 )
 
 #: What is imported by a name that is made up at run time.
@@ -45,16 +49,21 @@ BY_NAME = {
     "kvcore": {
         *("kvcore.functional", "kvcore.keys", "kvcore.moving", "kvcore.routing"),
         *("kvcore.scheduler", "kvcore.stores"),
-        *("kvcore.compat.continuous", "kvcore.compat.layer_views"),
-        *("kvcore.compat.slot_inputs", "kvcore.compat.views"),
+        *("kvcore.integrations.max.continuous", "kvcore.integrations.max.views"),
+        *("kvcore.integrations.max.layer_views", "kvcore.integrations.max.slot_inputs"),
     },
     "kvcore.moving": {
-        *("kvcore.moving.restoring", "kvcore.moving.saving", "kvcore.moving.sequences"),
+        "kvcore.snapshots.restoring",
+        "kvcore.snapshots.saving",
+        "kvcore.snapshots.sequences",
     },
-    "kvcore.compat.jax_calls": {"kvcore._jax"},
+    "kvcore.ops.jax_calls": {"kvcore._jax"},
     "kvcore.backends.selection": {"kvcore.backends.cuda"},
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},
 }
+
+#: Rooms of rooms, whose ``__init__`` has a docstring and no import.
+PACKAGES = ("apps",)
 
 _CYTHON = re.compile(
     r"^\s*(?:from (kvcore[\w.]*) c?import ([\w, ]*)|c?import (kvcore[\w.]*))", re.M
@@ -111,10 +120,17 @@ def import_graph() -> Graph:
 
 
 def layer_of(module: str) -> int:
-    name = module.partition(".")[2].partition(".")[0]
-    for i, layer in enumerate(LAYERS):
-        if name in layer:
-            return i
+    """Return the layer of the innermost room that holds a module."""
+    name = module.partition(".")[2]
+    if name in PACKAGES:
+        return 0
+    while True:
+        for i, layer in enumerate(LAYERS):
+            if name in layer:
+                return i
+        if "." not in name:
+            break
+        name = name.rpartition(".")[0]
     raise AssertionError(
         f"{module} is in no layer; enter it in LAYERS, as low as its imports let it"
     )
@@ -155,8 +171,8 @@ def test_one_module_loads_the_backends_of_devices() -> None:
         if any(each.startswith("kvcore.backends.cuda") for each in imported)
         and not module.startswith("kvcore.backends.cuda")
     }
-    of_gpus = {"kvcore.cuda", "kvcore.cli.info", "kvcore.cli.devices"}
-    of_gpus |= {"kvcore.cli.tune_attention", "kvcore.integrations.transformers.devices"}
+    of_gpus = {"kvcore.cuda", "kvcore.apps.cli.info", "kvcore.apps.cli.devices"}
+    of_gpus |= {"kvcore.apps.cli.tune_attention", "kvcore.integrations.transformers.devices"}
     assert above == {"kvcore.backends.selection", *of_gpus}
 
 
@@ -165,7 +181,7 @@ def test_one_module_loads_the_backends_of_devices() -> None:
     [
         ({"kvcore.ops.a": {"kvcore.ops.b"}, "kvcore.ops.b": {"kvcore.ops.a"}}, True, False),
         ({"kvcore.ops.a": {"kvcore.paged"}, "kvcore.paged": set()}, False, True),
-        ({"kvcore.arrays": {"kvcore"}, "kvcore": {"kvcore.arrays"}}, True, True),
+        ({"kvcore.backends.arrays": {"kvcore"}, "kvcore": {"kvcore.backends.arrays"}}, True, True),
         ({"kvcore.paged": {"kvcore.ops.a"}, "kvcore.ops.a": set()}, False, False),
     ],
 )

@@ -14,7 +14,7 @@ import kvcore
 from attention_oracle import assert_close, assert_lse, merge
 from attention_scenes import Scene
 from kvcore import ops
-from kvcore.dtypes import WIDE, numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 
 
 def states(seed: int, shape: tuple[int, ...], dtype: str) -> list[Any]:

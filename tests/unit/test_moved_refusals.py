@@ -22,8 +22,8 @@ from kvcore import (
 )
 from kvcore.errors import KVCacheError
 from kvcore.groups import FullAttention, SlidingWindow
-from kvcore.moving import importing
-from kvcore.moving.rows import Pools
+from kvcore.snapshots import importing
+from kvcore.snapshots.rows import Pools
 from moved_requests import (
     PROMPT,
     assert_reads,

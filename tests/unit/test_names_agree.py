@@ -230,7 +230,7 @@ def test_a_name_is_a_text_wherever_it_is_given(wrong: Any) -> None:
 def test_names_with_lone_surrogates_are_sent() -> None:
     """A client may choose its salt: one that msgpack cannot have must not end a publisher."""
     pytest.importorskip("msgspec")
-    from kvcore.events.wire import KVEventBatch, decode_batch, encode_batch, wire_event
+    from kvcore.observe.wire import KVEventBatch, decode_batch, encode_batch, wire_event
 
     manager = PagedKVCacheManager(PARAMS, 1, 64, num_pages=4, events=True)
     context = TextGenerationContext("r", list(range(9)), extra_key="\ud800", cache_salt="\udc80")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import conftest
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import decoded, drawn, encoded, specials
 
 WIDE = ("float32", "float16", "bfloat16")

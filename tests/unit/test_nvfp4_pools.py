@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvcore import KVCacheParams, PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import decoded
 from nvfp4_pools import LENGTHS, NEW, PAGE, PAGES, Pools
 

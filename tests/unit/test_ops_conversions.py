@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import conftest
 import kvcore
 from kvcore import ops
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 KINDS = ("groups", "heads", "none")
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ import conftest
 import kvcore
 from builders import make_context, make_params
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 

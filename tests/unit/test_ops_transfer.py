@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import conftest
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
 from kvcore.ops import PoolLayout
+from kvcore.support.dtypes import numpy_dtype
 from layout_caches import DTYPES, FORMS, NAMES, Cache, random_bytes
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_manager, put_in_cache
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 SHAPE = (8, 2, 2, 4, 1, 2)
 

@@ -15,7 +15,7 @@ import kvcore
 from builders import claimed, make_context, make_params
 from families import forks
 from kvcore import ops
-from kvcore.dtypes import NARROW, numpy_dtype
+from kvcore.support.dtypes import NARROW, numpy_dtype
 
 LAYERS = 2
 PAGE = 4

@@ -11,7 +11,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, prefilled, put_in_cache
-from kvcore import zmq_reset
+from kvcore.observe import zmq_reset
 
 PROMPT = list(range(12))
 

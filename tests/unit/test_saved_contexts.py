@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore import PagedKVCacheManager, RaggedKVCacheInputs, TextGenerationContext, saved
+from kvcore import PagedKVCacheManager, RaggedKVCacheInputs, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow
+from kvcore.snapshots import pickling as saved
 from moved_requests import moving_manager, moving_params
 from state_model import prefill, prompt, state_manager, state_params
 

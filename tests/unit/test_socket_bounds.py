@@ -19,9 +19,9 @@ zmq = require("zmq")
 msgpack = require("msgpack")
 
 from kvcore.events import EventPublisher, EventSubscriber, decode_batch  # noqa: E402
-from kvcore.events import publisher as publisher_module  # noqa: E402
-from kvcore.events import subscriber as subscriber_module  # noqa: E402
-from kvcore.zmq_reset import ResetListener  # noqa: E402
+from kvcore.observe import publisher as publisher_module  # noqa: E402
+from kvcore.observe import subscriber as subscriber_module  # noqa: E402
+from kvcore.observe.zmq_reset import ResetListener  # noqa: E402
 
 ANY_PORT = "tcp://127.0.0.1:*"
 MIB = 1 << 20

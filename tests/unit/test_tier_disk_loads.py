@@ -12,7 +12,7 @@ import pytest
 
 from kvcore import KVCacheError, PagedKVCacheManager, TextGenerationContext
 from kvcore.stores import StoreHandle
-from kvcore.tiers.adapters import DiskAdapter
+from kvcore.stores.tiers.adapters import DiskAdapter
 from moved_requests import write_chunk
 from tiered_requests import LONG, kvcore_threads, run, store_prompt, tiered_manager
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvcore.stores import FinishedHandle, MemoryStore
 from kvcore.stores.breaker import Breaker
-from kvcore.tiers.workers import Workers
+from kvcore.stores.tiers.workers import Workers
 from tiered_requests import (
     LONG,
     DictStore,

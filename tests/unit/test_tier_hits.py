@@ -133,7 +133,7 @@ def test_layouts_are_apart() -> None:
 
 
 def test_keys_are_those_of_the_model_and_the_tokens() -> None:
-    from kvcore.tiers.choice import model_fingerprint
+    from kvcore.stores.tiers.choice import model_fingerprint
 
     store = DictStore()
     store_prompt([store])

@@ -13,11 +13,11 @@ import pytest
 
 from interrupted_starts import MOMENTS, interrupt_starts
 from kvcore.metrics import TierMetrics
-from kvcore.tiers.adapters import ALL_PARTS
-from kvcore.tiers.depths import StoreDepth
-from kvcore.tiers.flights import Flights
-from kvcore.tiers.memory import HostMemory, Parts, mask_of
-from kvcore.tiers.reader import StoreReader
+from kvcore.stores.tiers.adapters import ALL_PARTS
+from kvcore.stores.tiers.depths import StoreDepth
+from kvcore.stores.tiers.flights import Flights
+from kvcore.stores.tiers.memory import HostMemory, Parts, mask_of
+from kvcore.stores.tiers.reader import StoreReader
 
 
 def key(column: int) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvcore._core import crc32c
-from kvcore.tiers.records import LABEL_BYTES, Bytes, RecordLayout
+from kvcore.stores.tiers.records import LABEL_BYTES, Bytes, RecordLayout
 
 KEY = bytes(range(32))
 FINGERPRINT = bytes(32)

@@ -14,7 +14,7 @@ import pytest
 from conftest import REQUIRED, require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
 from kvcore._hot.tensors import host_tensor
-from kvcore.arrays import host_array
+from kvcore.backends.arrays import host_array
 from kvcore.backends.selection import any_array, call_array
 from toy_engine import make_manager
 
@@ -351,7 +351,7 @@ REPLACED = """
 import torch
 torch.Tensor.is_neg = lambda tensor: False
 from kvcore._hot.tensors import host_tensor
-from kvcore.arrays import host_array
+from kvcore.backends.arrays import host_array
 assert host_tensor(torch.zeros(3)) is None
 assert host_array(torch.ones(3), "k").tolist() == [1, 1, 1]
 """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvcore
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import DTYPES, Scene, rules, scenes
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 from triton_interpreter import attend_on_host, require_interpreter
 
 require_interpreter()

@@ -9,7 +9,7 @@ import pytest
 import kvcore
 from attention_oracle import assert_close, assert_lse
 from kvcore import ops
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 from latent_rows import Latent
 from triton_interpreter import attend_on_host, require_interpreter
 

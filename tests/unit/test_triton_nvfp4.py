@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import triton_interpreter
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import rules
-from kvcore.dtypes import WIDE, numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_scenes import Nvfp4Scene, nvfp4_scenes
 from triton_interpreter import attend_on_host, require_interpreter
 

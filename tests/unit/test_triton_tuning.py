@@ -21,11 +21,11 @@ triton = require_interpreter()
 require_emulation()
 conftest.require("typer")
 
+from kvcore.apps.cli.main import main  # noqa: E402
 from kvcore.backends.cuda.attention import tuning  # noqa: E402
 from kvcore.backends.cuda.attention.call import attend, plan_with  # noqa: E402
 from kvcore.backends.cuda.attention.settings import Settings  # noqa: E402
 from kvcore.backends.cuda.attention.settings_file import read_rows  # noqa: E402
-from kvcore.cli.main import main  # noqa: E402
 
 FAST = {"decode": Settings(64, 32, 2, 4), "prompt": Settings(64, 128, 8, 1)}
 

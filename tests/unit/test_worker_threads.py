@@ -14,8 +14,8 @@ from interrupted_starts import MOMENTS, interrupt_starts, threads_named
 from kvcore import PagedKVCacheManager
 from kvcore.integrations.vllm.offload_threads import ordered_calls
 from kvcore.stores import MemoryStore
-from kvcore.threads import Threads
-from kvcore.tiers.workers import Workers
+from kvcore.stores.tiers.workers import Workers
+from kvcore.support.threads import Threads
 from tiered_requests import LONG, kvcore_threads, run, store_prompt, tiered_manager
 
 

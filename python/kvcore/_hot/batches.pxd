@@ -23,7 +23,7 @@ cdef struct Batch:
 @cython.final
 cdef class BatchReader:
     cdef ClaimTable claims
-    cdef object order  # a kvcore.step_order.StepOrder with runtime checks; else None
+    cdef object order  # a kvcore.support.step_order.StepOrder with runtime checks; else None
     cdef vector[RequestView*] last  # batch that was done with
     cdef uint64_t last_epoch
 

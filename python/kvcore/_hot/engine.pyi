@@ -10,7 +10,7 @@ from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.prefixes import PinnedPrefix
 from kvcore._hot.reservations import ReservingEngine
 from kvcore.context import ContextLike
-from kvcore.plans import SharedPrefix
+from kvcore.results import SharedPrefix
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]

@@ -23,7 +23,7 @@ from kvcore._hot.settler cimport DONE, WAIT, Call, Settler, begin_call, room_for
 from kvcore.cpp cimport RequestBatch, RequestView, SequenceHandle, Transfers
 
 from kvcore.errors import CapacityError, PendingTransfersError, RequestNotFoundError
-from kvcore.plans import SharedPrefix
+from kvcore.results import SharedPrefix
 
 
 cdef object fork_error(object error, object parent_id, list claims):

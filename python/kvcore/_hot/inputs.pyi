@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from kvcore.groups.layers import LayerMap
+from kvcore.layers.layer_map import LayerMap
 
 class RaggedKVCacheInputs:
     """Hold what the kernels of one device need for one batch of B requests.

@@ -21,13 +21,13 @@ cdef class EngineParts:
     cdef InputMaker _maker
     cdef readonly object _core
     cdef readonly list _shards
-    # Of Python: kvcore.backends.protocol, kvcore.zmq_reset; each None where there is none.
+    # Of Python: kvcore.backends.protocol, kvcore.observe.zmq_reset; each None where there is none.
     cdef readonly object _copier
     cdef readonly object _mover
     cdef readonly object _gpus
     cdef readonly object _listener
     cdef readonly object _clock  # () -> seconds; None where no policy asks for the time
-    cdef object _onload  # kvcore.tiers.onload.Onload, where requests wait for it; else None
+    cdef object _onload  # kvcore.stores.tiers.onload.Onload, where requests wait for it; else None
 
 
 # First of all in every call: without its constructor an engine has no parts.

@@ -10,10 +10,10 @@ from kvcore._hot.claims import RowClaims
 from kvcore._hot.prefixes import HeldPages
 from kvcore._hot.store_side import StoreSide
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
-from kvcore.groups.layers import LayerMap
+from kvcore.layers.layer_map import LayerMap
 from kvcore.metrics import KVCacheMetrics
+from kvcore.observe.zmq_reset import ResetListener
 from kvcore.states import StateArrays
-from kvcore.zmq_reset import ResetListener
 
 class EngineParts:
     """Hold the parts of an engine: claims, the walk of batches, what settles copies, makes inputs.

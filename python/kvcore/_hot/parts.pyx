@@ -26,7 +26,7 @@ from kvcore.cpp cimport (
 
 from kvcore._hot.store_side import StoreSide
 from kvcore.errors import KVCacheError
-from kvcore.step_order import StepOrder
+from kvcore.support.step_order import StepOrder
 
 
 cdef int refuse(EngineParts engine) except -1:
@@ -96,10 +96,10 @@ cdef class EngineParts:
 
         Parameters
         ----------
-        below : kvcore.tiers.stack.TierStack
+        below : kvcore.stores.tiers.stack.TierStack
             ``may_have(key) -> bool``, ``bring(search, context, now)``, ``arrived()``,
             ``begin_reset()``, ``end_reset()``.
-        onload : kvcore.tiers.onload.Onload, optional
+        onload : kvcore.stores.tiers.onload.Onload, optional
             Where requests wait for what is brought: ``waiting``, ``drop(request_id)``.
 
         Returns

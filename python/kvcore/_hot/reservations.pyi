@@ -5,7 +5,7 @@ from typing import TypeAlias
 from kvcore._hot.contexts import TextGenerationContext
 from kvcore._hot.parts import EngineParts
 from kvcore.context import ContextLike
-from kvcore.plans import ReservePlan
+from kvcore.results import ReservePlan
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 

@@ -37,7 +37,7 @@ from kvcore.cpp cimport (
 )
 from kvcore.cpp cimport ReservePlan as CppReservePlan
 
-from kvcore.plans import ReservePlan
+from kvcore.results import ReservePlan
 
 # Above this many tokens to compare or copy, other Python threads run meanwhile.
 cdef int64_t RELEASE_GIL_TOKENS = 8192

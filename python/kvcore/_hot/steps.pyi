@@ -18,7 +18,7 @@ class InputMaker:
         The pools by replica and device in it.
     gpus : kvcore.backends.protocol.DevicePools, or None
         None where no pool is on a GPU.
-    layers : kvcore.groups.layers.LayerMap, or None
+    layers : kvcore.layers.layer_map.LayerMap, or None
         None without groups.
     pages_per_column : tuple of int
         Pages of each bundle for the tokens that hits are counted in; (1,) without groups.

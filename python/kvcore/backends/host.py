@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvcore import _core
 from kvcore._core import PageCopier
-from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
+from kvcore.backends.arrays import host_array, in_library_of, kind_of, present_zeros
 from kvcore.backends.host_indices import write_page_indices
 from kvcore.backends.host_mover import HostMover
 from kvcore.backends.protocol import (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from kvcore._hot.tensors import are_numpy, array_viewer, call_array_viewer
-from kvcore.arrays import kind_of
 from kvcore.backends import host
+from kvcore.backends.arrays import kind_of
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Backend, Place
 from kvcore.device import Device

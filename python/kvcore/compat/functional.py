@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvcore import _core
-from kvcore.arguments import flag
-from kvcore.arrays import host_array
-from kvcore.compat import functional_rows as rows
+from kvcore.backends.arrays import host_array
 from kvcore.compat.functional_cache import (
     PagedKVCache,
     arrays_of,
@@ -19,8 +17,10 @@ from kvcore.compat.functional_cache import (
     host_arrays,
     is_traced,
 )
-from kvcore.dtypes import numpy_dtype
+from kvcore.ops import functional_rows as rows
 from kvcore.params import require_count
+from kvcore.support.arguments import flag
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["allocate_blocks", "append_kv", "gather_kv", "init_paged_kv_cache"]
 
@@ -231,7 +231,7 @@ def append_kv(
 def _append_traced(
     cache: PagedKVCache, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
 ) -> PagedKVCache:
-    from kvcore.compat import jax_calls
+    from kvcore.ops import jax_calls
 
     if donate:
         raise ValueError(
@@ -282,7 +282,7 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, Any]:
     ((0, 1, 8), dtype('float32'), 0)
     """
     if is_traced(*arrays_of(cache), sequence_idx):
-        from kvcore.compat import jax_calls
+        from kvcore.ops import jax_calls
 
         return jax_calls.gather_rows(arrays_of(cache), sequence_idx)
     if cache_is_on_gpu(cache):

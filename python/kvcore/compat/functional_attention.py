@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.arrays import host_array, in_library_of
-from kvcore.compat.attend_rows import AttentionOptions, attend_rows
+from kvcore.backends.arrays import host_array, in_library_of
 from kvcore.compat.functional_cache import PagedKVCache, arrays_of, host_arrays, is_traced
+from kvcore.ops.attend_rows import AttentionOptions, attend_rows
 
 __all__ = ["attend_kv"]
 
@@ -78,7 +78,7 @@ def attend_kv(
         scale = float(shape[2]) ** -0.5
     options = AttentionOptions(scale, window, soft_cap, threads).checked()
     if is_traced(*arrays_of(cache), sequence_idx, queries):
-        from kvcore.compat import jax_calls
+        from kvcore.ops import jax_calls
 
         return jax_calls.attend(arrays_of(cache), sequence_idx, queries, options)
     seen = host_array(queries, "queries")

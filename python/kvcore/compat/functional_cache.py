@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvcore.arrays import host_array, is_on_gpu
+from kvcore.backends.arrays import host_array, is_on_gpu
 
 __all__ = ["PagedKVCache", "arrays_of", "cache_is_on_gpu", "host_arrays", "is_traced"]
 

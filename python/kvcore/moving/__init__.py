@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvcore.moving.restoring import RestoredCache, check_snapshot
-    from kvcore.moving.saving import SavedCache
-    from kvcore.moving.sequences import SavedLayer, SavedSequence, SavedState, read_sequence
+    from kvcore.snapshots.restoring import RestoredCache, check_snapshot
+    from kvcore.snapshots.saving import SavedCache
+    from kvcore.snapshots.sequences import SavedLayer, SavedSequence, SavedState, read_sequence
 
 __all__ = [
     "RestoredCache",
@@ -38,7 +38,7 @@ if not TYPE_CHECKING:  # to type checkers every name would be one of the package
         """Import what is asked for: every manager is in this package, and few move anything."""
         if name not in _HOMES:
             raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
-        return getattr(import_module(f"kvcore.moving.{_HOMES[name]}"), name)
+        return getattr(import_module(f"kvcore.snapshots.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

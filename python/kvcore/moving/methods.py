@@ -16,10 +16,10 @@ from kvcore.moving.arguments import require_context, require_model, require_targ
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:
-    from kvcore.moving.restoring import RestoredCache
-    from kvcore.moving.rows import Pools
-    from kvcore.moving.saving import SavedCache
-    from kvcore.moving.sequences import SavedSequence
+    from kvcore.snapshots.restoring import RestoredCache
+    from kvcore.snapshots.rows import Pools
+    from kvcore.snapshots.saving import SavedCache
+    from kvcore.snapshots.sequences import SavedSequence
 
 __all__ = ["MovesSequences"]
 
@@ -31,7 +31,7 @@ class MovesSequences(StepEngine):
     _states: tuple[dict[str, list[Any]], ...]
 
     def _pools(self) -> Pools:
-        from kvcore.moving.rows import Pools
+        from kvcore.snapshots.rows import Pools
 
         self._require_open()
         return Pools(self, self.params, self._shards, self._states, self._gpus)
@@ -91,8 +91,8 @@ class MovesSequences(StepEngine):
         Costs copying the tokens that the request still reads, with their checksums. Takes no page
         and no place in the batch.
         """
-        from kvcore.moving.exporting import export_sequence
-        from kvcore.moving.files import write_parts
+        from kvcore.snapshots.exporting import export_sequence
+        from kvcore.snapshots.files import write_parts
 
         require_target(file)
         require_model(model)
@@ -148,8 +148,8 @@ class MovesSequences(StepEngine):
         it comes from. The tokens count as cached ones. Its whole pages enter the prefix cache, once
         all of them are written. Nobody else uses the request until this returns.
         """
-        from kvcore.moving.importing import import_sequence
-        from kvcore.moving.sequences import SavedSequence, read_sequence
+        from kvcore.snapshots.importing import import_sequence
+        from kvcore.snapshots.sequences import SavedSequence, read_sequence
 
         require_context(ctx)
         require_model(model)
@@ -192,7 +192,7 @@ class MovesSequences(StepEngine):
         reset. Costs copying the cached pages, with their checksums; memory for the tokens and one
         portion of pages, 8 MiB. Tiers below the device are not part of the file.
         """
-        from kvcore.moving.saving import save_cache
+        from kvcore.snapshots.saving import save_cache
 
         require_model(model)
         return save_cache(self._pools(), path, model)
@@ -229,7 +229,7 @@ class MovesSequences(StepEngine):
         the file goes to replica ``r % num_replicas``. Other threads go on; where they reset the
         caches meanwhile, the rest is left out. Costs reading what is not cached.
         """
-        from kvcore.moving.restoring import restore_cache
+        from kvcore.snapshots.restoring import restore_cache
 
         require_model(model)
         return restore_cache(self._pools(), path, model)

@@ -11,15 +11,15 @@ import numpy as np
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
 from kvcore._hot.tensors import call_array_viewer
-from kvcore.arguments import flag, integer, pair_of
-from kvcore.arrays import host_array
+from kvcore.backends.arrays import host_array
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 from kvcore.ops.nvfp4_calls import global_scales_of
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
-from kvcore.plans import SharedPrefix
+from kvcore.results import SharedPrefix
+from kvcore.support.arguments import flag, integer, pair_of
 
 __all__ = ["attention", "cascade_attention", "merge_states"]
 

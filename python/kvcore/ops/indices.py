@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arrays import is_writable
+from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import IndexRequest, Place
 from kvcore.ops.batch import PagedBatch, layer_pools
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
-from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
 from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.support.arguments import integer
 
 __all__ = ["attention_scratch"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.prefix_index import WorkerPages, hashes_of
-from kvcore.arguments import integer
+from kvcore.support.arguments import integer
 
 __all__ = ["Keys", "PrefixIndex"]
 

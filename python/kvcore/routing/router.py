@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.prefix_index import hashes_of
-from kvcore.arguments import number
 from kvcore.routing.index import Keys, PrefixIndex
+from kvcore.support.arguments import number
 
 __all__ = ["POLICIES", "Router"]
 

@@ -16,8 +16,8 @@ from kvcore.context import TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import KVCacheError
 from kvcore.groups import bundles
-from kvcore.groups.layers import LayerMap, has_windows
 from kvcore.integrations.transformers import devices
+from kvcore.layers.layer_map import LayerMap, has_windows
 from kvcore.params import KVCacheParams
 
 if TYPE_CHECKING:
