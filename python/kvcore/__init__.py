@@ -30,8 +30,7 @@ from kvcore.metrics import KVCacheMetrics
 from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
-from kvcore.prefix_runs import PrefixRun
-from kvcore.results import ReservePlan, SharedPrefix
+from kvcore.results import PrefixRun, ReservePlan, SharedPrefix
 from kvcore.snapshots import pickling as _pickling  # noqa: F401 - contexts can be pickled from now on
 
 if _typing.TYPE_CHECKING:
@@ -39,18 +38,18 @@ if _typing.TYPE_CHECKING:
     from kvcore import keys as keys
     from kvcore import routing as routing
     from kvcore import stores as stores
-    from kvcore.integrations.max.continuous import ContinuousBatchingKVCacheManager
-    from kvcore.integrations.max.layer_views import (
-        ContinuousBatchingKVCache,
-        KVCacheLayer,
-        PagedKVCacheLayer,
+    from kvcore.integrations.max.continuous import (
+        ContinuousBatchingKVCacheInputs,
+        ContinuousBatchingKVCacheManager,
     )
-    from kvcore.integrations.max.slot_inputs import ContinuousBatchingKVCacheInputs
     from kvcore.integrations.max.views import (
+        ContinuousBatchingKVCache,
         ContinuousBatchingKVCacheCollection,
         FetchContinuousBatchingKVCacheCollection,
         KVCacheCollection,
+        KVCacheLayer,
         PagedKVCacheCollection,
+        PagedKVCacheLayer,
     )
 
 __all__ = [
@@ -107,15 +106,15 @@ _AT_FIRST_USE = {
     "routing": "kvcore.routing",
     "scheduler": "kvcore.scheduler",
     "stores": "kvcore.stores",
-    "ContinuousBatchingKVCache": "kvcore.integrations.max.layer_views",
+    "ContinuousBatchingKVCache": "kvcore.integrations.max.views",
     "ContinuousBatchingKVCacheCollection": "kvcore.integrations.max.views",
-    "ContinuousBatchingKVCacheInputs": "kvcore.integrations.max.slot_inputs",
+    "ContinuousBatchingKVCacheInputs": "kvcore.integrations.max.continuous",
     "ContinuousBatchingKVCacheManager": "kvcore.integrations.max.continuous",
     "FetchContinuousBatchingKVCacheCollection": "kvcore.integrations.max.views",
     "KVCacheCollection": "kvcore.integrations.max.views",
-    "KVCacheLayer": "kvcore.integrations.max.layer_views",
+    "KVCacheLayer": "kvcore.integrations.max.views",
     "PagedKVCacheCollection": "kvcore.integrations.max.views",
-    "PagedKVCacheLayer": "kvcore.integrations.max.layer_views",
+    "PagedKVCacheLayer": "kvcore.integrations.max.views",
 }
 
 
@@ -133,8 +132,8 @@ if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the
 
 
 def __dir__() -> list[str]:
-    """Name what is imported at first use too."""
-    return sorted({*globals(), *_AT_FIRST_USE})
+    """Return the public names, with those that are imported at first use."""
+    return sorted({*__all__, *_AT_FIRST_USE})
 
 
 def _installed(*parts: str) -> str:

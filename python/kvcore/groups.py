@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from kvcore.layers.kinds import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
+from kvcore.layers.kinds import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
 from kvcore.layers.packing import Bundle, bundles
-from kvcore.layers.state import State
 
 __all__ = [
     "AttentionGroup",

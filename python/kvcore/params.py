@@ -8,9 +8,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
-from kvcore.layers.checks import MOST_LAYERS
-from kvcore.layers.of_params import check_groups, frozen_groups, frozen_shared
-from kvcore.layers.packing import page_shape, row_elements
+from kvcore.layers.kinds import MOST_LAYERS
+from kvcore.layers.packing import (
+    check_groups,
+    frozen_groups,
+    frozen_shared,
+    page_shape,
+    row_elements,
+)
 from kvcore.support.arguments import flag, number
 from kvcore.support.dtypes import itemsize
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grouped_traffic import SHAPES, Traffic, with_host_tier
+from kvcore.paged import PagedKVCacheManager
 from kvcore.stores import MemoryStore
-from kvcore.stores.tiers.methods import TieredCache
 from tiered_requests import DictStore
 
 VERBS = ["claim", "claim", "step", "step", "step", "step", "release", "fork", "crowd_out"]
@@ -29,7 +29,7 @@ def tiers_of(kind: str, folder: Path, kept: list[Any]) -> list[Any]:
     }[kind]
 
 
-def hits_of(manager: TieredCache) -> int:
+def hits_of(manager: PagedKVCacheManager) -> int:
     return sum(each.hits for name, each in manager.tier_metrics.items() if name != "host")
 
 

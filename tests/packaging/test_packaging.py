@@ -118,7 +118,7 @@ import sys, kvcore
 late = kvcore._AT_FIRST_USE
 print(sorted({home for home in late.values() if home in sys.modules}))
 print([name for name in late if getattr(kvcore, name).__name__ not in (name, f"kvcore.{name}")])
-print(kvcore.KVCacheLayer is kvcore.integrations.max.layer_views.KVCacheLayer)
+print(kvcore.KVCacheLayer is kvcore.integrations.max.views.KVCacheLayer)
 print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
 """
     assert python("-c", code, cwd=tmp_path).splitlines() == [

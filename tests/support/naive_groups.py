@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvcore import KVCacheParams
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, bundles
-from kvcore.layers.names import kept_tokens
+from kvcore.layers.kinds import kept_tokens
 
 __all__ = ["NaiveGroups"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcore import PagedKVCacheManager
-from kvcore.snapshots.restoring import _runs_of
-from kvcore.snapshots.saved_runs import NAME, REPLICA
-from kvcore.snapshots.snapshot_files import SnapshotReader
+from kvcore.snapshots.cache import NAME, REPLICA, _runs_of
+from kvcore.snapshots.format import SnapshotReader
 from moved_requests import content, moving_manager, written_request
 from same_arrays import assert_same
 

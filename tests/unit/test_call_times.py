@@ -11,8 +11,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_manager
-from kvcore.exporting import Exporter
-from kvcore.metrics import export
+from kvcore.metrics import Exporter, export
 from scraped import Samples, of, scrape
 
 CALLS = ("reserve", "reserve_batch", "fetch", "step")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcore import PagedKVCacheManager, moving
-from kvcore.snapshots import tensors
+from kvcore.snapshots import format as tensors
 from moved_requests import assert_reads, moving_manager, moving_params, written_request
 from state_model import prefill, state_manager, state_params
 

@@ -22,8 +22,8 @@ from kvcore import (
 )
 from kvcore.errors import KVCacheError
 from kvcore.groups import FullAttention, SlidingWindow
-from kvcore.snapshots import importing
-from kvcore.snapshots.rows import Pools
+from kvcore.snapshots import request as importing
+from kvcore.snapshots.request import Pools
 from moved_requests import (
     PROMPT,
     assert_reads,

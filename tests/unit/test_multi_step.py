@@ -112,6 +112,6 @@ def test_symbols_of_other_devices_and_layers() -> None:
     symbols = manager.input_symbols(["cuda:0", "cuda:1"], num_layers=9)
     assert [str(each.lookup_table.device) for each in symbols] == ["cuda:0", "cuda:1"]
     for each in symbols:
-        assert isinstance(each.blocks, kvcore.symbols.ArraySymbol)
+        assert isinstance(each.blocks, kvcore.pools.ArraySymbol)
         assert each.blocks.shape[2] == 9
         assert str(each.max_lengths.device) == "cpu"

@@ -15,7 +15,7 @@ import pytest
 from conftest import require
 from kvcore import KVCacheError, PagedKVCacheManager, TextGenerationContext, moving
 from kvcore.groups import FullAttention, SlidingWindow
-from kvcore.snapshots import tensors
+from kvcore.snapshots import format as tensors
 from moved_requests import moving_manager, moving_params, read_rows, written_request
 from snapshot_contents import assert_right, contents_of, filled
 from state_model import prefill, prompt, state_manager, state_params
@@ -31,7 +31,7 @@ def test_what_was_there_before_stays_where_the_writing_fails(
     before = path.read_bytes()
     for name in ("add", "finish"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"kvcore.snapshots.saving.SnapshotWriter.{name}", _no_space)
+            patch.setattr(f"kvcore.snapshots.cache.SnapshotWriter.{name}", _no_space)
             with pytest.raises(OSError, match="No space left"):
                 manager.snapshot(path)
         assert path.read_bytes() == before
@@ -258,7 +258,7 @@ def test_a_reset_in_the_middle_of_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, path = filled(), tmp_path / "cache.kv"
-    from kvcore.snapshots.page_bytes import PageBytes
+    from kvcore.snapshots.cache import PageBytes
 
     read = PageBytes.read
     calls: list[int] = []
@@ -293,7 +293,7 @@ def test_a_reset_in_the_middle_of_a_restore(
 ) -> None:
     path = tmp_path / "cache.kv"
     filled().snapshot(path)
-    from kvcore.snapshots.page_bytes import PageBytes
+    from kvcore.snapshots.cache import PageBytes
 
     write, manager = PageBytes.write, moving_manager()
     calls: list[int] = []
@@ -318,7 +318,7 @@ def test_an_exception_in_the_middle_leaves_nothing_half_written(
 ) -> None:
     path = tmp_path / "cache.kv"
     filled().snapshot(path)
-    from kvcore.snapshots.page_bytes import PageBytes
+    from kvcore.snapshots.cache import PageBytes
 
     write, manager = PageBytes.write, moving_manager()
     calls: list[int] = []
@@ -352,7 +352,7 @@ def test_metadata_that_is_nested_deeply_is_damage(
 
     path = tmp_path / "cache.kv"
     with monkeypatch.context() as patch:
-        patch.setattr("kvcore.snapshots.snapshot_files.json_text", with_params)
+        patch.setattr("kvcore.snapshots.format.json_text", with_params)
         filled().snapshot(path)
     for manager in (moving_manager(), moving_manager(moving_params(head_dim=8))):
         with pytest.raises(ValueError, match="the data is damaged"):

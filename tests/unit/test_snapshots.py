@@ -342,7 +342,7 @@ def test_an_empty_cache(tmp_path: Path) -> None:
 
 
 def test_large_runs_come_back_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcore.snapshots.saving._PORTION", 3000)
+    monkeypatch.setattr("kvcore.snapshots.cache._PORTION", 3000)
     manager, other = moving_manager(), moving_manager()
     put(manager, list(range(100)))
     put(manager, [*range(60), *([1] * 30)])

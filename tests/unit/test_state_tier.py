@@ -17,7 +17,7 @@ from kvcore import (
     TextGenerationContext,
 )
 from kvcore.groups import FullAttention, SlidingWindow, State
-from kvcore.states import StateArrays
+from kvcore.pools import StateArrays
 from state_model import (
     ARRAYS,
     prefill,

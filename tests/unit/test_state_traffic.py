@@ -17,8 +17,8 @@ from kvcore import (
     PagedKVCacheManager,
     TextGenerationContext,
 )
+from kvcore.pools import StateArrays
 from kvcore.scheduler import Request, Scheduler
-from kvcore.states import StateArrays
 from kvcore.stores import MemoryStore
 from state_model import (
     digest,

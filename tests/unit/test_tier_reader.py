@@ -14,10 +14,8 @@ import pytest
 from interrupted_starts import MOMENTS, interrupt_starts
 from kvcore.metrics import TierMetrics
 from kvcore.stores.tiers.adapters import ALL_PARTS
-from kvcore.stores.tiers.depths import StoreDepth
-from kvcore.stores.tiers.flights import Flights
 from kvcore.stores.tiers.memory import HostMemory, Parts, mask_of
-from kvcore.stores.tiers.reader import StoreReader
+from kvcore.stores.tiers.reader import Flights, StoreDepth, StoreReader
 
 
 def key(column: int) -> bytes:

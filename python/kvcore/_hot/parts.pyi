@@ -13,7 +13,7 @@ from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.layers.layer_map import LayerMap
 from kvcore.metrics import KVCacheMetrics
 from kvcore.observe.zmq_reset import ResetListener
-from kvcore.states import StateArrays
+from kvcore.pools import StateArrays
 
 class EngineParts:
     """Hold the parts of an engine: claims, the walk of batches, what settles copies, makes inputs.

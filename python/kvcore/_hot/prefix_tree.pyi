@@ -9,7 +9,7 @@ from typing_extensions import Self
 from kvcore._hot.prefix_handle import PrefixHandle
 from kvcore._hot.tree_forget import ForgettingTree
 from kvcore.policies import EvictionPolicy
-from kvcore.prefix_runs import PrefixRun
+from kvcore.results import PrefixRun
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 

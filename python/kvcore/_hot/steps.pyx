@@ -74,7 +74,7 @@ cdef class InputMaker:
         Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
     state_groups : int
         Groups of layers with a state.
-    states : kvcore.states.StateArrays, or None
+    states : kvcore.pools.StateArrays, or None
         None without arrays of states.
     """
 

@@ -25,7 +25,7 @@ from kvcore.cpp cimport (
 
 import numpy as np
 
-from kvcore.prefix_runs import PrefixRun
+from kvcore.results import PrefixRun
 
 cnp.import_array()
 

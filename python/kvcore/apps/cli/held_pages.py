@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcore.groups import FullAttention, State
+from kvcore.layers.kinds import described
 from kvcore.layers.layer_map import column_tokens
-from kvcore.layers.names import described
 from kvcore.layers.packing import bundles_of
 from kvcore.paged import PagedKVCacheManager
 

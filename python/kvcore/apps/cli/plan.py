@@ -15,9 +15,8 @@ from kvcore.apps.cli.presets import PRESETS, find_model
 from kvcore.apps.cli.token_counts import parse_tokens
 from kvcore.groups import State
 from kvcore.layers.hf.config import ConfigReading, with_copied_heads
-from kvcore.layers.kinds import MAX_CHUNK_TOKENS
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS, described
 from kvcore.layers.layer_map import column_tokens
-from kvcore.layers.names import described
 from kvcore.layers.packing import bundles_of, row_widths
 from kvcore.replay import PoolSettings
 from kvcore.sizing import (

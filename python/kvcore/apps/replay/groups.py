@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcore.layers.names import described
+from kvcore.layers.kinds import described
 from kvcore.layers.packing import bundles_of
 
 if TYPE_CHECKING:

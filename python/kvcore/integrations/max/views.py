@@ -3,35 +3,405 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Sequence
-from typing import Any, ClassVar, SupportsIndex
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcore._hot.inputs import RaggedKVCacheInputs
+from kvcore.backends.arrays import require_own_memory
+from kvcore.backends.selection import any_array, backend_of, place_of
 from kvcore.backends.shards import layer_rows
+from kvcore.device import Device
 from kvcore.errors import CapacityError
-from kvcore.integrations.max.elements import host_copy, read_element
-from kvcore.integrations.max.layer_views import (
-    ContinuousBatchingKVCache,
-    Guard,
-    KVCacheLayer,
-    PagedKVCacheLayer,
-    require_index,
-)
-from kvcore.integrations.max.view_arrays import pool_parts, require_array
 from kvcore.params import KVCacheParams, require_params
-from kvcore.support.arguments import MOST_UINT32, integer, integers
+from kvcore.pools import shard_shapes
+from kvcore.support.arguments import MOST_UINT32, integer, integers, number
+from kvcore.support.dtypes import narrowed, numpy_dtype
 
 __all__ = [
+    "ContinuousBatchingKVCache",
     "ContinuousBatchingKVCacheCollection",
     "FetchContinuousBatchingKVCacheCollection",
+    "Guard",
     "KVCacheCollection",
+    "KVCacheLayer",
     "PagedKVCacheCollection",
+    "PagedKVCacheLayer",
+    "PoolPart",
+    "host_copy",
     "longest_lengths",
+    "on_device",
+    "pool_parts",
+    "read_element",
+    "require_array",
+    "require_index",
+    "write_element",
 ]
+
+
+def host_copy(array: Any) -> NDArray[Any]:
+    """Return a numpy array as it is, one on a GPU as a copy, waiting for its current stream."""
+    return place_of(None, {"the array": array}).to_host(array)
+
+
+def read_element(array: Any, index: tuple[int, ...]) -> Any:
+    """Return one element as a numpy scalar; on a GPU the host waits for the current stream."""
+    found = array[index]
+    return found if isinstance(array, np.ndarray) else host_copy(found)[()]
+
+
+def write_element(array: Any, index: tuple[int, ...], value: Any) -> None:
+    """Write one element, on a GPU in the order of its current stream."""
+    if isinstance(array, np.ndarray):
+        array[index] = value
+        return
+    place_of(None, {"the array": array}).copy_into(array[index], np.asarray(value, array.dtype))
+
+
+def on_device(device: Device, arrays: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
+    """Return arrays of the host's, copied where a device is a GPU, on its current stream."""
+    place = backend_of(device.kind).current_place(device.index)
+    return tuple(place.from_host(array) for array in arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPart:
+    """Hold one array of a pool, 6-D, and its scales."""
+
+    blocks: NDArray[Any]
+    scales: NDArray[np.float32] | None
+
+
+def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """See an array as numpy's or cupy's; ValueError for another rank or dtype."""
+    array: NDArray[Any] = any_array(value, name)
+    if array.ndim != rank or array.dtype != dtype:
+        raise ValueError(
+            f"{name} has {array.ndim} dimensions and dtype {array.dtype}, must have {rank} and "
+            f"{np.dtype(dtype)}"
+        )
+    return array
+
+
+def pool_parts(
+    blocks: Any, scales: Any, params: KVCacheParams | None
+) -> tuple[KVCacheParams, tuple[PoolPart, ...]]:
+    """Check a pool and its scales; return them with the params that describe them.
+
+    Parameters
+    ----------
+    blocks : array [num_blocks, kv_dim, layers, block_size, heads, head_dim], or pair of K and V
+    scales : float32 [num_blocks, kv_dim, layers, block_size, heads, groups], or pair, or None
+    params : KVCacheParams or None
+        Read off the arrays where None. Layers and block size are always the arrays'.
+
+    Raises
+    ------
+    ValueError
+        Another rank, dtype or shape than each other's and the params'.
+    TypeError
+        No arrays.
+    """
+    if blocks is None:
+        raise ValueError("blocks is None: a view needs a pool, this manager hands out page ids")
+    arrays = [_pool_array(each) for each in (blocks if isinstance(blocks, tuple) else (blocks,))]
+    given = scales if isinstance(scales, tuple) else (scales,) * len(arrays)
+    if len(arrays) > 2 or len(given) != len(arrays):
+        raise ValueError(
+            f"blocks holds {len(arrays)} arrays and scales {len(given)}, must both hold one, or "
+            f"two where K and V have widths of their own"
+        )
+    if params is None:
+        params = _described(arrays, given)
+    require_params(params)
+    if params.groups is None and params.shared is None:
+        params = replace(params, num_layers=arrays[0].shape[2], page_size=arrays[0].shape[3])
+    _require_shapes(params, arrays)
+    typed = [_as_dtype(array, params) for array in arrays]
+    return params, tuple(
+        PoolPart(array, _checked_scales(scale, array))
+        for array, scale in zip(typed, given, strict=True)
+    )
+
+
+def _pool_array(value: Any) -> NDArray[Any]:
+    array: NDArray[Any] = any_array(value, "blocks")
+    if array.ndim != 6:
+        raise ValueError(
+            f"blocks has shape {array.shape}, must have 6 dimensions: "
+            f"[num_blocks, kv_dim, layers, block_size, heads, head_dim]"
+        )
+    return array
+
+
+def _described(arrays: list[NDArray[Any]], scales: tuple[Any, ...]) -> KVCacheParams:
+    _, kv_dim, layers, size, heads, width = arrays[0].shape
+    granularity = None
+    if scales[0] is not None:
+        groups = require_array("scales", scales[0], 6, np.float32).shape[5]
+        granularity = width // max(1, groups)
+    return KVCacheParams(
+        dtype=arrays[0].dtype.name,
+        n_kv_heads=heads,
+        head_dim=width,
+        num_layers=layers,
+        page_size=size,
+        is_mla=kv_dim == 1 and len(arrays) == 1,
+        kv_scale_granularity=granularity,
+        v_head_dim=arrays[1].shape[-1] if len(arrays) == 2 else None,
+    )
+
+
+def _require_shapes(params: KVCacheParams, arrays: list[NDArray[Any]]) -> None:
+    shapes = [array.shape for array in arrays]
+    expected = shard_shapes(params, shapes[0][0])
+    if shapes != expected:
+        raise ValueError(
+            f"blocks has shape {shapes}, must be {expected}: "
+            f"kv_dim, heads and head_dim are those of the params"
+        )
+
+
+def _as_dtype(array: NDArray[Any], params: KVCacheParams) -> NDArray[Any]:
+    dtype = numpy_dtype(params.dtype)
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind in "uV" and array.dtype.itemsize == dtype.itemsize:
+        return array.view(dtype)  # a caller's pool may hold the bits alone
+    raise ValueError(f"blocks has dtype {array.dtype}, must be {dtype} as the params say")
+
+
+def _checked_scales(value: Any, blocks: NDArray[Any]) -> NDArray[np.float32] | None:
+    if value is None:
+        return None
+    scales = require_array("scales", value, 6, np.float32)
+    groups = scales.shape[5]
+    if scales.shape[:5] != blocks.shape[:5] or groups == 0 or blocks.shape[5] % groups != 0:
+        raise ValueError(
+            f"scales has shape {scales.shape}, must be {blocks.shape[:5]} and a number of groups "
+            f"that divides {blocks.shape[5]}"
+        )
+    return scales
+
+
+# ---- one layer -----------------------------------------------------------------------------------
+
+
+#: Raises when batch row `row` no longer has `page` at `column` of its table: (row, column, page).
+Guard = Callable[[int, int, int], None]
+
+
+def require_index(name: str, value: SupportsIndex, count: int, what: str) -> int:
+    """Return the index as an int; IndexError outside ``0 .. count - 1``, TypeError for no int."""
+    index = integer(name, value)
+    if not 0 <= index < count:
+        raise IndexError(f"{name} is {index}, must be at least 0 and below {count}, the {what}")
+    return index
+
+
+class KVCacheLayer(ABC):
+    """See the keys or the values of one layer, without owning or copying them.
+
+    Parameters
+    ----------
+    blocks : array [num_blocks, block_size, heads, dim]
+        The layer's part of the pool.
+    cache_lengths : uint32 [B]
+        Tokens of each sequence before this step.
+    lookup_table : uint32
+        The blocks of each sequence; ids from ``num_blocks`` on mean "unassigned".
+    max_seq_length, max_cache_length : int
+        Longest count of new tokens; longest of cached and new together.
+    scales : float32 [num_blocks, block_size, heads, groups], optional
+        A stored element times the scale of its group is the value.
+    guard : callable, optional
+        Called with (row, column, page) before each access; raises where the row has lost it.
+
+    Notes
+    -----
+    ``load`` and ``store`` are for looking and for tests: one element per call, and on a GPU the
+    host waits for each. Kernels take ``blocks``.
+    """
+
+    __slots__ = (
+        "_guard",
+        "_max_cache_length",
+        "_max_seq_length",
+        "blocks",
+        "cache_lengths",
+        "lookup_table",
+        "scales",
+    )
+
+    def __init__(
+        self,
+        blocks: NDArray[Any],
+        cache_lengths: NDArray[np.uint32],
+        lookup_table: NDArray[np.uint32],
+        max_seq_length: int,
+        max_cache_length: int,
+        scales: NDArray[np.float32] | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.cache_lengths = cache_lengths
+        self.lookup_table = lookup_table
+        self.scales = scales
+        self._max_seq_length = max_seq_length
+        self._max_cache_length = max_cache_length
+        self._guard = guard
+
+    def load(
+        self, bs: SupportsIndex, head: SupportsIndex, tok: SupportsIndex, dim: SupportsIndex
+    ) -> Any:
+        """Return one element.
+
+        Parameters
+        ----------
+        bs : int
+            Row of the batch.
+        head : int
+        tok : int
+            Position in the sequence, counted in tokens from its start.
+        dim : int
+
+        Returns
+        -------
+        scalar
+            Of the pool's dtype; float32, multiplied by its scale, where there are scales.
+
+        Raises
+        ------
+        IndexError
+            An index out of range or negative, or a position without a block.
+        InvalidHandleError
+            The sequence was released, or has lost the block, since the view was made.
+        """
+        place = self._locate(bs, head, tok, dim)
+        scale = self._scale(place)
+        stored = read_element(self.blocks, place)
+        return stored if scale is None else np.float32(stored) * scale
+
+    def store(
+        self,
+        bs: SupportsIndex,
+        head: SupportsIndex,
+        tok: SupportsIndex,
+        dim: SupportsIndex,
+        value: SupportsFloat,
+    ) -> None:
+        """Write one element, divided by its scale where there are scales, to the nearest.
+
+        Beyond the range of fp8 and int8 the largest finite value is stored.
+
+        Raises
+        ------
+        IndexError, InvalidHandleError
+            As for ``load``.
+        ValueError
+            A scale that is 0 or not finite: write the scale first. NaN into int8. A pool that is
+            read-only, or whose elements share memory.
+        TypeError
+            A value that is no number, an index that is no int.
+        """
+        place = self._locate(bs, head, tok, dim)
+        scale = self._scale(place)
+        stored = number("value", value)
+        require_own_memory(self.blocks, "blocks")
+        if scale is not None:
+            if scale == 0 or not math.isfinite(scale):
+                raise ValueError(
+                    f"the scale at bs {bs}, head {head}, tok {tok}, dim {dim} is {scale}, must be "
+                    f"finite and not 0; write it into the view's scales first"
+                )
+            stored /= float(scale)
+        write_element(self.blocks, place, narrowed(stored, self.blocks.dtype))
+
+    def cache_length(self, batch_idx: SupportsIndex) -> int:
+        """Return the tokens that a sequence held before this step; IndexError out of range."""
+        row = require_index("batch_idx", batch_idx, len(self.cache_lengths), "rows of the batch")
+        return int(read_element(self.cache_lengths, (row,)))
+
+    def empty_cache(self) -> bool:
+        """Tell whether no sequence of the batch held a token before this step."""
+        return not host_copy(self.cache_lengths).any()
+
+    def max_prompt_length(self) -> int:
+        """Return the longest count of new tokens in this step."""
+        return self._max_seq_length
+
+    def max_context_length(self) -> int:
+        """Return the longest of cached and new tokens together."""
+        return self._max_cache_length
+
+    @abstractmethod
+    def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
+        """Return the table's column, the page there and the place inside it."""
+
+    def _locate(
+        self, bs: SupportsIndex, head: SupportsIndex, tok: SupportsIndex, dim: SupportsIndex
+    ) -> tuple[int, int, int, int]:
+        num_blocks, _, heads, width = self.blocks.shape
+        row = require_index("bs", bs, len(self.cache_lengths), "rows of the batch")
+        column, page, offset = self._entry(row, tok)
+        if page >= num_blocks:
+            raise IndexError(
+                f"tok {tok} of row {row} has no block: entry {column} of its table is {page}, "
+                f"the pool has {num_blocks} blocks; reserve the position first"
+            )
+        place = (
+            page,
+            offset,
+            require_index("head", head, heads, "heads"),
+            require_index("dim", dim, width, "elements of a row"),
+        )
+        if self._guard is not None:
+            self._guard(row, column, page)
+        return place
+
+    def _scale(self, place: tuple[int, int, int, int]) -> np.float32 | None:
+        if self.scales is None:
+            return None
+        per_group = self.blocks.shape[3] // self.scales.shape[3]
+        scale: np.float32 = read_element(self.scales, (*place[:3], place[3] // per_group))
+        return scale
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(blocks={self.blocks.shape} {self.blocks.dtype}, "
+            f"rows={len(self.cache_lengths)})"
+        )
+
+
+class ContinuousBatchingKVCache(KVCacheLayer):
+    """See one layer's keys or values where a sequence has one slot; table uint32 [B]."""
+
+    __slots__ = ()
+
+    def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
+        offset = require_index("tok", tok, self.blocks.shape[1], "tokens of a slot")
+        return 0, int(read_element(self.lookup_table, (row,))), offset
+
+
+class PagedKVCacheLayer(KVCacheLayer):
+    """See one layer's keys or values where a sequence has pages; table uint32 [B, pages]."""
+
+    __slots__ = ()
+
+    def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
+        page_size = self.blocks.shape[1]
+        room = self.lookup_table.shape[1] * page_size
+        position = require_index("tok", tok, room, "tokens that the table has columns for")
+        column, offset = divmod(position, page_size)
+        return column, int(read_element(self.lookup_table, (row, column))), offset
+
+
+# ---- all layers ----------------------------------------------------------------------------------
 
 
 class KVCacheCollection(ABC):

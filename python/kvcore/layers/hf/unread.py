@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from kvcore.layers.hf.reading import Fields, Notes
+from kvcore.layers.hf.fields import Fields, Notes
 
 __all__ = ["looks_cached", "refuse_unread", "without_assumed"]
 

@@ -23,8 +23,7 @@ from kvcore.stores import (
     StoreHandle,
     StoreHealth,
 )
-from kvcore.stores.tiers.calls import FAILED, StoreCalls, StoreLimits
-from kvcore.stores.tiers.counters import StoreCounters
+from kvcore.stores.tiers.calls import FAILED, StoreCalls, StoreCounters, StoreLimits
 from kvcore.stores.tiers.memory import Parts, Places, mask_of
 from kvcore.stores.tiers.records import Bytes, RecordLayout, RecordMemory
 

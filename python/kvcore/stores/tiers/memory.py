@@ -58,7 +58,7 @@ class Places(Sequence[Parts]):
 
 
 class TierStates(Protocol):
-    """Say what is asked of `kvcore.states.StateArrays`."""
+    """Say what is asked of `kvcore.pools.StateArrays`."""
 
     def host_memory(self, replica: int) -> Bytes:
         """Return the slots of a replica, uint8 [slots, bytes]."""

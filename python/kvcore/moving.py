@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvcore.snapshots.restoring import RestoredCache, check_snapshot
-    from kvcore.snapshots.saving import SavedCache
-    from kvcore.snapshots.sequences import SavedLayer, SavedSequence, SavedState, read_sequence
+    from kvcore.snapshots.cache import RestoredCache, SavedCache, check_snapshot
+    from kvcore.snapshots.request import SavedLayer, SavedSequence, SavedState, read_sequence
 
 __all__ = [
     "RestoredCache",
@@ -22,13 +21,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "RestoredCache": "restoring",
-    "SavedCache": "saving",
-    "SavedLayer": "sequences",
-    "SavedSequence": "sequences",
-    "SavedState": "sequences",
-    "check_snapshot": "restoring",
-    "read_sequence": "sequences",
+    "RestoredCache": "cache",
+    "SavedCache": "cache",
+    "SavedLayer": "request",
+    "SavedSequence": "request",
+    "SavedState": "request",
+    "check_snapshot": "cache",
+    "read_sequence": "request",
 }
 
 
@@ -42,5 +41,5 @@ if not TYPE_CHECKING:  # to type checkers every name would be one of the package
 
 
 def __dir__() -> list[str]:
-    """Name that too."""
-    return sorted({*globals(), *__all__})
+    """Return the public names."""
+    return list(__all__)
