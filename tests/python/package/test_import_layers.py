@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3] / "python" / "kvcore"
 #: layer and those before it. "" is the package itself, from which the layers after it take the
 #: public names. A room inside a room has a layer of its own where it is named here.
 LAYERS = (
-    ("support", "errors", "device", "policies", "results", "prefix_runs", "metrics"),
+    ("support", "errors", "device", "policies", "results", "metrics"),
     ("layers", "groups", "params", "sizing"),
     ("_core", "_cuda", "_jax", "cpp", "_hot", "context", "extra_keys", "keys"),
     ("backends",),
@@ -43,9 +43,6 @@ BY_NAME = {
     "kvcore.backends.selection": {"kvcore.backends.cuda"},
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},
 }
-
-#: Rooms of rooms, whose ``__init__`` has a docstring and no import.
-PACKAGES = ("apps",)
 
 _CYTHON = re.compile(
     r"^\s*(?:from (kvcore[\w.]*) c?import ([\w, ]*)|c?import (kvcore[\w.]*))", re.M
@@ -104,8 +101,6 @@ def import_graph() -> Graph:
 def layer_of(module: str) -> int:
     """Return the layer of the innermost room that holds a module."""
     name = module.partition(".")[2]
-    if name in PACKAGES:
-        return 0
     while True:
         for i, layer in enumerate(LAYERS):
             if name in layer:
