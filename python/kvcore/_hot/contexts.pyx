@@ -364,7 +364,7 @@ cdef class TextGenerationContext:
             self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
 
     def __deepcopy__(self, memo):
-        return copy(self)  # by kvcore.snapshots.pickling; the request id says who it is: the same object
+        return copy(self)  # by kvcore.snapshots.pickling; the request id is the same object
 
     def __repr__(self):
         return (
