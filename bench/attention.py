@@ -32,8 +32,8 @@ import numpy as np
 import kvcore
 from harness import Row, main, make_row, plain_row, undisturbed
 from kvcore import PagedBatch, ops
-from kvcore.arrays import present_zeros
-from kvcore.cli.machine import isa_level
+from kvcore.apps.cli.machine import isa_level
+from kvcore.backends.arrays import present_zeros
 from limits import ColdReads, Products
 
 _HEADS, _DIM = 8, 128

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from generation import PAGE, Answers, in_turns, random_tokens, small_llama
 from harness import Row, main, plain_row
 from kvcore import PagedKVCacheManager
-from kvcore.demo.blas import one_blas_thread
+from kvcore.apps.demo.blas import one_blas_thread
 from kvcore.integrations.transformers import cache_params, generate
 from mini_engine.engine import Engine
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import Row, main, make_row, time_loop, undisturbed
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engines"))
 
 import sglang_sources
 

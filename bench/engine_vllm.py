@@ -28,14 +28,14 @@ PAGE = 16
 RUNNING = 256
 CONTEXTS = (1024, 8192, 32_768)
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORT = ROOT / "tests" / "support"
+ENGINES = ROOT / "tests" / "engines"
 SOURCES = ROOT / "build" / "vllm"
 names = count()
 
 
 def prepare() -> None:
     """Put vLLM, what stands for its kernels, and the model configs of its tests in place."""
-    sys.path.insert(0, str(SUPPORT))
+    sys.path.insert(0, str(ENGINES))
     import vllm_models
     import vllm_sources
     import vllm_stubs  # noqa: F401

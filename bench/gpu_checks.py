@@ -577,7 +577,7 @@ def tiles_of_decoding() -> Any:
 def one_long_row_among_short_ones() -> Any:
     """Time 63 rows of 1,024 tokens beside a row of 65,536, and 64 equal rows of 2,032, in us."""
     from kvcore import PagedBatch, ops
-    from kvcore.dtypes import numpy_dtype
+    from kvcore.support.dtypes import numpy_dtype
 
     cp = cupy()
     kind, rows, columns = numpy_dtype("bfloat16"), 64, 4096
@@ -607,7 +607,7 @@ def one_long_row_among_short_ones() -> Any:
 def latent_rows() -> Any:
     """Decode 64 rows of 4096 latent tokens in bfloat16: us, TFLOP/s, GB/s, relative error."""
     from kvcore import PagedBatch, ops
-    from kvcore.dtypes import numpy_dtype
+    from kvcore.support.dtypes import numpy_dtype
 
     cp = cupy()
     kind, rows, length, page = numpy_dtype("bfloat16"), 64, 4096, 64

@@ -14,7 +14,7 @@ from gpu_limits import host_copy, pinned_bytes, random_bytes
 from gpu_timing import against, library
 from harness import Row, make_row
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops, update_batch
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 _MOVED = 256 << 20
 

@@ -18,8 +18,8 @@ from gpu_limits import random_bytes
 from gpu_timing import Call, against, captured, copy_call, gpu_us, library
 from harness import Row, make_row
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
 from kvcore.ops import PoolLayout
+from kvcore.support.dtypes import numpy_dtype
 
 _HEADS, _DIM = 8, 128
 _ROWS, _LENGTH = 8, 2048

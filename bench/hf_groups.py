@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from generation import PAGE, Answers, in_turns, random_model, random_tokens, rate_row
 from harness import Row, main, plain_row
 from kvcore import PagedKVCacheManager
-from kvcore.cli.held_pages import WatchedManager
+from kvcore.apps.cli.held_pages import WatchedManager
 from kvcore.integrations.transformers import cache_params, generate
 
 _Manager = TypeVar("_Manager", bound=PagedKVCacheManager)

@@ -18,8 +18,8 @@ import numpy as np
 
 import kvcore
 from harness import Row, main, make_row, undisturbed
-from kvcore.arrays import present_zeros
-from kvcore.backends.host_mover import HostMover
+from kvcore.backends.arrays import present_zeros
+from kvcore.backends.host import HostMover
 from transfer import against, scattered
 from workload import PAGE, Context, admissions, admit, prompts
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from harness import Row, main, make_row, undisturbed
 from kvcore import PagedBatch, ops
-from kvcore.arrays import present_zeros
+from kvcore.backends.arrays import present_zeros
 from kvcore.ops import PoolLayout
 
 _POOL_BYTES = 512 << 20

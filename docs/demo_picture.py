@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvcore.cli.demo_table import print_demo
-from kvcore.demo import DemoSettings, run_demo
+from kvcore.apps.cli.demo_table import print_demo
+from kvcore.apps.demo import DemoSettings, run_demo
 
 WIDTH = 80
 

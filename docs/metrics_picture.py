@@ -22,8 +22,8 @@ from metrics_panels import Scrape, evaluate
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
-from kvcore.cli.page_style import CHART_STYLE, SLOTS
-from kvcore.cli.svg_chart import Chart, Line, linear_axis
+from kvcore.apps.cli.page_style import CHART_STYLE, SLOTS
+from kvcore.apps.cli.svg_chart import Chart, Line, linear_axis
 from kvcore.metrics import Exporter, export
 from kvcore.replay import ChatSettings, chat_workload
 from kvcore.scheduler import Request, Scheduler

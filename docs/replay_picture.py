@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcore.cli.comparison_page import comparison_picture
+from kvcore.apps.cli.comparison_page import comparison_picture
 from kvcore.replay import PoolSettings, chat_workload, compare
 
 # Without priorities, as here, the policy "priority" is lru.

@@ -105,11 +105,11 @@ def require_program(name: str) -> str:
 def _any_order_of_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have runtime checks look at the state alone where calls come as no engine makes them.
 
-    That is the case of random calls, and of modules that say so by ``ANY_ORDER_OF_CALLS``.
+    Modules with such calls set ``ANY_ORDER_OF_CALLS``: random calls, and scenes of tables only.
     """
-    is_any = request.path.parent.name == "model" or hasattr(request.module, "ANY_ORDER_OF_CALLS")
+    is_any = hasattr(request.module, "ANY_ORDER_OF_CALLS")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("before_fetch", "before_step") if is_any else ():
-            order = importlib.import_module("kvcore.step_order").StepOrder
+            order = importlib.import_module("kvcore.support.step_order").StepOrder
             patch.setattr(order, name, lambda *_: None)
         yield

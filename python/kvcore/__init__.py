@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
-# `saved`: contexts and inputs can be pickled and copied from now on.
-from kvcore import _core, groups, ops, policies, saved  # noqa: F401
+from kvcore import _core, groups, ops, policies
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
@@ -31,22 +30,26 @@ from kvcore.native.tree import PrefixTree
 from kvcore.ops.batch import PagedBatch
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
-from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.prefix_runs import PrefixRun
+from kvcore.results import PrefixRun, ReservePlan, SharedPrefix
+from kvcore.snapshots import pickling as _pickling  # noqa: F401 - contexts can be pickled from now on
 
 if _typing.TYPE_CHECKING:
     from kvcore import functional, moving, scheduler
     from kvcore import keys as keys
     from kvcore import routing as routing
     from kvcore import stores as stores
-    from kvcore.compat.continuous import ContinuousBatchingKVCacheManager
-    from kvcore.compat.layer_views import ContinuousBatchingKVCache, KVCacheLayer, PagedKVCacheLayer
-    from kvcore.compat.slot_inputs import ContinuousBatchingKVCacheInputs
-    from kvcore.compat.views import (
+    from kvcore.integrations.max.continuous import (
+        ContinuousBatchingKVCacheInputs,
+        ContinuousBatchingKVCacheManager,
+    )
+    from kvcore.integrations.max.views import (
+        ContinuousBatchingKVCache,
         ContinuousBatchingKVCacheCollection,
         FetchContinuousBatchingKVCacheCollection,
         KVCacheCollection,
+        KVCacheLayer,
         PagedKVCacheCollection,
+        PagedKVCacheLayer,
     )
 
 __all__ = [
@@ -103,15 +106,15 @@ _AT_FIRST_USE = {
     "routing": "kvcore.routing",
     "scheduler": "kvcore.scheduler",
     "stores": "kvcore.stores",
-    "ContinuousBatchingKVCache": "kvcore.compat.layer_views",
-    "ContinuousBatchingKVCacheCollection": "kvcore.compat.views",
-    "ContinuousBatchingKVCacheInputs": "kvcore.compat.slot_inputs",
-    "ContinuousBatchingKVCacheManager": "kvcore.compat.continuous",
-    "FetchContinuousBatchingKVCacheCollection": "kvcore.compat.views",
-    "KVCacheCollection": "kvcore.compat.views",
-    "KVCacheLayer": "kvcore.compat.layer_views",
-    "PagedKVCacheCollection": "kvcore.compat.views",
-    "PagedKVCacheLayer": "kvcore.compat.layer_views",
+    "ContinuousBatchingKVCache": "kvcore.integrations.max.views",
+    "ContinuousBatchingKVCacheCollection": "kvcore.integrations.max.views",
+    "ContinuousBatchingKVCacheInputs": "kvcore.integrations.max.continuous",
+    "ContinuousBatchingKVCacheManager": "kvcore.integrations.max.continuous",
+    "FetchContinuousBatchingKVCacheCollection": "kvcore.integrations.max.views",
+    "KVCacheCollection": "kvcore.integrations.max.views",
+    "KVCacheLayer": "kvcore.integrations.max.views",
+    "PagedKVCacheCollection": "kvcore.integrations.max.views",
+    "PagedKVCacheLayer": "kvcore.integrations.max.views",
 }
 
 
@@ -129,8 +132,8 @@ if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the
 
 
 def __dir__() -> list[str]:
-    """Name what is imported at first use too."""
-    return sorted({*globals(), *_AT_FIRST_USE})
+    """Return the public names, with those that are imported at first use."""
+    return sorted({*__all__, *_AT_FIRST_USE})
 
 
 def _installed(*parts: str) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import kvcore
-from kvcore.cli.streams import finish, open_streams, tell
+from kvcore.apps.cli.streams import finish, open_streams, tell
 
 __all__ = ["main"]
 
@@ -32,11 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        What ``kvcore.cli.main.main`` returns; 2 without typer and rich.
+        What ``kvcore.apps.cli.main.main`` returns; 2 without typer and rich.
     """
     given = tuple(sys.argv[1:] if arguments is None else arguments)
     try:
-        from kvcore.cli.main import main as run
+        from kvcore.apps.cli.main import main as run
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _OF_THE_EXTRA:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kvcore.context import ContextLike
 from kvcore.groups import AttentionGroup, Bundle, State, bundles
-from kvcore.groups.packing import row_widths
+from kvcore.layers.packing import row_widths
 from kvcore.native.tree import SCHEME_VERSION, KeyChain, digest_of, page_key, page_keys, root_key
 from kvcore.params import KVCacheParams, require_params
 

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kvcore.arguments import flag, number
-from kvcore.dtypes import itemsize
 from kvcore.groups import AttentionGroup, Bundle, FullAttention, State, bundles
-from kvcore.groups.checks import MOST_LAYERS
-from kvcore.groups.of_params import check_groups, frozen_groups, frozen_shared
-from kvcore.groups.packing import page_shape, row_elements
+from kvcore.layers.kinds import MOST_LAYERS
+from kvcore.layers.packing import (
+    check_groups,
+    frozen_groups,
+    frozen_shared,
+    page_shape,
+    row_elements,
+)
+from kvcore.support.arguments import flag, number
+from kvcore.support.dtypes import itemsize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,7 +289,7 @@ class KVCacheParams:
         >>> KVCacheParams.from_hf_config(config, page_size=16).bytes_per_token
         147456
         """
-        from kvcore.hf_config import read_config
+        from kvcore.layers.hf.config import read_config
 
         fill = _HF_GROUPS if groups is None else flag("groups", groups)
         shards = 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcore.arguments import integer
 from kvcore.errors import CapacityError
 from kvcore.groups import bundles
-from kvcore.groups.kinds import MAX_CHUNK_TOKENS
-from kvcore.groups.layers import column_tokens, pages_per_column
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS
+from kvcore.layers.layer_map import column_tokens, pages_per_column
 from kvcore.params import KVCacheParams, require_count, require_params
+from kvcore.support.arguments import integer
 
 __all__ = [
     "STATES_PER_REQUEST",

@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "a page that step swaps keeps its owner",
-        "cpp/src/cache/commit.cpp",
+        "cpp/src/level/quotas.cpp",
         "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
         "        static_cast<void>(available);\n",
         "tenants",

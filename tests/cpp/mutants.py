@@ -1,4 +1,4 @@
-#SPDX - License - Identifier : Apache - 2.0
+# SPDX-License-Identifier: Apache-2.0
 """Break the cache manager in known ways and see that its tests notice.
 
     python tests/cpp/mutants.py [--only NAME] [--searched] [--laws] [--jobs N] [--folder F]
@@ -7,9 +7,8 @@
 Works on copies of the tree, which are mended when it ends. Each mutant replaces text that must be
 there exactly once. Most are looked for by exploring interleavings: their rows say how deep the
 shortest sequence is that shows them, to the laws of the manager and, without asking those, to a
-reader of the pages;
-``--laws`` leaves the second search out.Mutants of states and tenants have to fail one of the fast
-    tests; ``--searched`` leaves these mutants out.
+reader of the pages; ``--laws`` leaves the second search out. Mutants of states and tenants have to
+fail one of the fast tests; ``--searched`` leaves these mutants out.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def prepare(where: Path, cmake_args: Iterable[str], targets: Iterable[str]) -> P
     """Make a copy of the tree and build some programs there."""
     copy_tree(where)
     configure = ["cmake", "-S", str(where), "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
-#A mutant takes more time in the compiler than in its search.
+    # A mutant takes more time in the compiler than in its search.
     configure += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *cmake_args]
     subprocess.run(configure, check=True, capture_output=True)
     build(where, targets)
@@ -111,8 +110,7 @@ def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
     for program, file in TESTS[mutant.scenario]:
         name = f"{program} --file {file}"
         try:
-            done
-        = run([str(where / "build" / program), "--file", file])
+            done = run([str(where / "build" / program), "--file", file])
         except subprocess.TimeoutExpired:
             return "test", f"{name} does not end"
         if done.returncode != 0:

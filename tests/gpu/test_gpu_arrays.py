@@ -11,7 +11,7 @@ import pytest
 import gpu_arrays
 from gpu_arrays import Put, check_both, normal, on_gpu, random_bytes, to_host
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

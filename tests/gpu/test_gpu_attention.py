@@ -17,7 +17,7 @@ from attention_oracle import assert_close, assert_lse
 from attention_scenes import DTYPES, Scene
 from gpu_arrays import on_gpu, to_host
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import NARROW, WIDE
+from kvcore.support.dtypes import NARROW, WIDE
 from latent_rows import Latent
 from nvfp4_scenes import Nvfp4Scene
 

@@ -14,7 +14,7 @@ import kvcore
 from builders import make_context, make_params
 from gpu_arrays import Put, normal, on_gpu, on_host, same_bytes, to_host
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

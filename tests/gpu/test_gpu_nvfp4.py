@@ -11,7 +11,7 @@ import pytest
 import gpu_arrays
 from gpu_arrays import Put, check_both, random_bytes
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import drawn, specials
 from nvfp4_pools import NEW, Pools
 

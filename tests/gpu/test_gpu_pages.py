@@ -11,7 +11,7 @@ import pytest
 import gpu_arrays
 from gpu_arrays import Put, check_both, on_gpu, random_bytes, same_bytes, to_host
 from kvcore import ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from layout_caches import SHAPES as LAYOUTS
 
 gpu_arrays.require_gpu()

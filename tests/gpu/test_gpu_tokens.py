@@ -16,7 +16,7 @@ import pytest
 import gpu_arrays
 from gpu_arrays import Put, check_both, normal, on_gpu, on_host, random_bytes, to_host
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

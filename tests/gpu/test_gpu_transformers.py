@@ -225,7 +225,7 @@ def test_models_and_managers_on_several_devices_are_refused(torch: Any) -> None:
 def test_the_demo_serves_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("typer", "rich"):
         conftest.require(name)
-    from kvcore.cli.main import main
+    from kvcore.apps.cli.main import main
 
     asked = ["demo", "--chats", "6", "--turns", "2", "--device", DEVICE, "--json"]
     assert main(asked) == 0, capsys.readouterr().err

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 from ptx_text import Runner, require_simulation, runner
 
 require_simulation()

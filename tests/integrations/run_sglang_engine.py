@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
+ENGINES = Path(__file__).resolve().parents[1] / "engines"
+sys.path.insert(0, str(ENGINES))
 
 import sglang_engine_install as installing  # noqa: E402
 from engine_pairs import EnginePair, served  # noqa: E402
@@ -88,7 +88,7 @@ class Bench(EnginePair):
         self.python, self.site = installing.install(folder, wheels)
         self.model = folder / "models" / "llama"
         if not (self.model / "config.json").exists():
-            script = SUPPORT / "vllm_engine_models.py"
+            script = ENGINES / "vllm_engine_models.py"
             subprocess.run([self.python, script, self.model.parent, "llama"], check=True,
                            stderr=subprocess.DEVNULL)  # fmt: skip
 
@@ -103,13 +103,13 @@ class Bench(EnginePair):
             "HF_HUB_OFFLINE": "1",
             "KVCORE_PROBE": str(probe),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(self.site), str(SUPPORT)]),
+            "PYTHONPATH": os.pathsep.join([str(self.site), str(ENGINES)]),
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
             "TORCH_COMPILE_DISABLE": "1",
         }
         start = time.monotonic()
-        script = SUPPORT / "sglang_engine_scenes.py"
+        script = ENGINES / "sglang_engine_scenes.py"
         result = served([self.python, script, json.dumps(settings)], environment, log, SECONDS)
         seen = json.loads(probe.read_text().splitlines()[-1])
         return {**result, **seen, "seconds": time.monotonic() - start}

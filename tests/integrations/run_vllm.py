@@ -9,7 +9,7 @@
 
 vLLM's sources come from the package index (or ``--source``); what its scheduler imports is
 installed by ``--libraries FOLDER`` (beside torch and transformers), what it never calls is a stub.
-A test passes, or fails on vLLM's own manager too, or is in ``tests/support/vllm_internals.json``
+A test passes, or fails on vLLM's own manager too, or is in ``tests/engines/vllm_internals.json``
 with the line of it that reads what kvcore does not have. Anything else is an error of the adapter:
 the exit code is 1.
 """
@@ -27,8 +27,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
+ENGINES = Path(__file__).resolve().parents[1] / "engines"
+sys.path.insert(0, str(ENGINES))
 
 import vllm_models  # noqa: E402
 import vllm_sources  # noqa: E402
@@ -87,7 +87,7 @@ PARTS = {
 FOLDERS = {
     "core": "tests/v1/core",
     "connectors": "tests/v1",
-    "ours": str(SUPPORT),
+    "ours": str(ENGINES),
 }
 #: Fixtures of vLLM's that its tests of connectors need; those above them need a GPU.
 CONFTESTS = (
@@ -116,7 +116,7 @@ def run(source: Path, part: str, tests: list[str], *, on_kvcore: bool, jobs: int
             "KVCORE_RESULTS": str(results),
             "KVCORE_VLLM": "1" if on_kvcore else "0",
             "PYTHONPATH": os.pathsep.join(
-                [str(source), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+                [str(source), str(ENGINES), os.environ.get("PYTHONPATH", "")]
             ),
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
@@ -178,7 +178,7 @@ def summary(title: str, results: list[Result]) -> None:
 
 def internals(source: Path) -> dict[str, Result]:
     """Read which tests read vLLM's internals, and check that their sources still have the line."""
-    listed = json.loads((SUPPORT / "vllm_internals.json").read_text())
+    listed = json.loads((ENGINES / "vllm_internals.json").read_text())
     for each in listed:
         text = (source / each["test"].partition("::")[0]).read_text()
         if each["line"] not in text:

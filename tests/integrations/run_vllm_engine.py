@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
+ENGINES = Path(__file__).resolve().parents[1] / "engines"
+sys.path.insert(0, str(ENGINES))
 
 import vllm_engine_clients as clients  # noqa: E402
 import vllm_engine_install as installing  # noqa: E402
@@ -98,7 +98,7 @@ class Bench(EnginePair):
 
     def environment(self, run: Run, on_kvcore: str, probe: Path) -> dict[str, str]:
         """Return the environment of an engine."""
-        path = os.pathsep.join([str(self.sites[run.version]), str(SUPPORT)])
+        path = os.pathsep.join([str(self.sites[run.version]), str(ENGINES)])
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM", "KVCORE"))}
         return kept | {
             "HF_HUB_OFFLINE": "1",
@@ -118,7 +118,7 @@ class Bench(EnginePair):
         folder = self.folder / "models"
         missing = sorted(name for name in names if not (folder / name / "config.json").exists())
         if missing:
-            script = SUPPORT / "vllm_engine_models.py"
+            script = ENGINES / "vllm_engine_models.py"
             subprocess.run([self.python, script, folder, *missing], check=True,
                            stderr=subprocess.DEVNULL)  # fmt: skip
 
@@ -143,7 +143,7 @@ class Bench(EnginePair):
         """Serve scenes with vLLM's LLM class."""
         settings = {"model": str(model), "engine": run.arguments(), "scenes": run.scenes,
                     "prompts": run.prompts}  # fmt: skip
-        script = SUPPORT / "vllm_engine_scenes.py"
+        script = ENGINES / "vllm_engine_scenes.py"
         return served([self.python, script, json.dumps(settings)], environment, log, SECONDS)
 
     def online(

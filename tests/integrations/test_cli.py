@@ -13,12 +13,12 @@ import pytest
 
 import kvcore
 from cli_runs import refused, shown, told
+from kvcore.apps.cli.machine import isa_level, x86_64_level
+from kvcore.apps.cli.presets import PRESETS, model_params
+from kvcore.apps.cli.progress import progress_bar
+from kvcore.apps.cli.token_counts import parse_tokens
 from kvcore.backends.cuda import availability
-from kvcore.byte_sizes import format_size, parse_size
-from kvcore.cli.machine import isa_level, x86_64_level
-from kvcore.cli.presets import PRESETS, model_params
-from kvcore.cli.progress import progress_bar
-from kvcore.cli.token_counts import parse_tokens
+from kvcore.support.byte_sizes import format_size, parse_size
 
 V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -213,5 +213,5 @@ def test_what_the_machine_does_not_give_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in (OSError(28, "No space left on device"), MemoryError()):
-        monkeypatch.setattr("kvcore.cli.info.collect", failing(error))
+        monkeypatch.setattr("kvcore.apps.cli.info.collect", failing(error))
         refused(capsys, "info", code=1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import refused, told
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 from kvcore.replay import POLICIES
 from trace_files import random_rows, row, write_trace
 
@@ -144,7 +144,7 @@ def test_pools_beyond_memory_are_told(
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", no_memory)
+    monkeypatch.setattr("kvcore.apps.replay.pool.PagedKVCacheManager", no_memory)
     told = refused(capsys, "replay", trace, "--pages", "100,2147483647")
     assert "need" in told
     assert "more memory than there is" in told
@@ -159,7 +159,7 @@ def test_a_pool_that_is_refused_is_told_before_the_others_run(
         made.append(num_pages)
         raise ValueError("too large")
 
-    monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", refusing)
+    monkeypatch.setattr("kvcore.apps.replay.pool.PagedKVCacheManager", refusing)
     told = refused(capsys, "replay", trace, "--pages", "100,9000", "--policy", ALL)
     assert "a pool of 9,000 pages of 16 tokens on each of 1 replicas: too large" in told
     assert made == [9000]
@@ -168,7 +168,7 @@ def test_a_pool_that_is_refused_is_told_before_the_others_run(
 def test_prompts_of_too_many_pages_for_an_optimum_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: str
 ) -> None:
-    monkeypatch.setattr("kvcore.replay.uses.MOST_PAGE_USES", 100)
+    monkeypatch.setattr("kvcore.apps.replay.uses.MOST_PAGE_USES", 100)
     told = refused(capsys, "replay", trace, "--pages", "100,200")
     assert "an optimum is computed for at most 100" in told
     assert main(["replay", trace, "--mode", "online", "--pages", "1000,2000"]) == 0

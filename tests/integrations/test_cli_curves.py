@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvcore.cli.comparison_table import print_comparison
-from kvcore.cli.curves import COLOURS, Curve, draw_curves
+from kvcore.apps.cli.comparison_table import print_comparison
+from kvcore.apps.cli.curves import COLOURS, Curve, draw_curves
 from kvcore.replay import POLICIES, Comparison, PoolSettings, compare, read_trace
 from trace_files import random_rows, write_trace
 

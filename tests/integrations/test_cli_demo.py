@@ -15,10 +15,10 @@ from rich.console import Console
 
 from cli_runs import refused, shown, told
 from kvcore import ops
+from kvcore.apps.cli.demo_table import print_demo
+from kvcore.apps.cli.main import main
+from kvcore.apps.demo import DemoReport, DemoSettings, run_demo
 from kvcore.backends.cuda import availability
-from kvcore.cli.demo_table import print_demo
-from kvcore.cli.main import main
-from kvcore.demo import DemoReport, DemoSettings, run_demo
 
 SMALL = ["--chats", "2", "--turns", "1", "--threads", "1"]
 RUN_KEYS = {
@@ -206,5 +206,7 @@ def test_without_a_gpu_one_line_says_why_and_exit_1(capsys: pytest.CaptureFixtur
 
 
 def test_import_of_the_package_leaves_the_demo_out() -> None:
-    code = "import sys, kvcore; sys.exit('kvcore.demo' in sys.modules or 'rich' in sys.modules)"
+    code = (
+        "import sys, kvcore; sys.exit('kvcore.apps.demo' in sys.modules or 'rich' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ import pytest
 
 from cli_runs import refused, told
 from kvcore import KVCacheParams, PagedKVCacheManager
-from kvcore.cli.presets import model_params
+from kvcore.apps.cli.presets import model_params
 from kvcore.replay import PoolSettings
 from trace_files import row, write_trace
 
@@ -93,7 +93,7 @@ def test_pool_larger_than_memory_is_told_in_pages(
         raise MemoryError
 
     sized = ["--mode", mode, "--pages", "2147483647", "--replicas", "7"]
-    monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", no_memory)
+    monkeypatch.setattr("kvcore.apps.replay.pool.PagedKVCacheManager", no_memory)
     line = refused(capsys, "replay", trace, *sized)
     assert "2,147,483,647 pages of 16 tokens on each of 7 replicas needs more memory" in line
 
@@ -105,7 +105,7 @@ def test_replay_that_runs_out_of_memory_says_what_it_replays(
         def maybe_reserve(self, *_: object, **__: object) -> bool:
             raise MemoryError
 
-    monkeypatch.setattr("kvcore.replay.pool.PagedKVCacheManager", Hungry)
+    monkeypatch.setattr("kvcore.apps.replay.pool.PagedKVCacheManager", Hungry)
     line = refused(capsys, "replay", trace)
     assert "30 requests of up to 1,044 tokens in a pool of 32,768 pages of 16 tokens" in line
     assert "more memory than there is" in line
@@ -122,7 +122,7 @@ def test_running_out_of_memory_elsewhere_names_the_command(
     def no_memory() -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kvcore.cli.info.collect", no_memory)
+    monkeypatch.setattr("kvcore.apps.cli.info.collect", no_memory)
     line = refused(capsys, "info", "--json", code=1)
     assert line == "kvcore: error: kvcore info --json: it would need more memory than there is\n"
 

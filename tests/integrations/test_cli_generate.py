@@ -16,7 +16,7 @@ import pytest
 
 from cli_runs import refused, shown, told
 from conftest import require
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 
 torch = require("torch")
 transformers = require("transformers")
@@ -98,7 +98,7 @@ def test_text_is_written_while_it_is_generated(
     words: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    monkeypatch.setattr("kvcore.cli.generate._write", written.append)
+    monkeypatch.setattr("kvcore.apps.cli.generate._write", written.append)
     assert main(["generate", str(words), PROMPT, "--max-new-tokens", "5"]) == 0
     assert len(written) == 6  # five tokens and the end of the line
 
@@ -316,7 +316,7 @@ def test_missing_libraries_are_one_line_and_exit_1(
 # -- the program ---------------------------------------------------------------------------------
 def test_neither_the_library_nor_the_help_imports_torch() -> None:
     code = (
-        "import sys, kvcore, kvcore.cli.main as cli; cli.main(['generate', '--help']);"
+        "import sys, kvcore, kvcore.apps.cli.main as cli; cli.main(['generate', '--help']);"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -28,7 +28,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcore.cli.generate._MOST_WINDOWED", 16)
+    monkeypatch.setattr("kvcore.apps.cli.generate._MOST_WINDOWED", 16)
 
 
 @pytest.mark.usefixtures("short_forwards")

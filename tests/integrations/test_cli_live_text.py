@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require
-from kvcore.cli.live_text import LiveText, TextOfTokens
+from kvcore.apps.cli.live_text import LiveText, TextOfTokens
 
 require("transformers")
 

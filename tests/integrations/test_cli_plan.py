@@ -12,7 +12,7 @@ import pytest
 from cli_runs import refused, shown, told
 from hf_configs import CONFIGS
 from kvcore import KVCacheParams, PagedKVCacheManager
-from kvcore.cli.presets import PRESETS
+from kvcore.apps.cli.presets import PRESETS
 
 GIB = 1 << 30
 MODEL_KEYS = {

@@ -11,7 +11,7 @@ import pytest
 
 from cli_runs import refused, shown, told
 from hf_configs import CONFIGS
-from kvcore.cli.presets import PRESETS
+from kvcore.apps.cli.presets import PRESETS
 from kvcore.groups import bundles
 from kvcore.sizing import infer_optimal_batch_size
 

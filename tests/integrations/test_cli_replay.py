@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import refused, told
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 from trace_files import row, write_trace
 
 PROMISED = {

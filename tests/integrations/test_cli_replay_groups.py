@@ -10,7 +10,7 @@ import pytest
 
 from cli_runs import refused, told
 from hf_group_configs import MIMO
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 from trace_files import random_rows, row, write_trace
 
 GROUPS = ("--groups", "gemma-3-1b")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 from trace_files import row, write_trace
 
 PLAN = ["plan", "llama-3.1-8b", "--memory", "80GiB", "--max-seq-len", "32k"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvcore.cli.main import main
+from kvcore.apps.cli.main import main
 from stored_pages import FINGERPRINT, PAGE, open_disk, put
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvcore.demo import Shape, Transformer
-from kvcore.demo.attention import plain_attention
+from kvcore.apps.demo import Shape, Transformer
+from kvcore.apps.demo.attention import plain_attention
 
 SMALL = Shape(
     num_layers=2, hidden=20, ffn=28, vocabulary=37, n_q_heads=6, n_kv_heads=2, head_dim=10

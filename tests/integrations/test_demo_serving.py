@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from kvcore import CapacityError, ops
-from kvcore.demo import (
+from kvcore.apps.demo import (
     Chat,
     ChatServer,
     ChatSettings,
@@ -24,8 +24,8 @@ from kvcore.demo import (
     check,
     make_chats,
 )
-from kvcore.demo.attention import plain_attention
-from kvcore.demo.blas import one_blas_thread
+from kvcore.apps.demo.attention import plain_attention
+from kvcore.apps.demo.blas import one_blas_thread
 
 MODEL = Transformer(
     Shape(num_layers=2, hidden=32, ffn=48, vocabulary=64, n_q_heads=4, n_kv_heads=2, head_dim=8)
@@ -268,7 +268,7 @@ def test_chats_share_system_prompts_and_come_from_the_seed() -> None:
 
 
 def test_blas_gets_its_threads_back() -> None:
-    from kvcore.demo import blas
+    from kvcore.apps.demo import blas
 
     controls = [blas._controls(path) for path in blas._loaded()]
     found = [each for each in controls if each is not None]

@@ -11,7 +11,7 @@ import pytest
 
 from hf_configs import CONFIGS, LATENT, SHAPES
 from kvcore import KVCacheParams
-from kvcore.dtypes import itemsize
+from kvcore.support.dtypes import itemsize
 
 LLAMA = CONFIGS["llama-3.1-70b"]
 DEEPSEEK = CONFIGS["deepseek-v3"]

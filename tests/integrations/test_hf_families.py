@@ -13,7 +13,7 @@ from hf_configs import CONFIGS
 from hf_group_configs import GPT_OSS, LLAMA, MIMO, QWEN_3_NEXT
 from kvcore import KVCacheParams
 from kvcore.groups import FullAttention, SlidingWindow, State
-from kvcore.groups.packing import row_widths
+from kvcore.layers.packing import row_widths
 
 DEEPSEEK = CONFIGS["deepseek-v3"]
 SMALL: dict[str, Any] = {

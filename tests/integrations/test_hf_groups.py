@@ -26,7 +26,7 @@ from hf_group_configs import (
     read,
 )
 from kvcore import KVCacheParams
-from kvcore.cli.presets import PRESETS
+from kvcore.apps.cli.presets import PRESETS
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
 
 

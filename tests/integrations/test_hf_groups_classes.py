@@ -22,8 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 from hf_decoders import decoders  # noqa: E402
 from kvcore import KVCacheParams  # noqa: E402
 from kvcore.groups import ChunkedLocal, FullAttention  # noqa: E402
-from kvcore.groups.packing import row_widths  # noqa: E402
 from kvcore.integrations.transformers.names import CACHE  # noqa: E402
+from kvcore.layers.packing import row_widths  # noqa: E402
 
 torch.set_num_threads(1)
 

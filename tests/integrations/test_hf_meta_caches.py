@@ -18,8 +18,8 @@ transformers = require("transformers")
 
 from hf_decoders import CAUSAL, decoders, whole_configs  # noqa: E402
 from kvcore import KVCacheParams  # noqa: E402
-from kvcore.groups.packing import row_elements  # noqa: E402
 from kvcore.integrations.transformers.names import CACHE  # noqa: E402
+from kvcore.layers.packing import row_elements  # noqa: E402
 
 torch.set_num_threads(1)
 

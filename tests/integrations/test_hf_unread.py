@@ -9,8 +9,8 @@ import pytest
 
 from hf_group_configs import GEMMA_3_27B, KIMI_LINEAR, LLAMA
 from kvcore import KVCacheParams
-from kvcore.hf_config import read_config
-from kvcore.hf_unread import looks_cached
+from kvcore.layers.hf.config import read_config
+from kvcore.layers.hf.unread import looks_cached
 
 
 def read(config: dict[str, Any], **rest: Any) -> KVCacheParams:

@@ -17,8 +17,8 @@ require("transformers")
 
 from hf_decoders import decoders, whole_configs  # noqa: E402
 from kvcore import KVCacheParams  # noqa: E402
-from kvcore.hf_defaults import CLASS_DEFAULTS  # noqa: E402
-from kvcore.hf_fields import KV_HEADS  # noqa: E402
+from kvcore.layers.hf.defaults import CLASS_DEFAULTS  # noqa: E402
+from kvcore.layers.hf.fields import KV_HEADS  # noqa: E402
 
 #: Classes whose defaults are refused although their layers keep K and V, and why.
 REFUSED = {

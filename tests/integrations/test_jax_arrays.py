@@ -12,9 +12,9 @@ import pytest
 from conftest import require
 from functional_cache import make_cache
 from kvcore import PagedBatch, ops
-from kvcore.arrays import host_array
-from kvcore.dtypes import numpy_dtype
+from kvcore.backends.arrays import host_array
 from kvcore.functional import append_kv, gather_kv
+from kvcore.support.dtypes import numpy_dtype
 
 jax = require("jax")
 jnp = jax.numpy

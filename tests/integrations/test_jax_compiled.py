@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from conftest import require
-from kvcore.dtypes import numpy_dtype
 from kvcore.functional import (
     PagedKVCache,
     allocate_blocks,
@@ -22,12 +21,13 @@ from kvcore.functional import (
     gather_kv,
     init_paged_kv_cache,
 )
+from kvcore.support.dtypes import numpy_dtype
 
 jax = require("jax")
 jnp = jax.numpy
 
-from kvcore.compat import jax_calls  # noqa: E402 - needs jax
 from kvcore.integrations.jax import has_handlers  # noqa: E402
+from kvcore.ops import jax_calls  # noqa: E402
 
 BLOCK, HEADS, DIM = 4, 2, 8
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")

@@ -14,7 +14,7 @@ import pytest
 from conftest import require
 from handover import PAGES, expect_the_same_bytes, serve
 from kvcore.stores import MooncakeStore
-from kvcore.tiers.adapters import RecordAdapter
+from kvcore.stores.tiers.adapters import RecordAdapter
 from mooncake_server import MooncakeServer, network_of_its_own
 from small_model import GROUPS, HIT, PROMPT, small_manager
 

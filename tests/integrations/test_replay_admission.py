@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.apps.replay.workload import Workload
 from kvcore.replay import ChatSettings, PoolSettings, chat_workload, read_trace, replay_admission
-from kvcore.replay.workload import Workload
 from trace_files import BLOCK, random_rows, row, write_trace
 
 

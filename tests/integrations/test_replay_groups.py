@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcore import KVCacheParams
-from kvcore.cli.presets import find_model
+from kvcore.apps.cli.presets import find_model
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
 from kvcore.replay import (
     ChatSettings,

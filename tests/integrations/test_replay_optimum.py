@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvcore.apps.replay import uses as uses_module
+from kvcore.apps.replay.belady import optimum
+from kvcore.apps.replay.uses import PageUsesError, page_uses
+from kvcore.apps.replay.workload import Workload
 from kvcore.replay import (
     POLICIES,
     ChatSettings,
@@ -19,10 +23,6 @@ from kvcore.replay import (
     read_trace,
     replay_admission,
 )
-from kvcore.replay import uses as uses_module
-from kvcore.replay.belady import optimum
-from kvcore.replay.uses import PageUsesError, page_uses
-from kvcore.replay.workload import Workload
 from trace_files import BLOCK, random_rows, row, write_trace
 
 Name = tuple[int, ...]

@@ -14,8 +14,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvcore import KVCacheParams
-from kvcore.cli.comparison_page import comparison_page, comparison_picture
-from kvcore.cli.main import main
+from kvcore.apps.cli.comparison_page import comparison_page, comparison_picture
+from kvcore.apps.cli.main import main
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.replay import (
     POLICIES,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvcore import KVCacheParams
+from kvcore.apps.replay.tiers import temporary_disk
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.replay import (
     ChatSettings,
@@ -25,7 +26,6 @@ from kvcore.replay import (
     replay_admission,
     replay_online,
 )
-from kvcore.replay.tiers import temporary_disk
 from trace_files import BLOCK, random_rows, row, write_trace
 
 CHATS = ChatSettings(conversations=40, system_prompts=3, system_tokens=(50, 90))

@@ -21,7 +21,7 @@ import pytest
 from builders import make_manager, put_in_cache
 from conftest import require
 from interrupted_starts import MOMENTS, interrupt_starts, threads_named
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
 from reset_sender import base, fetch_until_reset, send_reset
 from together import run_together, switch_often
 from waiting import wait_until
@@ -37,7 +37,7 @@ PROMPT = list(range(12))
 # Listens, says so, and waits for a word.
 LISTEN = """
 import sys
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
 listener = ResetListener(sys.argv[1])
 print("listening", flush=True)
 sys.stdin.readline()
@@ -227,7 +227,7 @@ def test_listeners_leave_no_thread_descriptor_or_file(base: str) -> None:
 # Its child asks, closes, collects and exits as programs do; then the parent is still heard.
 FORK = """
 import gc, os, sys
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
 listener = ResetListener(sys.argv[1])
 child = os.fork()
 if child == 0:
@@ -272,7 +272,7 @@ def test_forked_child_leaves_the_parents_listener_alone(base: str, ending: str) 
 # The parent is killed; its child lives on and holds the socket that it was forked with.
 ORPHAN = """
 import os, sys
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
 listener = ResetListener(sys.argv[1])
 if os.fork() == 0:
     print("listening", flush=True)
@@ -310,7 +310,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_program_that_listens_ends(base: str, ending: str) -> None:
     code = (
-        "import sys\nfrom kvcore.zmq_reset import ResetListener\n"
+        "import sys\nfrom kvcore.observe.zmq_reset import ResetListener\n"
         f"listener = ResetListener(sys.argv[1])\n{ENDINGS[ending]}"
     )
     done = subprocess.run(

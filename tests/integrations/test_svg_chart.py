@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kvcore.cli.svg_chart import Chart, Line, linear_axis, log_axis
+from kvcore.apps.cli.svg_chart import Chart, Line, linear_axis, log_axis
 
 
 def chart(*lines: Line, is_labelled: bool = True) -> Chart:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.replay import TraceError, read_trace, trace, trace_lines
+from kvcore.apps.replay import trace, trace_lines
+from kvcore.replay import TraceError, read_trace
 from trace_files import row
 
 ROWS = [row([0, n], timestamp=n) for n in range(40)]

@@ -25,13 +25,13 @@ from generated import (  # noqa: E402
 from hf_models import GROUPED, build, expected_of, model_of, plain, prompts_of  # noqa: E402
 from kvcore import KVCacheParams, PagedKVCacheManager  # noqa: E402
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles  # noqa: E402
-from kvcore.groups.layers import has_windows  # noqa: E402
 from kvcore.integrations.transformers import (  # noqa: E402
     attention,
     cache_params,
     generate,
 )
 from kvcore.integrations.transformers.rules import rule_of  # noqa: E402
+from kvcore.layers.layer_map import has_windows  # noqa: E402
 from kvcore.sizing import longest_sequence, pages_per_sequence  # noqa: E402
 
 torch.set_num_threads(1)

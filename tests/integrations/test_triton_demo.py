@@ -20,9 +20,8 @@ require("typer")
 
 from cli_runs import refused, told  # noqa: E402
 from kvcore import Device, ops  # noqa: E402
-from kvcore.backends.cuda import availability  # noqa: E402
-from kvcore.cli.main import main  # noqa: E402
-from kvcore.demo import (  # noqa: E402
+from kvcore.apps.cli.main import main  # noqa: E402
+from kvcore.apps.demo import (  # noqa: E402
     ChatServer,
     ChatSettings,
     EngineSettings,
@@ -34,6 +33,7 @@ from kvcore.demo import (  # noqa: E402
     run,
     settings,
 )
+from kvcore.backends.cuda import availability  # noqa: E402
 
 SHAPE = Shape(num_layers=2, hidden=32, ffn=48, vocabulary=64, n_q_heads=4, n_kv_heads=2, head_dim=8)
 FEW = ChatSettings(

@@ -22,7 +22,7 @@ require_emulation()
 
 from emulated_tensors import INDEX, counted_as_gpu  # noqa: E402
 from kvcore import Device  # noqa: E402
-from kvcore.cli import local_model  # noqa: E402
+from kvcore.apps.cli import local_model  # noqa: E402
 from tiny_model_dir import word_tokenizer, write_folder  # noqa: E402
 
 ASKED = ("w1 w2 w3 w4 w5 w6 w7", "w1 w2", "--max-new-tokens", 3, "--page-size", 4)

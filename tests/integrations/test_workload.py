@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvcore.apps.replay.chat import ChatWorkload
 from kvcore.replay import ChatSettings, chat_workload
-from kvcore.replay.chat import ChatWorkload
 
 SMALL = ChatSettings(conversations=200, system_prompts=4, system_tokens=(20, 60))
 

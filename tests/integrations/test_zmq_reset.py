@@ -10,7 +10,7 @@ import pytest
 
 from builders import claimed, make_manager, prefilled, put_in_cache
 from conftest import require
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
 from reset_sender import base, fetch_until_reset, send_reset
 from together import THREADS, run_together, switch_often
 

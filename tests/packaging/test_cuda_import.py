@@ -7,8 +7,8 @@ import json
 import subprocess
 import sys
 
+from kvcore.apps.cli.info import collect
 from kvcore.backends.cuda import availability
-from kvcore.cli.info import collect
 
 
 def run(code: str) -> str:

@@ -18,7 +18,7 @@ import typer
 import kvcore
 from foreign_context import Context
 from kvcore import ops
-from kvcore.cli.main import app, main
+from kvcore.apps.cli.main import app, main
 from kvcore.groups import FullAttention, State
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ import typer
 
 import kvcore
 from kvcore import keys, ops, scheduler, stores
-from kvcore.cli import main as program
+from kvcore.apps.cli import main as program
 from kvcore.groups import AttentionGroup
 
 ROOT = Path(__file__).resolve().parents[2]

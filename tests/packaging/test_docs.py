@@ -31,8 +31,8 @@ from kvcore import (
     scheduler,
     stores,
 )
-from kvcore.cli.main import app, main
-from kvcore.native import contexts, tree
+from kvcore.apps.cli.main import app, main
+from kvcore.native import contexts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

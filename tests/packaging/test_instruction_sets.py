@@ -15,7 +15,7 @@ import pytest
 import kvcore
 from conftest import require_program
 from kvcore import _core
-from kvcore.cli.machine import isa_level
+from kvcore.apps.cli.machine import isa_level
 
 LEVELS = ("x86-64-v3", "x86-64-v4")
 
@@ -40,7 +40,7 @@ print(_core.kernel_isa(), digest)
 _ATTENTION = """
 import sys, numpy as np
 from kvcore import PagedBatch, ops
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 rng = np.random.default_rng(2)
 found = []
 for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"):

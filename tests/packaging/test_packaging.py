@@ -156,7 +156,7 @@ import sys, kvcore
 late = kvcore._AT_FIRST_USE
 print(sorted({home for home in late.values() if home in sys.modules}))
 print([name for name in late if getattr(kvcore, name).__name__ not in (name, f"kvcore.{name}")])
-print(kvcore.KVCacheLayer is kvcore.compat.layer_views.KVCacheLayer)
+print(kvcore.KVCacheLayer is kvcore.integrations.max.views.KVCacheLayer)
 print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)
 """
     assert python("-c", code, cwd=tmp_path).splitlines() == [
@@ -174,7 +174,7 @@ def test_manager_without_tiers_imports_no_store_and_no_socket(tmp_path: Path) ->
 import sys, kvcore
 params = kvcore.KVCacheParams("float32", 1, 16, 1, page_size=4, enable_prefix_caching=True)
 kvcore.PagedKVCacheManager(params, 4, 64, num_pages=16)
-late = ("kvcore.stores", "kvcore.zmq_reset", "socket", "subprocess", "urllib")
+late = ("kvcore.stores", "kvcore.observe.zmq_reset", "socket", "subprocess", "urllib")
 print([name for name in sys.modules if name.startswith(late)])
 """
     assert python("-c", code, cwd=tmp_path).strip() == "[]"

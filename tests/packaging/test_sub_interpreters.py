@@ -35,7 +35,9 @@ print("still running", flush=True)
 
 
 @pytest.mark.parametrize("in_main", [False, True])
-@pytest.mark.parametrize("module", ["kvcore", "kvcore._core", "kvcore.native.engine", "kvcore.cli"])
+@pytest.mark.parametrize(
+    "module", ["kvcore", "kvcore._core", "kvcore.native.engine", "kvcore.apps.cli"]
+)
 def test_sub_interpreter_is_refused(module: str, *, in_main: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(module=module, in_main=in_main)],

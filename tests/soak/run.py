@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "traffic"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from redis_server import RedisServer
 

@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "traffic"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from digest_model import DigestModel
 from grouped_traffic import params_of

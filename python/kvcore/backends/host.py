@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore._core import PageCopier
-from kvcore.arrays import host_array, in_library_of, kind_of, present_zeros
-from kvcore.backends.host_indices import write_page_indices
-from kvcore.backends.host_mover import HostMover
+from kvcore._core import HostStore, PageCopier
+from kvcore.backends.arrays import host_array, in_library_of, kind_of, present_zeros
 from kvcore.backends.protocol import (
+    STORE,
     AttentionRequest,
     Backend,
     Copier,
@@ -28,6 +27,84 @@ from kvcore.backends.shards import tensors_of_shards
 from kvcore.device import Device
 
 __all__ = ["BACKEND", "HOST"]
+
+
+def write_page_indices(request: IndexRequest, offsets: NDArray[np.uint32], out: Any) -> None:
+    """Write the lists of a batch in host memory; see ``ops.page_indices``.
+
+    Raises
+    ------
+    ValueError
+        Offsets that descend.
+    IndexError
+        More tokens in a row than its columns have room for. Nothing has been written.
+    """
+    table, columns = request.table, request.table.shape[1]
+    if offsets.size and (offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any()):
+        raise ValueError("row_offsets must begin at 0, no entry below the one before")
+    lengths = request.lengths.astype(np.int64) + np.diff(offsets.astype(np.int64))
+    counts = -(-lengths // request.page_size)
+    if (counts > columns).any():
+        row = int(np.argmax(counts > columns))
+        raise IndexError(
+            f"row {row} has {lengths[row]} tokens, its {columns} columns are pages of "
+            f"{request.page_size}; fetch it again"
+        )
+    indptr, indices, last, kv_lengths = out
+    indptr[0] = 0
+    np.cumsum(counts, out=indptr[1:])
+    found = table[np.arange(columns) < counts[:, None]]
+    indices[: found.size] = np.where(found < request.num_pages, found, 0)
+    kv_lengths[...] = lengths
+    last[...] = lengths - np.maximum(counts - 1, 0) * request.page_size
+
+
+class HostMover:
+    """Copy pages between pools in host memory and the host tier at once.
+
+    Parameters
+    ----------
+    shards : list of list of Shard
+        The pools by replica and device in it.
+    num_pages : int
+        Host pages of each replica, at least 1.
+    threads : int
+        Threads to use, the caller's included.
+
+    Raises
+    ------
+    CapacityError
+        So much memory cannot be mapped.
+
+    Notes
+    -----
+    The memory is mapped; a thread makes it present 1 GiB ahead of its use. ``run`` costs the bytes,
+    and other Python threads run meanwhile.
+    """
+
+    def __init__(self, shards: list[list[Shard]], num_pages: int, threads: int = 1) -> None:
+        self.stores = [HostStore(num_pages, tensors_of_shards(replica)) for replica in shards]
+        self.threads = threads
+
+    def memory(self, replica: int) -> NDArray[np.uint8]:
+        """Return the host pages of a replica, [num_pages, page_bytes]."""
+        return self.stores[replica].memory
+
+    def wait(self, replica: int) -> None:
+        """Return at once: copies are done when ``run`` returns."""
+
+    def expect(self, replica: int, last: int) -> None:
+        """As of Mover."""
+        self.stores[replica].expect(last)
+
+    def run(self, orders: NDArray[np.int32]) -> int:
+        """Copy pages now; orders as Mover describes them."""
+        is_store = bool(orders[0, 1] == STORE)
+        for replica in np.unique(orders[:, 0]):
+            store = self.stores[replica]
+            copy = store.store if is_store else store.load
+            copy(orders[orders[:, 0] == replica, 2:], self.threads)
+        return 0
 
 
 class _HostPlace:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import kind_of
 from kvcore.backends import host
+from kvcore.backends.arrays import kind_of
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Backend, Place
 from kvcore.device import Device

@@ -26,8 +26,8 @@ import dataclasses
 
 import jax
 
-from kvcore.compat.jax_calls import has_handlers
 from kvcore.functional import PagedKVCache
+from kvcore.ops.jax_calls import has_handlers
 
 __all__ = ["has_handlers"]
 

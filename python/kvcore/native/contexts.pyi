@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from kvcore.context import ContextLike, Exported
-from kvcore.groups.layers import LayerMap
+from kvcore.layers.layer_map import LayerMap
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64] | Exported
 

@@ -45,7 +45,7 @@ from copy import copy
 
 import numpy as np
 
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 cnp.import_array()
 

@@ -17,7 +17,7 @@ cdef class EngineBase:
     cdef CacheManager* _native  # of `_core`
     cdef readonly object _core
     cdef readonly list _shards
-    # Of Python: kvcore.backends.protocol, kvcore.zmq_reset; each None where there is none.
+    # Of Python: kvcore.backends.protocol, kvcore.observe.zmq_reset; each None where there is none.
     cdef readonly object _copier
     cdef readonly object _mover
     cdef readonly object _gpus

@@ -10,12 +10,12 @@ from typing_extensions import Self
 from kvcore._core import CacheManager
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
-from kvcore.groups.layers import LayerMap
+from kvcore.layers.layer_map import LayerMap
 from kvcore.metrics import KVCacheMetrics
 from kvcore.native.contexts import RaggedKVCacheInputs, TextGenerationContext
-from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.states import StateArrays
-from kvcore.zmq_reset import ResetListener
+from kvcore.observe.zmq_reset import ResetListener
+from kvcore.pools import StateArrays
+from kvcore.results import ReservePlan, SharedPrefix
 
 _Context: TypeAlias = TextGenerationContext | ContextLike
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]

@@ -107,8 +107,8 @@ from kvcore.errors import (
     RequestNotFoundError,
 )
 from kvcore.metrics import KVCacheMetrics
-from kvcore.plans import ReservePlan, SharedPrefix
-from kvcore.step_order import StepOrder
+from kvcore.results import ReservePlan, SharedPrefix
+from kvcore.support.step_order import StepOrder
 
 cnp.import_array()
 

@@ -7,7 +7,7 @@ from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Self
 
 from kvcore.policies import EvictionPolicy
-from kvcore.prefix_runs import PrefixRun
+from kvcore.results import PrefixRun
 
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 _Keys: TypeAlias = NDArray[np.uint64] | Sequence[bytes | int]

@@ -78,7 +78,7 @@ import numpy as np
 
 from kvcore.errors import InvalidHandleError, KVCacheError
 from kvcore.policies import resolved
-from kvcore.prefix_runs import PrefixRun
+from kvcore.results import PrefixRun
 
 cnp.import_array()
 

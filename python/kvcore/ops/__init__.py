@@ -42,3 +42,8 @@ __all__ = [
     "wait_layer",
     "zero_pages",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from kvcore.arguments import flag, integer, pair_of
-from kvcore.arrays import host_array
+from kvcore.backends.arrays import host_array
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
@@ -18,7 +17,8 @@ from kvcore.native.contexts import RaggedKVCacheInputs, call_array_viewer
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
 from kvcore.ops.nvfp4_calls import global_scales_of
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
-from kvcore.plans import SharedPrefix
+from kvcore.results import SharedPrefix
+from kvcore.support.arguments import flag, integer, pair_of
 
 __all__ = ["attention", "cascade_attention", "merge_states"]
 

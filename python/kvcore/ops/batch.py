@@ -8,14 +8,14 @@ from typing import Any, SupportsIndex
 
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
-from kvcore.groups.layers import LayerPlace
+from kvcore.layers.layer_map import LayerPlace
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.layer_pools import AXES, LayerPools, OwnArrays, own_arrays
 from kvcore.ops.model_pools import ModelPools
 from kvcore.params import KVCacheParams
+from kvcore.support.arguments import integer
 
 __all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools", "own_pools"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import is_on_gpu
+from kvcore.backends.arrays import is_on_gpu
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
-from kvcore.dtypes import WIDE
+from kvcore.support.dtypes import WIDE
 
 __all__ = ["head_factors"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from kvcore.arrays import is_writable
+from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import IndexRequest, Place
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import PagedBatch, layer_pools

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arrays import address_of
-from kvcore.dtypes import numpy_dtype
+from kvcore.backends.arrays import address_of
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["ROW_BYTES", "latent_fp8_parts"]
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import number
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
-from kvcore.dtypes import NARROW
 from kvcore.native.contexts import are_numpy
 from kvcore.ops.latent import latent_fp8_parts
 from kvcore.ops.nvfp4 import checked_blocks, has_block_scales, seen_pair
 from kvcore.ops.options import Options
+from kvcore.support.arguments import number
+from kvcore.support.dtypes import NARROW
 
 __all__ = ["AXES", "LayerPools", "OwnArrays", "own_arrays"]
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import _core
-from kvcore.arguments import integer
 from kvcore.backends.protocol import Tensor
 from kvcore.backends.selection import any_array, zeros_on
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.arguments import integer
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["PACKED", "PoolLayout", "tensors_of"]
 

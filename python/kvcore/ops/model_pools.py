@@ -9,13 +9,13 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
-from kvcore.groups.layers import LayerMap, LayerPlace, mixes_pages
-from kvcore.groups.packing import bundles
+from kvcore.layers.layer_map import LayerMap, LayerPlace, mixes_pages
+from kvcore.layers.packing import bundles
 from kvcore.ops.layer_pools import LayerPools, OwnArrays, own_arrays
 from kvcore.params import KVCacheParams
+from kvcore.support.arguments import integer
 
 __all__ = ["ModelPools"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import number, pair_of
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
+from kvcore.support.arguments import number, pair_of
 
 __all__ = [
     "BLOCK",

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvcore.arguments import MOST_UINT32, integers
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array, place_of
+from kvcore.support.arguments import MOST_UINT32, integers
 
 __all__ = ["Options", "array_at", "documents_options", "offsets_at"]
 

@@ -8,11 +8,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer, integers
-from kvcore.arrays import is_on_gpu
+from kvcore.backends.arrays import is_on_gpu
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.ops.options import Options, documents_options
+from kvcore.support.arguments import integer, integers
 
 __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"]
 

@@ -9,16 +9,16 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import is_writable
+from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
 from kvcore.ops.factors import head_factors
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
+from kvcore.support.arguments import MOST_UINT32, integers
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["append", "gather", "scatter"]
 

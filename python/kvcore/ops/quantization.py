@@ -9,13 +9,13 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer, pair_of
-from kvcore.arrays import is_writable
+from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
-from kvcore.dtypes import NARROW, WIDE, numpy_dtype
 from kvcore.ops.nvfp4 import BLOCK, SCALES, global_scale_at
 from kvcore.ops.options import Options, array_at, documents_options
+from kvcore.support.arguments import integer, pair_of
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["dequantize", "quantize"]
 

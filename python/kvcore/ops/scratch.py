@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
-from kvcore.arguments import integer
 from kvcore.backends.selection import any_array
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.support.arguments import integer
 
 __all__ = ["attention_scratch"]
 

@@ -8,14 +8,14 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import MOST_UINT32, integers
-from kvcore.arrays import is_writable
+from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, documents_options, offsets_at
+from kvcore.support.arguments import MOST_UINT32, integers
 
 __all__ = ["advance_lengths", "append_slots", "build_slots", "compact_table"]
 

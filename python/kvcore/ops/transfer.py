@@ -8,11 +8,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer
 from kvcore.backends.protocol import Place, Tensor
 from kvcore.ops.layouts import PACKED, PoolLayout, tensors_of
 from kvcore.ops.options import Options, documents_options
 from kvcore.ops.pages import integer_array
+from kvcore.support.arguments import integer
 
 __all__ = ["copy_partial", "transfer"]
 

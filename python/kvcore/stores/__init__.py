@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of pages below the device: the protocol, stores on disks and servers, names of tiers."""
+"""Stores of pages below the device: the protocol, stores on disks and servers, names of tiers.
 
-from kvcore.metrics import TierMetrics
-from kvcore.stores.disk import DiskStore
-from kvcore.stores.memory import MemoryStore
-from kvcore.stores.mooncake_store import MooncakeStore
-from kvcore.stores.protocol import (
-    BlockStore,
-    FinishedHandle,
-    StoreCapacity,
-    StoreHandle,
-    StoreHealth,
-)
-from kvcore.stores.redis_store import RedisStore
-from kvcore.stores.specs import (
-    DiskTier,
-    HostTier,
-    MooncakeTier,
-    RedisTier,
-    TierSpec,
-    parse_tier,
-)
+A store's module, with its sockets or clients, is imported when its name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from kvcore.metrics import TierMetrics
+    from kvcore.stores.disk import DiskStore
+    from kvcore.stores.memory import MemoryStore
+    from kvcore.stores.mooncake_store import MooncakeStore
+    from kvcore.stores.protocol import (
+        BlockStore,
+        FinishedHandle,
+        StoreCapacity,
+        StoreHandle,
+        StoreHealth,
+    )
+    from kvcore.stores.redis_store import RedisStore
+    from kvcore.stores.specs import (
+        DiskTier,
+        HostTier,
+        MooncakeTier,
+        RedisTier,
+        TierSpec,
+        parse_tier,
+    )
 
 __all__ = [
     "BlockStore",
@@ -40,3 +49,35 @@ __all__ = [
     "TierSpec",
     "parse_tier",
 ]
+
+_HOMES = {
+    "kvcore.metrics": ("TierMetrics",),
+    "kvcore.stores.disk": ("DiskStore",),
+    "kvcore.stores.memory": ("MemoryStore",),
+    "kvcore.stores.mooncake_store": ("MooncakeStore",),
+    "kvcore.stores.protocol": (
+        *("BlockStore", "FinishedHandle", "StoreCapacity", "StoreHandle", "StoreHealth"),
+    ),
+    "kvcore.stores.redis_store": ("RedisStore",),
+    "kvcore.stores.specs": (
+        *("DiskTier", "HostTier", "MooncakeTier", "RedisTier", "TierSpec", "parse_tier"),
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the package
+
+    def __getattr__(name: str) -> object:
+        """Import the module that has a public name when the name is asked for."""
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'kvcore.stores' has no attribute {name!r}")
+        found = getattr(_importlib.import_module(home), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

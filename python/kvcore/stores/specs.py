@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvcore.arguments import integer, number
-from kvcore.byte_sizes import parse_size
+from kvcore.support.arguments import integer, number
+from kvcore.support.byte_sizes import parse_size
 
 __all__ = ["DiskTier", "HostTier", "MooncakeTier", "RedisTier", "TierSpec", "parse_tier"]
 

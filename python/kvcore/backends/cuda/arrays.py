@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arrays import is_on_gpu
+from kvcore.backends.arrays import is_on_gpu
 from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = [
     "device_array",

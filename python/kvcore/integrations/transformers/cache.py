@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, cache_utils
 
-from kvcore.arguments import flag
 from kvcore.integrations.transformers.cache_pool import PoolPlan
 from kvcore.integrations.transformers.cache_rows import CacheRows
 from kvcore.integrations.transformers.devices import device_of
 from kvcore.params import require_count
+from kvcore.support.arguments import flag
 
 if TYPE_CHECKING:
     from kvcore.paged import PagedKVCacheManager

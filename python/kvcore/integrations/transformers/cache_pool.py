@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvcore.device import Device
-from kvcore.dtypes import numpy_dtype
 from kvcore.groups import AttentionGroup, FullAttention, SlidingWindow, bundles
 from kvcore.integrations.transformers.memory import free_memory
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams, require_count
 from kvcore.pools import shard_shapes
 from kvcore.sizing import chosen_pages, pages_per_replica
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["PoolPlan"]
 

@@ -15,8 +15,8 @@ from kvcore.context import TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import KVCacheError
 from kvcore.groups import bundles
-from kvcore.groups.layers import LayerMap, has_windows
 from kvcore.integrations.transformers import devices
+from kvcore.layers.layer_map import LayerMap, has_windows
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.params import KVCacheParams
 

@@ -13,10 +13,6 @@ import transformers
 from transformers import PreTrainedModel
 
 from kvcore import Device, KVCacheParams, PagedKVCacheManager
-from kvcore.arguments import flag
-from kvcore.dtypes import NARROW
-from kvcore.groups.layers import LayerMap, LayerPlace
-from kvcore.hf_config import read_config
 from kvcore.integrations.transformers import devices
 from kvcore.integrations.transformers.attention import MASK_WINDOWS
 from kvcore.integrations.transformers.mixers import mixers_of
@@ -29,6 +25,10 @@ from kvcore.integrations.transformers.probe import (
     grouped_params,
 )
 from kvcore.integrations.transformers.session import paged_attention, refused
+from kvcore.layers.hf.config import read_config
+from kvcore.layers.layer_map import LayerMap, LayerPlace
+from kvcore.support.arguments import flag
+from kvcore.support.dtypes import NARROW
 
 __all__ = ["Limits", "cache_params", "check_manager", "check_model"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcore.arrays import kind_of
+from kvcore.backends.arrays import kind_of
 from kvcore.backends.cuda.arrays import in_device_library_of
 from kvcore.backends.cuda.availability import attention_kernels, kernels, require_devices
 from kvcore.backends.cuda.streams import manager_stream

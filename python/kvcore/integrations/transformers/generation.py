@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from kvcore import Device, PagedKVCacheManager
-from kvcore.groups.kinds import MAX_CHUNK_TOKENS
 from kvcore.integrations.transformers.batch import PackedBatch
 from kvcore.integrations.transformers.checks import (
     Limits,
@@ -23,6 +22,7 @@ from kvcore.integrations.transformers.progress import Report, progress_reports
 from kvcore.integrations.transformers.requests import GenerationResult, read_prompts, result_of
 from kvcore.integrations.transformers.sampling import Sampler
 from kvcore.integrations.transformers.session import paged_attention
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS
 from kvcore.params import require_count
 from kvcore.scheduler import Batch, Request, Scheduler, is_soon_cached
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcore.dtypes import numpy_dtype
+from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["array_of", "tensor_of"]
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from kvcore.integrations.vllm.offload_threads import ordered_calls
 from kvcore.stores import StoreHandle
-from kvcore.tiers.adapters import DiskAdapter, StoreAdapter
-from kvcore.tiers.memory import Places
+from kvcore.stores.tiers.adapters import DiskAdapter, StoreAdapter
+from kvcore.stores.tiers.memory import Places
 
 __all__ = ["Below", "Done"]
 

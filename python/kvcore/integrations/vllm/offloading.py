@@ -27,9 +27,9 @@ from kvcore.stores import (
     RedisStore,
     parse_tier,
 )
-from kvcore.tiers.calls import StoreLimits
-from kvcore.tiers.records import RecordLayout
-from kvcore.tiers.stack import adapters_of
+from kvcore.stores.tiers.calls import StoreLimits
+from kvcore.stores.tiers.records import RecordLayout
+from kvcore.stores.tiers.stack import adapters_of
 
 __all__ = ["KVCoreOffloadingSpec"]
 

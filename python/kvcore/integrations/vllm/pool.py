@@ -4,7 +4,7 @@
 These are ``block_pool.free_blocks``, for connectors ``block_pool.touch``;
 ``coordinator.single_type_managers`` with their ``block_size`` and ``kv_cache_spec``;
 ``coordinator.get_num_blocks_to_allocate`` and ``.enable_partial_hash_hits``.
-``tests/support/vllm_checks_source.py`` looks for more. A manager's coordinator is vLLM's own, over
+``tests/engines/vllm_checks_source.py`` looks for more. A manager's coordinator is vLLM's own, over
 a pool of one block, with `Rows` for its tables.
 """
 

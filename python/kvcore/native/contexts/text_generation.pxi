@@ -336,7 +336,7 @@ cdef class TextGenerationContext:
             self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
 
     def __deepcopy__(self, memo):
-        return copy(self)  # made by kvcore.saved; the request id says who it is: the same object
+        return copy(self)  # by kvcore.snapshots.pickling; the request id is the same object
 
     def __repr__(self):
         return (

@@ -110,7 +110,7 @@ cdef class Settler:
     cdef object copier
     cdef object mover
     cdef object below  # asks stores below the host tier, see set_below; None without
-    cdef object store_side  # kvcore._hot.store_side.StoreSide, where there is `below`
+    cdef object store_side  # a StoreSide, where there is `below`
     cdef object states  # kvcore.states.StateArrays; None without arrays of states
     cdef int32_t num_bundles  # of layers, each with pages of its own
 

@@ -19,13 +19,13 @@ cdef class InputMaker:
         The pools by replica and device in it.
     gpus : kvcore.backends.protocol.DevicePools, or None
         None where no pool is on a GPU.
-    layers : kvcore.groups.layers.LayerMap, or None
+    layers : kvcore.layers.layer_map.LayerMap, or None
         None without groups.
     pages_per_column : tuple of int
         Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
     state_groups : int
         Groups of layers with a state.
-    states : kvcore.states.StateArrays, or None
+    states : kvcore.pools.StateArrays, or None
         None without arrays of states.
     """
 

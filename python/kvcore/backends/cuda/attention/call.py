@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from kvcore.arrays import address_of
+from kvcore.backends.arrays import address_of
 from kvcore.backends.cuda.attention.cascade import Stack
 from kvcore.backends.cuda.attention.join import join as join_kernel
 from kvcore.backends.cuda.attention.kernel import attend as attend_kernel

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.arguments import integer
+from kvcore.support.arguments import integer
 
 __all__ = ["Group", "Stack", "checked_groups", "make_stack"]
 

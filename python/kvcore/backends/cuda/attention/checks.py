@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arguments import flag, integer, number
-from kvcore.arrays import address_of, is_writable, require_own_memory
+from kvcore.backends.arrays import address_of, is_writable, require_own_memory
 from kvcore.backends.cuda.attention.call import Call, Rule
 from kvcore.backends.cuda.attention.plan import dim_of
-from kvcore.dtypes import NARROW, WIDE
+from kvcore.support.arguments import flag, integer, number
+from kvcore.support.dtypes import NARROW, WIDE
 
 __all__ = [
     "MOST_DIM",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.arrays import address_of
+from kvcore.backends.arrays import address_of
 
 __all__ = ["Pointer", "pointer_to", "strides_of"]
 

@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 from kvcore.backends.cuda.attention.call import Call, Rule, attend, plan_with
 from kvcore.backends.cuda.attention.settings import Settings, no_more_than_needed
 from kvcore.backends.protocol import Place
-from kvcore.dtypes import NARROW, numpy_dtype
+from kvcore.support.dtypes import NARROW, numpy_dtype
 
 __all__ = ["Model", "best", "candidates", "decoding", "microseconds", "prompts"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.arguments import flag, integer
 from kvcore.backends.cuda.attention.call import Call, attend, planned
 from kvcore.backends.cuda.attention.cascade import checked_groups, make_stack
 from kvcore.backends.cuda.attention.checks import (
@@ -19,6 +18,7 @@ from kvcore.backends.cuda.attention.checks import (
 from kvcore.backends.cuda.attention.indices import write_page_indices
 from kvcore.backends.cuda.attention.plan import MOST_SPLITS, Plan, scratch_elements
 from kvcore.backends.protocol import AttentionRequest, Place
+from kvcore.support.arguments import flag, integer
 
 __all__ = ["run", "write_page_indices"]
 

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what policies found as one page of HTML that needs nothing else, or as a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+import kvcore
+from kvcore.apps.cli.group_figures import (
+    GROUP_HEAD,
+    NAMES,
+    POOL_HEAD,
+    group_rows,
+    page_units,
+    pool_rows,
+)
+from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
+from kvcore.apps.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
+from kvcore.apps.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
+from kvcore.replay import Comparison
+
+__all__ = ["comparison_page", "comparison_picture"]
+
+_NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def comparison_page(comparison: Comparison, command: str) -> str:
+    """Write a page: hit rate over capacity, then how it went in a pool of choice, and all figures.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What was found.
+    command : str
+        What produced it, shown at the end.
+
+    Returns
+    -------
+    str
+        HTML with style, script and pictures in it; it refers to nothing else.
+    """
+    main = _capacity_chart(comparison)
+    wide = [main] if comparison.model is None else [main, _concurrency_chart(comparison)]
+    panels = [_time_charts(comparison, i) for i in range(len(comparison.pages))]
+    charts = [*wide, *(chart for panel in panels for chart in panel)]
+    data = json.dumps({chart.key: chart.data() for chart in charts}).replace("<", "\\u003c")
+    parts = (
+        _header(comparison),
+        _capacity_section(comparison, main),
+        *(_concurrency_section(comparison, chart) for chart in wide[1:]),
+        _time_section(comparison, panels),
+        _figures_section(comparison),
+        f"<h2>Command</h2><pre>{escape(command)}</pre>",
+        f"<footer>kvcore {escape(kvcore.__version__)}</footer>",
+    )
+    title = escape(f"{comparison.workload}: kvcore replay")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_NO_NETWORK}">'
+        f"<style>{CHART_STYLE}{PAGE_STYLE}{_choice_style(len(panels))}</style></head>\n"
+        f"<body><main>{''.join(parts)}</main>\n"
+        f'<script type="application/json" id="data">{data}</script>\n'
+        f"<script>{PAGE_SCRIPT}</script></body></html>\n"
+    )
+
+
+def comparison_picture(comparison: Comparison) -> str:
+    """Draw hit rate over capacity as an SVG file, light and dark."""
+    return _capacity_chart(comparison).svg(CHART_STYLE)
+
+
+def _colour(index: int) -> str:
+    return f"s{index % SLOTS}"
+
+
+def _capacity_chart(comparison: Comparison) -> Chart:
+    pages = [float(each) for each in comparison.pages]
+    lines = [
+        Line(curve, _colour(i), pages, [run.report.token_hit_rate for run in comparison.of(curve)])
+        for i, curve in enumerate(comparison.curves)
+    ]
+    if comparison.optima:
+        rates = [each.token_hit_rate for each in comparison.optima]
+        lines.append(Line(comparison.optimum_name, "limit", pages, rates))
+    highest = max(max(line.ys) for line in lines)
+    return Chart(
+        key="capacity",
+        title="Token hit rate over capacity, for each eviction policy",
+        lines=tuple(lines),
+        x=_capacity_axis(comparison),
+        y=linear_axis("token hit rate", 0.0, highest, _percent, kind="share"),
+        is_labelled=True,
+    )
+
+
+def _capacity_axis(comparison: Comparison) -> Axis:
+    name = f"pages of {comparison.page_size:,} tokens"
+    if comparison.model is not None:
+        name += f" of all {comparison.model.num_layers} layers"
+    if comparison.replicas > 1:
+        name += " on each replica"
+    return log_axis(name, [float(each) for each in comparison.pages], kind="pages")
+
+
+def _concurrency_chart(comparison: Comparison) -> Chart:
+    pages = [float(each) for each in comparison.pages]
+    lines = tuple(
+        Line(curve, _colour(i), pages, [run.report.concurrency for run in comparison.of(curve)])
+        for i, curve in enumerate(comparison.curves)
+    )
+    highest = max(max(line.ys) for line in lines) or 1.0
+    return Chart(
+        key="concurrency",
+        title="Requests at a time over capacity, for each cache",
+        lines=lines,
+        x=_capacity_axis(comparison),
+        y=linear_axis("requests at a time", 0.0, highest, _plain, kind="count"),
+        is_labelled=True,
+    )
+
+
+def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
+    """Draw how it went in one pool: hits, occupancy, and the manager's time."""
+    runs = [comparison.of(curve)[pool] for curve in comparison.curves]
+    bins = [run.timeline for run in runs]
+    totals = [run.report.total_pages for run in runs]
+    step = "step" if comparison.mode == "online" else "request"
+    shares = [[p / total for p in e.cached_pages] for e, total in zip(bins, totals, strict=True)]
+    rows = [
+        ("Token hit rate", "token hit rate", "share", [each.hit_rates for each in bins]),
+        ("Occupancy: cached pages", "share of the pool", "share", shares),
+        (f"Time in the manager per {step}, median", "µs", "us", [e.step_us_p50 for e in bins]),
+        (f"Time in the manager per {step}, p99", "µs", "us", [e.step_us_p99 for e in bins]),
+    ]
+    if comparison.mode == "online":
+        held = [[p / total for p in e.used_pages] for e, total in zip(bins, totals, strict=True)]
+        rows.append(("Occupancy: pages that requests hold", "share of the pool", "share", held))
+    ends = [each.ends for each in bins]
+    return [_time_chart(comparison, f"{pool}-{i}", row, ends) for i, row in enumerate(rows)]
+
+
+def _time_chart(
+    comparison: Comparison,
+    key: str,
+    row: tuple[str, str, str, list[list[float]]],
+    ends: list[list[float]],
+) -> Chart:
+    title, unit, kind, series = row
+    policies = enumerate(zip(comparison.curves, ends, series, strict=True))
+    lines = tuple(Line(name, _colour(i), xs, ys) for i, (name, xs, ys) in policies)
+    found = [y for ys in series for y in ys if not math.isnan(y)]
+    write = _percent if kind == "share" else _plain
+    is_online = comparison.mode == "online"
+    x_title = "simulated seconds" if is_online else "requests served"
+    last = max((xs[-1] for xs in ends if xs), default=1.0)
+    return Chart(
+        key=key,
+        title=title,
+        lines=lines,
+        x=_time_axis(x_title, last, "seconds" if is_online else "requests"),
+        y=linear_axis(unit, 0.0, max(found, default=1.0) or 1.0, write, kind=kind),
+        width=520,
+        height=260,
+    )
+
+
+def _time_axis(title: str, last: float, kind: str) -> Axis:
+    """Make an axis that ends where the curves do."""
+    axis = linear_axis(title, 0.0, max(last, 1.0), _plain, kind=kind)
+    high = max(last, 1.0)
+    return Axis(title, 0.0, high, tuple(t for t in axis.ticks if t[0] <= high), kind=kind)
+
+
+def _header(comparison: Comparison) -> str:
+    report = comparison.runs[0].report
+    rate, curve, pages = max(
+        (run.report.token_hit_rate, curve, pages)
+        for curve in comparison.curves
+        for run, pages in zip(comparison.of(curve), comparison.pages, strict=True)
+    )
+    tiles = [
+        ("requests", f"{report.requests + report.refused:,}"),
+        ("prompt tokens", _short(report.prompt_tokens)),
+        ("tokens per page", f"{comparison.page_size:,}"),
+        (f"best hit rate: {curve}, {pages:,} pages", f"{rate:.2%}"),
+    ]
+    if comparison.optima:
+        most = comparison.optima[-1]
+        tiles.append(
+            (f"{comparison.optimum_name}, {most.pages:,} pages", f"{most.token_hit_rate:.2%}")
+        )
+    shown = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in tiles
+    )
+    how = (
+        "Requests run together in an engine with continuous batching, in simulated time."
+        if comparison.mode == "online"
+        else "One prompt after the other; each is released before the next one claims."
+    )
+    return (
+        f"<h1>{escape(comparison.workload)}</h1><p>What the prefix cache finds with each eviction "
+        f'policy, measured with the manager itself. {how}</p><div class="tiles">{shown}</div>'
+    )
+
+
+def _capacity_section(comparison: Comparison, chart: Chart) -> str:
+    entries = [(line.name, line.colour) for line in chart.lines]
+    buttons = "".join(
+        f'<button type="button" class="{colour}" data-colour="{colour}" aria-pressed="true">'
+        f"<i></i>{escape(name)}</button>"
+        for name, colour in entries
+    )
+    limit = (
+        "The dashed curve is Belady's optimum, which no policy exceeds: it evicts the page whose "
+        "next use lies farthest ahead."
+        if comparison.optima
+        else ""
+    )
+    if comparison.model is not None:
+        limit += " It is that of the flat cache: groups may find more." * bool(comparison.optima)
+        limit += f" {page_units(comparison)} Both have the same memory."
+    if comparison.host_pages:
+        limit += " It is that of the device alone: tiers find more." * bool(comparison.optima)
+        sizes = tier_sizes(comparison.host_pages, comparison.disk_pages)
+        limit += f" Below the device are {sizes}."
+    return (
+        f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens that a request finds in the "
+        f'cache, over the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
+        f'<div class="card wide">{chart.svg()}</div>'
+    )
+
+
+def _concurrency_section(comparison: Comparison, chart: Chart) -> str:
+    how = (
+        "The mean over simulated time."
+        if comparison.mode == "online"
+        else "How many would fit that share nothing, with their prompts computed."
+    )
+    return (
+        f"<h2>Requests at a time over capacity</h2><p>{how}</p>"
+        f'<div class="card wide">{chart.svg()}</div>'
+    )
+
+
+def _time_section(comparison: Comparison, panels: Sequence[Sequence[Chart]]) -> str:
+    chosen = len(panels) // 2
+    choices = "".join(
+        f'<input type="radio" name="pool" id="pool{i}"{" checked" * (i == chosen)}>'
+        f'<label for="pool{i}">{pages:,}</label>'
+        for i, pages in enumerate(comparison.pages)
+    )
+    shown = "".join(
+        '<div class="panel">'
+        + "".join(
+            f'<div class="card"><h3>{escape(chart.title)}</h3>{chart.svg()}</div>'
+            for chart in panel
+        )
+        + "</div>"
+        for panel in panels
+    )
+    return (
+        "<h2>Over time</h2><p>The same replays from their first request to the last, in a pool of "
+        f'so many pages:</p><div class="cut">{choices}<div class="panels">{shown}</div></div>'
+    )
+
+
+def _choice_style(count: int) -> str:
+    """Show the panel whose input is chosen, without a script."""
+    return "".join(
+        f"#pool{i}:checked~.panels .panel:nth-child({i + 1}){{display:grid}}" for i in range(count)
+    )
+
+
+def _figures_section(comparison: Comparison) -> str:
+    head = [
+        "pages",
+        "tokens",
+        *comparison.curves,
+        *([comparison.optimum_name] * bool(comparison.optima)),
+    ]
+    columns = [comparison.of(policy) for policy in comparison.curves]
+    rows = []
+    for i, pages in enumerate(comparison.pages):
+        rates = [column[i].report.token_hit_rate for column in columns]
+        cells = [_cell(f"{pages:,}"), _cell(_short(pages * comparison.page_size))]
+        cells += [_cell(f"{rate:.2%}", "best" * (rate == max(rates))) for rate in rates]
+        if comparison.optima:
+            cells.append(_cell(f"{comparison.optima[i].token_hit_rate:.2%}", "far"))
+        rows.append(cells)
+    return (
+        "<h2>Figures</h2><p>Token hit rate; the best policies of each pool are bold.</p>"
+        f"{_table(head, rows)}{_groups_figures(comparison)}{_tier_figures(comparison)}"
+        f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
+    )
+
+
+def _groups_figures(comparison: Comparison) -> str:
+    """Write who was served in the same memory, and what was kept of each group."""
+    if comparison.model is None:
+        return ""
+    memory = "The same memory without and with groups"
+    return _titled(memory, POOL_HEAD, NAMES, pool_rows(comparison)) + _titled(
+        "What groups keep", GROUP_HEAD, NAMES, group_rows(comparison)
+    )
+
+
+def _tier_figures(comparison: Comparison) -> str:
+    """Write where prompt tokens were found."""
+    if not comparison.host_pages:
+        return ""
+    title = "Where prompt tokens were found"
+    return _titled(title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
+
+
+def _titled(
+    title: str, head: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[str]]
+) -> str:
+    """Write a table with a title; columns of `names` are text."""
+    kinds = ["left" if name in names else "" for name in head]
+    cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
+    return f"<h3>{title}</h3>{_table(head, cells)}"
+
+
+def _runs(comparison: Comparison) -> str:
+    head = ["cache", "pages", "served", "refused", "token hits", "of those served", "page hits"]
+    head += ["evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
+    rows = []
+    found = [(curve, run.report) for curve in comparison.curves for run in comparison.of(curve)]
+    for curve, each in found:
+        counts = (each.pages, each.requests, each.refused)
+        rates = (each.token_hit_rate, each.served_token_hit_rate, each.page_hit_rate)
+        rows.append(
+            [
+                _cell(curve, "left"),
+                *(_cell(f"{count:,}") for count in counts),
+                *(_cell(f"{rate:.2%}") for rate in rates),
+                *(_cell(f"{count:,}") for count in (each.evicted_pages, each.peak_used_pages)),
+                *(_cell(f"{us:,.1f}") for us in (each.step_us_p50, each.step_us_p99)),
+                _cell(f"{each.tokens_per_second / 1e6:,.0f}"),
+            ]
+        )
+    return _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+    return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>'
+
+
+def _cell(text: str, kind: str = "") -> str:
+    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.3g}%"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.3g}"
+
+
+def _short(count: int) -> str:
+    """Write a number of tokens for people, such as 144.8 M."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text on a terminal while its tokens come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["LiveText", "TextOfTokens"]
+
+_UNFINISHED = "\ufffd"  # what decoders make of half a character
+
+
+class TextOfTokens:
+    """Turn tokens into text one by one.
+
+    Parameters
+    ----------
+    decode : callable(list of int) -> str
+
+    Notes
+    -----
+    A token is decoded together with those just before it, for its text may depend on them, and held
+    back while it ends inside a character. Costs O(1) per token.
+
+    Examples
+    --------
+    >>> from kvcore.apps.cli.live_text import TextOfTokens
+    >>> text = TextOfTokens(lambda ids: bytes(ids).decode(errors="replace"))
+    >>> [text.add(byte) for byte in "añ".encode()], text.rest()
+    (['a', '', 'ñ'], '')
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[int] = []  # told already
+        self._pending: list[int] = []
+
+    def add(self, token: int) -> str:
+        """Return the text that the token completes."""
+        self._pending.append(token)
+        text = self._decode([*self._context, *self._pending])
+        return "" if text.endswith(_UNFINISHED) else self._tell(text)
+
+    def rest(self) -> str:
+        """Return what was held back."""
+        return self._tell(self._decode([*self._context, *self._pending])) if self._pending else ""
+
+    def _tell(self, text: str) -> str:
+        told = self._decode(self._context) if self._context else ""
+        new = text[len(told) :]
+        # A token without a text, as special ones are, is no context for the next.
+        self._context = self._pending if new else [*self._context, *self._pending]
+        self._pending = []
+        return new
+
+
+class LiveText:
+    """Write several texts one behind the other while their tokens come in together.
+
+    Parameters
+    ----------
+    titles : sequence of str
+        Of each text, written before it; "" is not.
+    decode : callable(list of int) -> str
+    has_ended : callable(int count, int token) -> bool
+        Tells from the tokens of a text so far, and the last of them, whether more will come.
+    write : callable(str)
+    """
+
+    def __init__(
+        self,
+        titles: Sequence[str],
+        decode: Callable[[list[int]], str],
+        has_ended: Callable[[int, int], bool],
+        write: Callable[[str], object],
+    ) -> None:
+        self._titles = titles
+        self._texts = [TextOfTokens(decode) for _ in titles]
+        self._waiting = [""] * len(titles)
+        self._counts = [0] * len(titles)
+        self._ended = [False] * len(titles)
+        self._has_ended = has_ended
+        self._write = write
+        self._current = -1
+        self._open_next()
+
+    def add(self, index: int, token: int) -> None:
+        """Take a token of a text; ``stream=`` of ``generate``."""
+        self._counts[index] += 1
+        self._waiting[index] += self._texts[index].add(token)
+        self._ended[index] = self._has_ended(self._counts[index], token)
+        if index == self._current:
+            self._show()
+
+    def _show(self) -> None:
+        """Write what there is of the current text, and of those behind it once it has ended."""
+        while self._current < len(self._titles):
+            current = self._current
+            if self._ended[current]:
+                self._waiting[current] += self._texts[current].rest()
+            self._write(self._waiting[current])
+            self._waiting[current] = ""
+            if not self._ended[current]:
+                return
+            self._write("\n")
+            self._open_next()
+
+    def _open_next(self) -> None:
+        self._current += 1
+        if self._current < len(self._titles) and self._titles[self._current]:
+            self._write(f"{self._titles[self._current]}\n")

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kvcore plan``: how many tokens, sequences and pages a model's cache gets out of memory."""
+
+import dataclasses
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+
+from kvcore import KVCacheParams
+from kvcore.apps.cli import options
+from kvcore.apps.cli.plan_table import print_plan
+from kvcore.apps.cli.presets import PRESETS, find_model
+from kvcore.apps.cli.token_counts import parse_tokens
+from kvcore.groups import State
+from kvcore.layers.hf.config import ConfigReading, with_copied_heads
+from kvcore.layers.kinds import MAX_CHUNK_TOKENS, described
+from kvcore.layers.layer_map import column_tokens
+from kvcore.layers.packing import bundles_of, row_widths
+from kvcore.replay import PoolSettings
+from kvcore.sizing import (
+    STATES_PER_REQUEST,
+    infer_optimal_batch_size,
+    max_supported_sequence_length,
+    pages_per_sequence,
+    sequence_bytes,
+)
+from kvcore.support.byte_sizes import parse_size
+from kvcore.support.dtypes import itemsize
+
+QUANTISED = ("float8_e4m3fn", "int8")
+_SHAPE = (
+    "num_layers",
+    "n_kv_heads",
+    "head_dim",
+    "v_head_dim",
+    "is_mla",
+    "page_size",
+    "tensor_parallel_degree",
+    "data_parallel_degree",
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|PRESET",
+        help=f"A config.json or its folder, or one of {', '.join(PRESETS)}.",
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="For K and V, over all devices, such as 80GiB: what weights and activations leave.",
+    ),
+]
+MaxSeqLen = Annotated[
+    str,
+    typer.Option(metavar="TOKENS", help="Longest sequence to serve, such as 32k (32,768)."),
+]
+Tp = Annotated[
+    int,
+    typer.Option(
+        "--tp", metavar="N", callback=options.count, help="Devices that share a replica's heads."
+    ),
+]
+Dp = Annotated[
+    int, typer.Option("--dp", metavar="N", callback=options.count, help="Data-parallel replicas.")
+]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of the pages.", show_default="the model's")
+]
+
+MaxChunkTokens = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=options.count,
+        help="Tokens of a prompt in one step: a window needs room for them too.",
+    ),
+]
+Flat = Annotated[
+    bool,
+    typer.Option("--flat", help="Give every layer every token, as managers without groups do."),
+]
+Mtp = Annotated[
+    bool, typer.Option("--mtp", help="Count the MTP layers, which predict further tokens, too.")
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Read the config as if it lacked this field. May be given several times.",
+    ),
+]
+
+
+def plan(
+    *,
+    model: Model,
+    memory: Memory,
+    max_seq_len: MaxSeqLen,
+    tp: Tp = 1,
+    dp: Dp = 1,
+    dtype: Dtype = None,
+    page_size: options.PageSize = PoolSettings.page_size,
+    max_chunk_tokens: MaxChunkTokens = MAX_CHUNK_TOKENS,
+    flat: Flat = False,
+    mtp: Mtp = False,
+    assume: Assume = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Tell what a model's cache costs and what fits into the memory that is left for it.
+
+    Layers with windows, chunks or states are groups that keep less than every token. Beside the
+    pages asked for stand quantised ones, with one float32 scale per token and head. More devices
+    (--tp) than K/V heads have copies of the heads. A field of the config that may change the cache
+    by its name, and that kvcore has no rule for, is an error.
+
+    Example: kvcore plan llama-3.1-70b --memory 640GiB --max-seq-len 32k --tp 8
+    """
+    if dtype is not None:
+        options.checked("--dtype", itemsize, dtype)
+    size = options.checked("--memory", parse_size, memory)
+    tokens = options.checked("--max-seq-len", parse_tokens, max_seq_len)
+    found = options.checked("CONFIG|PRESET", find_model, model)
+    ignored = dict.fromkeys(assume or (), "ignored")
+
+    def read(shards: int) -> tuple[ConfigReading, KVCacheParams]:
+        reading = found.read(dtype, groups=not flat, mtp=mtp, assume=ignored, shards=shards)
+        shape = with_copied_heads(reading.shape, shards)
+        given = {"page_size": page_size, "n_devices": shards * dp, "data_parallel_degree": dp}
+        return reading, KVCacheParams(**(shape | given))
+
+    options.checked("CONFIG|PRESET", read, 1)
+    # Read again, because states and heads are spread as they are read.
+    reading, params = options.checked("--tp", read, tp)
+    answer = collect(params, size, tokens, max_chunk_tokens) | _reading(reading, params)
+    if as_json:
+        typer.echo(json.dumps({"model": model} | answer))
+    else:
+        print_plan(model, answer)
+
+
+def collect(
+    params: KVCacheParams, memory: int, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> dict[str, Any]:
+    """Collect what ``kvcore plan`` prints, ready for JSON.
+
+    Parameters
+    ----------
+    params : KVCacheParams
+    memory : int
+        Bytes over all devices.
+    max_seq_len, max_chunk_tokens : int
+        Tokens.
+
+    Returns
+    -------
+    dict
+        The model's shape and the request; then, for the params' own dtype and under "quantised" for
+        each of `QUANTISED`, what `_pages` returns. With groups also what `_grouping` does.
+
+    Raises
+    ------
+    typer.BadParameter
+        A replica gets no page.
+    """
+    # One scale per token and head; rows of two widths need one that divides both.
+    granularity = math.gcd(*(width for group in _rows(params) for width in group))
+    narrow = [
+        dataclasses.replace(params, dtype=dtype, kv_scale_granularity=granularity)
+        for dtype in QUANTISED
+    ]
+    shape = {name: getattr(params, name) for name in _SHAPE}
+    asked = {"memory": memory, "max_seq_len": max_seq_len}
+    sizes = (memory, max_seq_len, max_chunk_tokens)
+    own, *quantised = [_pages(each, *sizes) for each in (params, *narrow)]
+    groups = _grouping(params, max_seq_len, max_chunk_tokens) if params.groups is not None else {}
+    return shape | asked | groups | own | {"quantised": quantised}
+
+
+def _reading(reading: ConfigReading, params: KVCacheParams) -> dict[str, Any]:
+    """Return the fields of the config that the numbers come from, and the copies of K/V heads."""
+    heads = reading.shape["n_kv_heads"]
+    return {
+        "n_kv_heads": heads,
+        "kv_head_copies": 1 if params.is_mla else params.n_kv_heads // heads,
+        "bytes_per_token_per_device": params.bytes_per_token // params.tensor_parallel_degree,
+        "mtp_layers": reading.mtp_layers,
+        "fields": {
+            "read": reading.read,
+            "defaults": reading.defaults,
+            "ignored": reading.ignored,
+            "assumed": list(reading.assumed),
+        },
+    }
+
+
+def _rows(params: KVCacheParams) -> list[tuple[int, ...]]:
+    if params.groups is None:
+        return [params.row_widths]
+    return [params.row_widths, *(row_widths(params, group) for group in params.attention_groups)]
+
+
+def _pages(
+    params: KVCacheParams, memory: int, max_seq_len: int, max_chunk_tokens: int
+) -> dict[str, Any]:
+    """Tell what pages of one dtype cost (per replica, over its devices) and how many there are."""
+    replicas = params.data_parallel_degree
+    batch = infer_optimal_batch_size(params, max_seq_len, memory, max_chunk_tokens)
+    states = STATES_PER_REQUEST * batch // replicas * params.bytes_per_state_slot
+    pages = options.fitting_pages(memory - states * replicas, replicas, params.bytes_per_page)
+    told = {
+        "dtype": params.dtype,
+        "kv_scale_granularity": params.kv_scale_granularity,
+        "bytes_per_token": params.bytes_per_token,
+        "bytes_per_page": params.bytes_per_page,
+        "pages": pages,
+        "total_pages": pages * replicas,
+        "tokens": pages * replicas * params.page_size,
+        "batch": batch,
+        "longest_sequence": pages * params.page_size,
+    }
+    if params.groups is None:
+        return told
+    each = pages_per_sequence(params, max_seq_len, max_chunk_tokens)
+    flat = -(-max_seq_len // params.page_size) * params.page_size * params.flat_bytes_per_token
+    return told | {
+        "tokens": pages * max_seq_len // each * replicas,
+        "longest_sequence": max_supported_sequence_length(params, memory, max_chunk_tokens),
+        "bytes_per_sequence": sequence_bytes(params, max_seq_len, max_chunk_tokens),
+        "flat_bytes_per_sequence": flat,
+        "flat_batch": memory // replicas // flat * replicas,
+    }
+
+
+def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) -> dict[str, Any]:
+    """Tell which layers keep what, and what one sequence holds of it."""
+    run = column_tokens(params)
+    groups = [described(group) for group in params.groups or ()]
+    for told, group in zip(groups, params.groups or (), strict=True):
+        if isinstance(group, State):
+            told["bytes_per_slot"] = group.bytes_per_slot * params.tensor_parallel_degree
+            continue
+        mine = bundles_of(params, group)
+        runs = group.max_pages(max_seq_len, run, max_chunk_tokens)
+        told["page_size"] = mine[0].page_size
+        told["bundles"] = len(mine)
+        told["pages_per_sequence"] = len(mine) * runs * (run // mine[0].page_size)
+    return {
+        "max_chunk_tokens": max_chunk_tokens,
+        "layers_per_page": params.layers_per_page,
+        "shared_layers": len(params.shared or ()),
+        "bytes_per_state_slot": params.bytes_per_state_slot,
+        "pages_per_sequence": pages_per_sequence(params, max_seq_len, max_chunk_tokens),
+        "groups": groups,
+    }

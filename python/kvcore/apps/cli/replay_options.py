@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare the options of ``kvcore replay``."""
+
+import math
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcore.apps.cli.options import count, within
+from kvcore.apps.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
+from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
+from kvcore.routing import POLICIES as ROUTES
+from kvcore.support.byte_sizes import format_size
+
+_DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
+
+
+class Mode(str, Enum):
+    """Name the two ways to replay."""
+
+    online = "online"
+    admission = "admission"
+
+
+_rate = within(1, math.inf)
+
+Trace = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="TRACE",
+        help="Mooncake trace, JSONL or JSONL.gz, a file or a pipe, of at most "
+        f"{MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} decompressed; "
+        "without one, generated multi-turn chat.",
+        show_default=False,
+    ),
+]
+ReplayMode = Annotated[
+    Mode | None,
+    typer.Option(
+        "--mode",
+        help="An engine in virtual time, or one prompt after the other.",
+        show_default="online; admission to compare",
+    ),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[,NAME...]", help=f"Eviction policies to compare: {', '.join(POLICIES)}."
+    ),
+]
+Pages = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,N...]",
+        help="Pages per replica, or several numbers to compare.",
+        show_default=_DEFAULT_PAGES,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with the curves.", show_default=False),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE[,SIZE...]",
+        help="Instead of --pages: memory over all replicas, such as 80GiB; needs --model or "
+        "--groups.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PRESET|config.json",
+        help="A model with windows or chunks: replay with its groups too, in the same memory.",
+    ),
+]
+HostPages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="Pages of a host tier on each replica, in a pool of real, tiny pages.",
+        show_default=False,
+    ),
+]
+DiskPages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="With --host-pages: pages on disk for all replicas, in a temporary directory.",
+        show_default=False,
+    ),
+]
+Replicas = Annotated[
+    int,
+    typer.Option(metavar="N", callback=within(1, MOST_REPLICAS), help="Data-parallel replicas."),
+]
+Route = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[,NAME...]",
+        help="Replicas are workers behind a router: compare its policies, of "
+        f"{', '.join(ROUTES)}, on hits and load.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", callback=within(0, math.inf), help="Seed of the generated chat."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="Only the first N requests.",
+        show_default=False,
+    ),
+]
+Concurrency = Annotated[
+    int,
+    typer.Option(metavar="N", callback=count, help="Online: requests running at a time."),
+]
+PrefillRate = Annotated[
+    float,
+    typer.Option(
+        metavar="RATE", callback=_rate, help="Online: prompt tokens per simulated second."
+    ),
+]
+DecodeRate = Annotated[
+    float,
+    typer.Option(metavar="RATE", callback=_rate, help="Online: decode steps per simulated second."),
+]
+Chunk = Annotated[
+    int,
+    typer.Option(
+        metavar="N", callback=count, help="Online and with --groups: most prompt tokens per step."
+    ),
+]
+DecodeSteps = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="Online: tokens per request in a step without prompts.",
+    ),
+]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print a replay's report for people."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvcore.apps.cli.tier_figures import found_in, tier_sizes
+from kvcore.replay import ReplayReport, TierReport
+
+
+def print_report(report: ReplayReport) -> None:
+    """Print the table that ends ``kvcore replay``."""
+    title = (
+        f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
+        f"of {report.page_size} tokens, {report.policy}"
+    )
+    if report.tiers is not None:
+        title += f", with {tier_sizes(report.tiers.host_pages, report.tiers.disk_pages)}"
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for section in (_traffic(report), _found(report.tiers), _memory(report), _time(report)):
+        for row in section:
+            table.add_row(*row)
+        table.add_section()
+    Console().print(table)
+
+
+def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    yield "requests served", f"{report.requests:,}", _extra(report.refused, "larger than the pool")
+    yield "prompt tokens", f"{report.prompt_tokens:,}", ""
+    if report.mode == "online":
+        yield "output tokens", f"{report.output_tokens:,}", ""
+    yield "token hit rate", f"{report.token_hit_rate:.2%}", f"{report.cached_tokens:,} tokens"
+    if report.refused:
+        yield "of those served", f"{report.served_token_hit_rate:.2%}", ""
+    yield "page hit rate", f"{report.page_hit_rate:.2%}", f"{report.cached_pages:,} whole pages"
+
+
+def _found(tiers: TierReport | None) -> Iterator[tuple[str, str, str]]:
+    if tiers is None:
+        return
+    for where, share, tokens in found_in(tiers):
+        yield f"found {where}", f"{share:.2%}", f"{tokens:,} tokens"
+    yield "computed", f"{tiers.computed_share:.2%}", f"{tiers.computed_tokens:,} tokens"
+    yield "written to the host tier", f"{tiers.host_written_pages:,}", "pages"
+    if tiers.disk_pages:
+        yield "written to disk", f"{tiers.disk_written_pages:,}", "pages"
+    if tiers.disk_errors:
+        yield "failures of the disk", f"{tiers.disk_errors:,}", "hits are missing"
+
+
+def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    yield "evicted pages", f"{report.evicted_pages:,}", ""
+    if report.mode == "online":
+        again = f"{report.recomputed_tokens:,} tokens run again" if report.preemptions else ""
+        yield "preemptions", f"{report.preemptions:,}", again
+    peak = report.peak_used_pages
+    yield "peak occupancy", f"{peak / report.total_pages:.1%}", f"{peak:,} pages"
+    mean = report.mean_used_pages
+    yield "mean occupancy", f"{mean / report.total_pages:.1%}", f"{mean:,.0f} pages"
+    yield "leaked pages", f"{report.leaked_pages:,}", ""
+
+
+def _time(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    if report.mode == "online":
+        waits = f"median; p99 {report.first_token_s_p99:,.2f} s (simulated)"
+        yield "first token after", f"{report.first_token_s_p50:,.2f} s", waits
+        yield "simulated time", f"{report.virtual_seconds:,.1f} s", f"{report.steps:,} steps"
+        tail = f"median; p99 {report.step_us_p99:,.1f} us"
+        yield "manager, per step", f"{report.step_us_p50:,.1f} us", tail
+    tail = f"median; p99 {report.request_us_p99:,.1f} us"
+    yield "manager, per request", f"{report.request_us_p50:,.1f} us", tail
+    whole = f"of {report.wall_seconds:,.2f} s"
+    yield "manager, in all", f"{report.manager_seconds:,.2f} s", whole
+    yield "manager's speed", f"{report.tokens_per_second / 1e6:,.0f} M tokens/s", ""
+
+
+def _extra(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count else ""

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count what a replay keeps of each group of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvcore.layers.kinds import described
+from kvcore.layers.packing import bundles_of
+
+if TYPE_CHECKING:
+    from kvcore import KVCacheParams, PagedKVCacheManager
+
+__all__ = ["GroupReport", "GroupSamples"]
+
+_SAMPLES = 64  # each looks at every page of the pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """Return what a replay saw of one group of layers, over all replicas.
+
+    Attributes
+    ----------
+    kind : str
+        "full", "window" or "chunk".
+    keeps : int or None
+        Tokens of the window or chunk.
+    layers, bundles : int
+        Layers, and page tables.
+    held_pages : float
+        Pages that requests held, the mean of up to 64 samples; in admission mode of one request
+        whose prompt is computed.
+    cached_pages, holes : int
+        Pages that the prefix cache has at the end, and those that it lacks for tokens that it has.
+    given_back, filled : int
+        Pages that requests gave back behind the window, and holes that were filled again.
+    """
+
+    kind: str
+    keeps: int | None
+    layers: int
+    bundles: int
+    held_pages: float
+    cached_pages: int
+    holes: int
+    given_back: int
+    filled: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """List every field by name, ready for JSON."""
+        return dict(vars(self))
+
+
+class GroupSamples:
+    """Ask a manager now and then what requests hold of each group.
+
+    Parameters
+    ----------
+    manager : PagedKVCacheManager
+    model : KVCacheParams
+        With groups.
+    requests : int
+        Of the whole replay.
+    """
+
+    def __init__(self, manager: PagedKVCacheManager, model: KVCacheParams, requests: int) -> None:
+        self._manager = manager
+        self._model = model
+        self._every = -(-requests // _SAMPLES)
+        self._next = 0
+        self._held = [0] * len(model.attention_groups)
+        self._count = 0
+
+    def look(self, request: int) -> None:
+        """Take a sample if it is time, while request number `request` holds its pages."""
+        if request < self._next:
+            return
+        self._next = request + self._every
+        self._count += 1
+        for i, each in enumerate(self._manager.group_metrics):
+            self._held[i] += each.held_pages
+
+    def reports(self) -> tuple[GroupReport, ...]:
+        """Sum up, in the order of the groups."""
+        metrics = self._manager.group_metrics
+        groups = self._model.attention_groups
+        return tuple(
+            GroupReport(
+                **described(group),
+                bundles=len(bundles_of(self._model, group)),
+                held_pages=held / max(1, self._count),
+                cached_pages=found.cached_pages,
+                holes=found.holes,
+                given_back=found.given_back,
+                filled=found.filled,
+            )
+            for group, held, found in zip(groups, self._held, metrics, strict=True)
+        )

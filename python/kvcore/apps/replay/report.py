@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum up a replay."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcore.apps.replay.rates import HIT_RATES, HitRates
+
+if TYPE_CHECKING:
+    from kvcore import PagedKVCacheManager
+    from kvcore.apps.replay.groups import GroupReport
+    from kvcore.apps.replay.pool import PoolSettings
+    from kvcore.apps.replay.tiers import TierHits, TierReport
+    from kvcore.apps.replay.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport(HitRates):
+    """Return what a replay saw.
+
+    With groups of layers pages are those of bundles, which are smaller than pages of all layers.
+
+    Attributes
+    ----------
+    mode : str
+        "admission" or "online".
+    workload : str
+        Where the requests came from.
+    policy : str
+        Name of the eviction policy.
+    page_size, pages, replicas : int
+        Tokens per page, pages per replica, replicas.
+    requests, refused : int
+        Requests served, and requests that are larger than the pool.
+    leaked_pages : int
+        Pages neither free nor evictable after every request was released; 0 unless the manager
+        is broken.
+    prompt_tokens, output_tokens : int
+        Prompt tokens of all requests, refused ones included, and tokens generated.
+    served_prompt_tokens : int
+        Prompt tokens of the requests served.
+    cached_tokens : int
+        Prompt tokens found in the cache when a request was first admitted.
+    prompt_pages, cached_pages : int
+        Pages of all prompts, the partial last ones and the refused requests included, and the
+        whole pages of them that were found in the cache.
+    recomputed_tokens : int
+        Tokens run again because of a preemption.
+    evicted_pages, preemptions : int
+        Cached pages dropped to make room, and requests sent back to the queue.
+    peak_used_pages, mean_used_pages : int, float
+        Pages that requests held, over all replicas; the mean is over virtual time (online) or
+        over requests whose prompt is computed (admission).
+    concurrency : float
+        Requests that ran at a time, the mean over virtual time (online); or how many would fit,
+        ``total_pages / mean_used_pages`` (admission).
+    groups : tuple of GroupReport
+        What was seen of each group of layers; empty without groups.
+    tiers : TierReport or None
+        Where hits came from; None without tiers.
+    steps : int
+        Engine steps; in admission mode one per request.
+    manager_seconds, wall_seconds, virtual_seconds : float
+        Time inside the manager and its contexts, time of the whole replay (token expansion
+        included, reading the trace not), and simulated time.
+    step_us_p50, step_us_p99 : float
+        Microseconds in the manager per engine step.
+    request_us_p50, request_us_p99 : float
+        Microseconds in the manager per request outside the batch calls: context, claim,
+        reserve, release; in admission mode everything.
+    first_token_s_p50, first_token_s_p99 : float
+        Simulated seconds from a request's arrival to its first token; 0 in admission mode.
+    """
+
+    mode: str
+    workload: str
+    policy: str
+    page_size: int
+    pages: int
+    replicas: int
+    requests: int
+    refused: int
+    leaked_pages: int
+    prompt_tokens: int
+    served_prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    prompt_pages: int
+    cached_pages: int
+    recomputed_tokens: int
+    evicted_pages: int
+    preemptions: int
+    peak_used_pages: int
+    mean_used_pages: float
+    concurrency: float
+    groups: tuple[GroupReport, ...]
+    tiers: TierReport | None
+    steps: int
+    manager_seconds: float
+    wall_seconds: float
+    virtual_seconds: float
+    step_us_p50: float
+    step_us_p99: float
+    request_us_p50: float
+    request_us_p99: float
+    first_token_s_p50: float
+    first_token_s_p99: float
+
+    @property
+    def total_pages(self) -> int:
+        """Pages of all replicas."""
+        return self.pages * self.replicas
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of served requests per second inside the manager."""
+        tokens = self.served_prompt_tokens + self.output_tokens
+        return tokens / self.manager_seconds if self.manager_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """List every field and rate by name, ready for JSON."""
+        rates = ("total_pages", *HIT_RATES, "tokens_per_second")
+        parts = {
+            "groups": [each.to_dict() for each in self.groups],
+            "tiers": None if self.tiers is None else self.tiers.to_dict(),
+        }
+        return vars(self) | parts | {name: getattr(self, name) for name in rates}
+
+
+@dataclass
+class Tally:
+    """Collect what both modes count while they run."""
+
+    served: int = 0
+    refused: int = 0
+    served_prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cached_pages: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    manager_ns: int = 0
+    step_ns: array[int] = field(default_factory=lambda: array("q"))
+    request_ns: array[int] = field(default_factory=lambda: array("q"))
+    first_token_s: array[float] = field(default_factory=lambda: array("d"))
+
+
+def summarize(
+    mode: str,
+    workload: Workload,
+    pool: PoolSettings,
+    manager: PagedKVCacheManager,
+    tally: Tally,
+    *,
+    mean_used_pages: float,
+    concurrency: float,
+    groups: tuple[GroupReport, ...],
+    tiers: TierHits | None,
+    wall_seconds: float,
+    virtual_seconds: float,
+) -> ReplayReport:
+    """Turn a finished run's counts into a report."""
+    metrics = manager.metrics
+    prompt_tokens = int(workload.prompt_lengths.sum())
+    found = None
+    if tiers is not None:
+        found = tiers.report(
+            prompt_tokens=prompt_tokens,
+            served_tokens=tally.served_prompt_tokens,
+            cached_tokens=tally.cached_tokens,
+        )
+    # In admission mode a request is one engine step: the two distributions are one.
+    request_ns = tally.request_ns if mode == "online" else tally.step_ns
+    return ReplayReport(
+        mode=mode,
+        workload=workload.name,
+        policy=pool.policy,
+        page_size=pool.page_size,
+        pages=pool.pages_per_replica,
+        replicas=pool.replicas,
+        requests=tally.served,
+        refused=tally.refused,
+        leaked_pages=pool.total_pages - manager.num_free_blocks,
+        prompt_tokens=prompt_tokens,
+        served_prompt_tokens=tally.served_prompt_tokens,
+        output_tokens=tally.output_tokens,
+        cached_tokens=tally.cached_tokens,
+        prompt_pages=int((-(-workload.prompt_lengths // pool.page_size)).sum()),
+        cached_pages=tally.cached_pages,
+        recomputed_tokens=tally.recomputed_tokens,
+        evicted_pages=metrics.evicted_pages,
+        preemptions=tally.preemptions,
+        peak_used_pages=metrics.peak_used_pages,
+        mean_used_pages=mean_used_pages,
+        concurrency=concurrency,
+        groups=groups,
+        tiers=found,
+        steps=len(tally.step_ns),
+        manager_seconds=tally.manager_ns / 1e9,
+        wall_seconds=wall_seconds,
+        virtual_seconds=virtual_seconds,
+        step_us_p50=percentile(tally.step_ns, 50, 1e-3),
+        step_us_p99=percentile(tally.step_ns, 99, 1e-3),
+        request_us_p50=percentile(request_ns, 50, 1e-3),
+        request_us_p99=percentile(request_ns, 99, 1e-3),
+        first_token_s_p50=percentile(tally.first_token_s, 50),
+        first_token_s_p99=percentile(tally.first_token_s, 99),
+    )
+
+
+def percentile(values: array[int] | array[float], percent: float, scale: float = 1.0) -> float:
+    """Take a percentile of collected samples, 0.0 of none."""
+    return float(np.percentile(values, percent)) * scale if len(values) else 0.0

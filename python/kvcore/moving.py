@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and caches that leave a manager, and go on in another one: of any process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcore.snapshots.cache import RestoredCache, SavedCache, check_snapshot
+    from kvcore.snapshots.request import SavedLayer, SavedSequence, SavedState, read_sequence
+
+__all__ = [
+    "RestoredCache",
+    "SavedCache",
+    "SavedLayer",
+    "SavedSequence",
+    "SavedState",
+    "check_snapshot",
+    "read_sequence",
+]
+
+_HOMES = {
+    "RestoredCache": "cache",
+    "SavedCache": "cache",
+    "SavedLayer": "request",
+    "SavedSequence": "request",
+    "SavedState": "request",
+    "check_snapshot": "cache",
+    "read_sequence": "request",
+}
+
+
+if not TYPE_CHECKING:  # to type checkers every name would be one of the package
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for: every manager is in this package, and few move anything."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
+        return getattr(import_module(f"kvcore.snapshots.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)

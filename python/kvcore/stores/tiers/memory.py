@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of the host tier, as stores read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, overload
+
+from kvcore.backends.protocol import Mover
+from kvcore.native.engine import STATE_PART
+from kvcore.stores.tiers.records import Bytes
+
+__all__ = ["STATE_PART", "HostMemory", "Parts", "Places", "TierStates", "mask_of"]
+
+#: The parts of a page that are there, or wanted, and where they lie.
+Parts = dict[int, Bytes]
+
+
+class Places(Sequence[Parts]):
+    """Where pages of the host tier lie: views of their parts, made where somebody needs them.
+
+    Parameters
+    ----------
+    rows : uint8 [num_pages, page_bytes]
+    slots : uint8 [num_slots, slot_bytes] or None
+    columns : list of list of (int, int)
+        Of each page (part, row).
+    """
+
+    def __init__(
+        self, rows: Bytes, slots: Bytes | None, columns: Sequence[Sequence[tuple[int, int]]]
+    ) -> None:
+        self.rows, self.slots, self.columns = rows, slots, columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, at: int) -> Parts: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Places: ...
+
+    def __getitem__(self, at: int | slice) -> Parts | Places:
+        if isinstance(at, slice):
+            return Places(self.rows, self.slots, self.columns[at])
+        return {part: self._row(part, row) for part, row in self.columns[at]}
+
+    def masks(self) -> list[int]:
+        """Return the parts of each page as bits."""
+        return [sum(1 << part for part, _ in column) for column in self.columns]
+
+    def _row(self, part: int, row: int) -> Bytes:
+        of = self.slots if part == STATE_PART else self.rows
+        assert of is not None
+        view: Bytes = of[row]
+        return view
+
+
+class TierStates(Protocol):
+    """Say what is asked of `kvcore.pools.StateArrays`."""
+
+    def host_memory(self, replica: int) -> Bytes:
+        """Return the slots of a replica, uint8 [slots, bytes]."""
+
+    def wait(self, replica: int) -> None:
+        """Block until what was moved so far has arrived."""
+
+
+class HostMemory:
+    """Show the pages of the host tier and its slots of states.
+
+    Parameters
+    ----------
+    pages : Mover
+    states : StateArrays or None
+        None where the tier has no slots.
+    num_replicas : int
+    """
+
+    def __init__(self, pages: Mover, states: TierStates | None, num_replicas: int) -> None:
+        self._pages: Mover | None = pages
+        self._states = states
+        each = range(num_replicas)
+        self._memory = [pages.memory(replica) for replica in each]
+        self._slots = (
+            [states.host_memory(replica) for replica in each] if states is not None else []
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pages of a replica."""
+        return int(self._memory[0].nbytes)
+
+    def part_bytes(self, num_lanes: int) -> dict[int, int]:
+        """Return the bytes of each part that a page can have."""
+        parts = [*range(num_lanes), *([STATE_PART] if self._slots else [])]
+        return {part: self.bytes_of(part) for part in parts}
+
+    def bytes_of(self, part: int) -> int:
+        """Return the bytes of a part."""
+        of = self._slots if part == STATE_PART else self._memory
+        return int(of[0].shape[1])
+
+    def parts(self, replica: int, places: Iterable[tuple[int, int]]) -> Parts:
+        """Return views of some parts of a page, given as (part, page or slot)."""
+        return self.places(replica, [[*places]])[0]
+
+    def places(self, replica: int, columns: Sequence[Sequence[tuple[int, int]]]) -> Places:
+        """Return where pages lie, given as their parts."""
+        slots = self._slots[replica] if self._slots else None
+        return Places(self._memory[replica], slots, columns)
+
+    def settle(self, replica: int) -> None:
+        """Wait for copies that are on their way to or from the tier."""
+        if self._pages is not None:
+            self._pages.wait(replica)
+        if self._states is not None:
+            self._states.wait(replica)
+
+    def expect(self, replica: int, columns: Iterable[Iterable[tuple[int, int]]]) -> None:
+        """Have memory present that is about to be written, given as the parts of pages."""
+        pages = [at for parts in columns for part, at in parts if part != STATE_PART]
+        if pages and self._pages is not None:
+            self._pages.expect(replica, max(pages))
+
+    def let_go(self) -> None:
+        """Refer to the memory no more; nobody asks for parts any longer."""
+        self._memory, self._slots = [], []
+        self._pages = self._states = None
+
+
+def mask_of(parts: Iterable[Any]) -> int:
+    """Return the bits of parts."""
+    return sum(1 << part for part in parts)

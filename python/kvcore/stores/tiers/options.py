@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manager was told about its tiers, and what it makes of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvcore.backends.protocol import Mover
+from kvcore.errors import CapacityError
+from kvcore.layers.layer_map import pages_per_column
+from kvcore.native.contexts import stand_ins_capsule
+from kvcore.params import KVCacheParams
+from kvcore.stores.tiers.choice import TierChoice, chosen_tiers, model_fingerprint, with_host_tier
+from kvcore.support.arguments import flag, number
+
+if TYPE_CHECKING:
+    from kvcore.stores import BlockStore
+    from kvcore.stores.tiers.memory import TierStates
+    from kvcore.stores.tiers.stack import TierStack
+
+__all__ = ["TierOptions"]
+
+
+@dataclass(frozen=True)
+class TierOptions:
+    """Hold the arguments of a manager that are about tiers, checked.
+
+    Parameters
+    ----------
+    choice : TierChoice
+    fingerprint : bytes [32]
+    async_onload : bool
+    store_timeout, max_write_wait : float
+        Seconds.
+    """
+
+    choice: TierChoice
+    fingerprint: bytes
+    async_onload: bool
+    store_timeout: float
+    max_write_wait: float
+
+    @classmethod
+    def of(
+        cls,
+        tiers: Sequence[str | BlockStore] | None,
+        params: KVCacheParams,
+        fingerprint: bytes | str | None,
+        *,
+        async_onload: bool,
+        store_timeout: float,
+        max_write_wait: float,
+        has_pool: bool,
+    ) -> TierOptions:
+        """Check the arguments.
+
+        Raises
+        ------
+        ValueError, TypeError
+        """
+        return cls(
+            chosen_tiers(tiers, params, has_pool=has_pool),
+            model_fingerprint(params, fingerprint),
+            flag("async_onload", async_onload),
+            _seconds("store_timeout", store_timeout),
+            _seconds("max_write_wait", max_write_wait),
+        )
+
+    def with_host_tier(
+        self, params: KVCacheParams, num_pages: int, max_seq_len: int, num_host_states: int | None
+    ) -> KVCacheParams:
+        """Return params with the host tier that is asked for, or that stores need."""
+        return with_host_tier(params, self.choice, num_pages, max_seq_len, num_host_states)
+
+    def core_arguments(self, *, has_keys: bool) -> dict[str, Any]:
+        """Return what ``CacheManager`` takes for stores and keys: those are of one model alone."""
+        if not (self.choice.stores or has_keys):
+            return {}
+        return {
+            "has_stores": bool(self.choice.stores),
+            "key_seed": _CBOR_32_BYTES + self.fingerprint,
+            "stand_ins": stand_ins_capsule(),
+        }
+
+    def opened(
+        self, params: KVCacheParams, mover: Mover | None, states: TierStates | None
+    ) -> TierStack | None:
+        """Open the stores, in front of which the host tier lies; None where there are none.
+
+        Raises
+        ------
+        CapacityError
+            The host tier has no page.
+        KVCacheError
+            A directory is in use, or cannot be written. What was opened is closed again.
+        OSError
+            The certificates of a Redis tier cannot be read, or there is no memory to share with
+            the client of a Mooncake tier.
+        ImportError
+            The client of a Mooncake tier is not installed.
+        ValueError
+            A DiskStore that is there is for smaller pages.
+        """
+        if not self.choice.stores:
+            return None
+        if mover is None:
+            raise CapacityError(
+                f"the host tier of {params.host_kvcache_swap_space_gb} GiB holds no page of "
+                f"{params.bytes_per_page} bytes, and stores need one; give it more"
+            )
+        # Managers without stores do without these.
+        from kvcore.stores.tiers.calls import StoreLimits
+        from kvcore.stores.tiers.memory import HostMemory
+        from kvcore.stores.tiers.records import RecordLayout
+        from kvcore.stores.tiers.stack import TierStack, adapters_of
+
+        memory = HostMemory(mover, states, params.data_parallel_degree)
+        layout = RecordLayout(memory.part_bytes(sum(pages_per_column(params))), self.fingerprint)
+        limits = StoreLimits(seconds=self.store_timeout)
+        return TierStack(
+            adapters_of(self._opened(layout.payload_bytes), layout, limits),
+            memory,
+            page_bytes=layout.payload_bytes,
+            limits=limits,
+            max_write_wait=self.max_write_wait,
+            is_async=self.async_onload,
+        )
+
+    def _opened(self, page_bytes: int) -> list[tuple[BlockStore, bool]]:
+        """Return each store, and whether it is the manager's own."""
+        from kvcore.stores import (
+            DiskStore,
+            DiskTier,
+            MooncakeStore,
+            MooncakeTier,
+            RedisStore,
+            RedisTier,
+        )
+
+        found: list[tuple[BlockStore, bool]] = []
+        try:
+            for item in self.choice.stores:
+                if isinstance(item, DiskTier):
+                    disk = DiskStore(item, page_bytes=page_bytes, fingerprint=self.fingerprint)
+                    found.append((disk, True))
+                    continue
+                if isinstance(item, RedisTier):
+                    found.append((RedisStore(item), True))
+                    continue
+                if isinstance(item, MooncakeTier):
+                    found.append((MooncakeStore(item), True))
+                    continue
+                if isinstance(item, DiskStore) and item.page_bytes < page_bytes:
+                    raise ValueError(
+                        f"a DiskStore of tiers is for pages of {item.page_bytes} bytes, must be "
+                        f"for {page_bytes}; open it with page_bytes={page_bytes}"
+                    )
+                found.append((item, False))
+        except BaseException:
+            for store, is_own in found:
+                if is_own:
+                    store.close()
+            raise
+        return found
+
+
+#: The head of a CBOR byte string of 32 bytes.
+_CBOR_32_BYTES = b"\x58\x20"
+
+
+def _seconds(name: str, value: float) -> float:
+    found = number(name, value)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{name} is {found}, must be more than 0 seconds, and finite")
+    return found

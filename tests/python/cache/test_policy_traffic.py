@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded runs of all verbs with each eviction policy: the victims are the reference's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paired_request import Request
+from test_random_traffic import Traffic
+
+ANY_ORDER_OF_CALLS = True  # no engine makes random calls
+
+POLICIES = ("lfu", "slru", "fifo", "cost", "priority")
+
+
+class PolicyTraffic(Traffic):
+    """Requests with priorities, some for a time; and time that goes by."""
+
+    def arrive(self) -> Request:
+        draw, new = self.draw, self.pair.new
+        terms: dict[str, Any] = {"priority": draw.choice([10, 50, 50, 90])}
+        if draw.random() < 0.5:
+            terms["ttl"] = draw.randint(1, 40)
+        self.pair.model.now += draw.randint(0, 3)
+
+        def new_with_terms(*args: Any, **rest: Any) -> Request:
+            return new(*args, **rest, terms=terms)
+
+        self.pair.new = new_with_terms  # type: ignore[method-assign]
+        try:
+            return super().arrive()
+        finally:
+            self.pair.new = new  # type: ignore[method-assign]
+
+    def touch(self) -> None:
+        request = self.one(claimed=False)
+        if request is not None:
+            model = request.model
+            tokens = model.ids[: self.draw.randint(0, len(model.ids))]
+            self.pair.touch(tokens, (model.extra_key, model.cache_salt), self.replica())
+
+    VERBS = Traffic.VERBS + [touch] * 2  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("seed", [301, 305])
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_victims_are_those_of_the_reference(eviction: str, seed: int) -> None:
+    PolicyTraffic(seed, eviction).play(150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(310, 320))
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_victims_of_long_runs_are_those_of_the_reference(eviction: str, seed: int) -> None:
+    PolicyTraffic(seed, eviction).play(400)
+
+
+def test_runs_evict_what_was_used_again() -> None:
+    traffic = PolicyTraffic(301, "slru")
+    traffic.play(300)
+    metrics = traffic.pair.core.metrics
+    assert min(metrics.cache_tokens, metrics.evicted_pages) > 10
+    assert any(past.uses > 1 for _, past in traffic.pair.model.past.values())

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch that a disk is reading into the host tier, and what others do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from kvcore import KVCacheError, PagedKVCacheManager, TextGenerationContext
+from kvcore.stores import StoreHandle
+from kvcore.stores.tiers.adapters import DiskAdapter
+from moved_requests import write_chunk
+from tiered_requests import LONG, kvcore_threads, run, store_prompt, tiered_manager
+
+ALL = (len(LONG) - 1) // 4 * 4
+
+
+class Gate:
+    """Reads of disk stores begin at once, and end when it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked, self.may_go = Event(), Event()
+        begin = DiskAdapter._get_placed
+
+        def get_placed(adapter: DiskAdapter, keys: Sequence[bytes], to: Any) -> StoreHandle:
+            self.is_asked.set()
+            return GatedHandle(begin(adapter, keys, to), self.may_go)
+
+        monkeypatch.setattr(DiskAdapter, "_get_placed", get_placed)
+
+
+class GatedHandle:
+    def __init__(self, handle: StoreHandle, gate: Event) -> None:
+        self._handle, self._gate = handle, gate
+
+    def done(self) -> bool:
+        return self._gate.is_set() and self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._gate.wait(timeout) and self._handle.wait(timeout)
+
+    def result(self) -> int:
+        assert self.wait(60)
+        return self._handle.result()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> str:
+    tier = f"disk:{tmp_path}:16MiB"
+    store_prompt([tier])
+    return tier
+
+
+@pytest.fixture
+def gate(tier: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.may_go.set()
+
+
+def _begun(manager: PagedKVCacheManager, gate: Gate) -> TextGenerationContext:
+    context = TextGenerationContext("r", LONG)
+    manager.claim("r")
+    assert manager.maybe_reserve(context)
+    assert context.pending
+    assert gate.is_asked.wait(60)
+    return context
+
+
+def test_what_a_released_request_waited_for_is_the_next_one_s(tier: str, gate: Gate) -> None:
+    with tiered_manager(tier, async_onload=True) as manager:
+        _begun(manager, gate)
+        manager.release("r")
+        gate.may_go.set()
+        # One that comes at once waits for what is under way, and reads nothing again.
+        assert run_fetched(manager) == ALL
+        assert manager.tier_metrics["disk"].hits == ALL // 4
+        manager.check_integrity()
+
+
+def run_fetched(manager: PagedKVCacheManager) -> int:
+    """Serve the prompt by a fetch, which waits for its pages."""
+    context = TextGenerationContext("again", LONG)
+    manager.claim("again")
+    cached = int(manager.fetch([context])[0].cache_lengths[0])
+    write_chunk(manager, context, 9)
+    manager.release("again")
+    assert run(manager, LONG, "check") == ALL
+    return cached
+
+
+def test_nothing_arrives_after_a_reset(tier: str, gate: Gate) -> None:
+    with tiered_manager(tier, async_onload=True) as manager:
+        context = _begun(manager, gate)
+        manager.reset_prefix_cache()
+        gate.may_go.set()
+        assert manager.wait(context, timeout=60)
+        assert context.start_idx == 0
+        manager.release("r")
+        manager.check_integrity()
+        assert run(manager, LONG) == 0
+
+
+def test_others_fork_and_decode_meanwhile(tier: str, gate: Gate) -> None:
+    with tiered_manager(tier, async_onload=True) as manager:
+        parent = TextGenerationContext("parent", [1, 2, 3, 4, 5])
+        manager.claim("parent")
+        manager.fetch([parent])
+        parent.update(6)
+        manager.step([parent])
+        context = _begun(manager, gate)
+        child = TextGenerationContext("child", [1, 2, 3, 4, 5, 6])
+        manager.fork("parent", child)
+        batch = [parent, child]
+        for token in range(12):
+            manager.fetch(batch)
+            for each in batch:
+                each.update(token)
+            manager.step(batch)
+        assert context.pending
+        gate.may_go.set()
+        assert manager.wait(context, timeout=60)
+        assert context.start_idx == ALL
+        manager.check_integrity()
+
+
+def test_a_manager_is_closed_meanwhile(tier: str, gate: Gate) -> None:
+    manager = tiered_manager(tier, async_onload=True)
+    context = _begun(manager, gate)
+    closing = Thread(target=manager.close)
+    closing.start()
+    closing.join(0.05)
+    gate.may_go.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert not context.pending
+    assert not [*kvcore_threads()]
+    with pytest.raises(KVCacheError, match="closed"):
+        manager.poll()
+
+
+def test_a_batch_that_takes_too_long_is_a_miss_and_keeps_its_memory(tier: str, gate: Gate) -> None:
+    with tiered_manager(tier, store_timeout=0.02) as manager:
+        context = TextGenerationContext("r", LONG)
+        manager.claim("r")
+        assert manager.maybe_reserve(context)
+        assert context.start_idx == 0
+        assert manager.tier_metrics["disk"]["timeouts"] == 1
+        manager.check_integrity()
+        manager.release("r")
+        gate.may_go.set()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KVCacheError("closed")])
+def test_a_batch_that_cannot_begin_is_a_miss(
+    tier: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    with tiered_manager(tier) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskAdapter, "_get_placed", fail)
+            assert run(manager, [*LONG[:-1], 9]) == 0
+            manager.check_integrity()
+        manager.reset_prefix_cache()
+
+
+def test_a_store_that_its_owner_closes_meanwhile_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = DiskAdapter._get_placed
+
+    def close_first(adapter: DiskAdapter, keys: Sequence[bytes], to: Any) -> StoreHandle:
+        adapter.store.close()
+        return begin(adapter, keys, to)
+
+    tier = f"disk:{tmp_path}:16MiB"
+    store_prompt([tier])
+    with tiered_manager(tier) as manager:
+        monkeypatch.setattr(DiskAdapter, "_get_placed", close_first)
+        assert run(manager, LONG) == 0
+        assert manager.tier_metrics["disk"]["errors"] >= 1
+        manager.check_integrity()

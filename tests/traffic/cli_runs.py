@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a test runs it: what it prints, and how bad input ends it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvcore.apps.cli.main import main
+
+__all__ = ["refused", "shown", "told"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that ends well; return what it prints."""
+    code = main([*map(str, arguments)])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    return captured.out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """Run a command with ``--json``; return the one object that it prints."""
+    out = shown(capsys, *arguments, "--json")
+    assert out.count("\n") == 1
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
+    """Run a command that ends with a code and one line; return the line."""
+    assert main([*map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kvcore: error: ")
+    assert captured.err.count("\n") == 1
+    assert len(captured.err) > len("kvcore: error: \n")
+    return captured.err
