@@ -32,7 +32,7 @@ from kvcore import (
     stores,
 )
 from kvcore.apps.cli.main import app, main
-from kvcore.native import contexts
+from kvcore.native import contexts, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
