@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
-from kvcore import _core, groups, ops, policies
+from kvcore import _core, groups, ops, policies, stores
 from kvcore._core import BlockPool, CacheManager, __version__
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
@@ -37,7 +37,6 @@ if _typing.TYPE_CHECKING:
     from kvcore import functional, moving, scheduler
     from kvcore import keys as keys
     from kvcore import routing as routing
-    from kvcore import stores as stores
     from kvcore.integrations.max.continuous import (
         ContinuousBatchingKVCacheInputs,
         ContinuousBatchingKVCacheManager,
@@ -94,6 +93,7 @@ __all__ = [
     "ops",
     "policies",
     "scheduler",
+    "stores",
     "update_batch",
 ]
 
@@ -105,7 +105,6 @@ _AT_FIRST_USE = {
     "moving": "kvcore.moving",
     "routing": "kvcore.routing",
     "scheduler": "kvcore.scheduler",
-    "stores": "kvcore.stores",
     "ContinuousBatchingKVCache": "kvcore.integrations.max.views",
     "ContinuousBatchingKVCacheCollection": "kvcore.integrations.max.views",
     "ContinuousBatchingKVCacheInputs": "kvcore.integrations.max.continuous",

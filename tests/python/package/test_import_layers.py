@@ -35,10 +35,15 @@ LAYERS = (
 BY_NAME = {
     "kvcore": {
         *("kvcore.functional", "kvcore.keys", "kvcore.moving", "kvcore.routing"),
-        *("kvcore.scheduler", "kvcore.stores"),
+        "kvcore.scheduler",
         *("kvcore.integrations.max.continuous", "kvcore.integrations.max.views"),
     },
     "kvcore.moving": {"kvcore.snapshots.cache", "kvcore.snapshots.request"},
+    "kvcore.stores": {
+        *("kvcore.metrics", "kvcore.stores.disk", "kvcore.stores.memory"),
+        *("kvcore.stores.mooncake_store", "kvcore.stores.protocol", "kvcore.stores.redis_store"),
+        "kvcore.stores.specs",
+    },
     "kvcore.ops.jax_calls": {"kvcore._jax"},
     "kvcore.backends.selection": {"kvcore.backends.cuda"},
     "kvcore.backends.cuda.availability": {"kvcore._cuda"},

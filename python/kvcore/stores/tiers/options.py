@@ -111,7 +111,7 @@ class TierOptions:
                 f"the host tier of {params.host_kvcache_swap_space_gb} GiB holds no page of "
                 f"{params.bytes_per_page} bytes, and stores need one; give it more"
             )
-        # Managers without stores do without these.
+        # Only managers with stores import these.
         from kvcore.stores.tiers.calls import StoreLimits
         from kvcore.stores.tiers.memory import HostMemory
         from kvcore.stores.tiers.records import RecordLayout
