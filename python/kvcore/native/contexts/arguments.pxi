@@ -30,9 +30,11 @@ cdef int64_t INT32_HIGH = 2147483647
 cdef int64_t as_int(object value, str name) except? -1:
     """An integer argument; TypeError for what is none, ValueError beyond int64."""
     cdef int overflow = 0
-    if not PyIndex_Check(value):
-        raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
-    cdef long long number = PyLong_AsLongLongAndOverflow(PyNumber_Index(value), &overflow)
+    if type(value) is not int:
+        if not PyIndex_Check(value):
+            raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
+        value = PyNumber_Index(value)
+    cdef long long number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow:
         raise ValueError(f"{name} is {value}, must fit in 64 bits")
     return number
