@@ -14,7 +14,10 @@ import kvcore
 from conftest import require, require_program
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = ("unit/test_paged_manager.py", "unit/test_prefix_cache.py", "unit/test_attention.py")
+SHORT = (
+    *("python/cache/test_paged_manager.py", "python/cache/test_prefix_cache.py"),
+    "python/ops/test_attention.py",
+)
 
 pytestmark = [
     pytest.mark.slow,  # compiles everything once more
