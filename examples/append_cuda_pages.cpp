@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the keys of five tokens to pages of a GPU, copies a page and reads the tokens through a
-// table of pages, without Python. Links kvcore::cuda; see docs/cpp.md.
+// Writes the keys of five tokens to pages on a GPU, copies a page and reads the tokens back through
+// a page table, without Python. Link it with kvcore::cuda; see docs/cpp.md.
 #include <cstdio>
 #include <cstring>
 #include <kvcore/cuda.hpp>
@@ -11,13 +11,13 @@ constexpr std::int64_t kRow = 4 * sizeof(float);  // a token: one head of four f
 constexpr std::int64_t kPage = 2 * kRow;          // two tokens
 constexpr std::int64_t kPages = 8;
 
-// What the kernels read, and what they write: the same on the host and on the GPU.
+// The inputs and outputs of the kernels, with the same layout on the host and on the GPU.
 struct Memory {
     std::byte pages[kPages][kPage];
     float tokens[5][4], gathered[5][4];
-    std::int64_t slots[5] = {12, 13, 2, 3, 6};  // page * 2 + place: pages 6, 1 and 3
-    kvcore::PagePair copies[1] = {{3, 0}};      // page 3 is copied to page 0,
-    std::uint32_t table[3] = {6, 1, 0};         // where the last token is read
+    std::int64_t slots[5] = {12, 13, 2, 3, 6};  // page * 2 + position: pages 6, 1, 3
+    kvcore::PagePair copies[1] = {{3, 0}};      // page 3 is copied to page 0
+    std::uint32_t table[3] = {6, 1, 0};         // the last token is read from page 0
     std::uint32_t offsets[2] = {0, 5};          // one sequence of five tokens
 };
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three workers with caches of their own, and a router that hears what each of them has.
+"""Three workers, each with its own cache, and a router with an index of the cached pages.
 
-Each worker is a process with a manager, and publishes its events over ZeroMQ. The router feeds an
-index with them and sends each turn of a chat where most of it is cached, beside what else runs. The
-workers run no model here: what counts is which tokens they would not have to compute.
+Each worker is a process with a manager, and publishes its cache events over ZeroMQ. The router
+applies the events to its index. By default it sends each turn of a chat to the worker with the best
+score: many cached tokens and a low load. The workers run no model here. The example only counts the
+cached tokens, which a model would not compute again.
 
     python examples/router_and_workers.py                        # prefix+load
     python examples/router_and_workers.py --policy round-robin
@@ -29,11 +30,11 @@ PARAMS = KVCacheParams(
 )
 WORKERS = ("w0", "w1", "w2")
 SYSTEM = list(range(16))
-GENERATING = 5  # requests at a time
+GENERATING = 5  # maximum number of running requests
 
 
 def work(link: Any) -> None:
-    """Serve prompts; say of each how many of its tokens were cached."""
+    """Serve prompts; for each prompt, send the number of its cached tokens to the router."""
     manager = PagedKVCacheManager(PARAMS, 4, 512, num_pages=256, blocks=None, events=True)
     with EventPublisher(manager, "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*") as out:
         link.send((out.endpoints[0], out.replay_endpoints[0], manager.fingerprint))
@@ -50,7 +51,7 @@ def work(link: Any) -> None:
 
 
 class Worker:
-    """A worker's process as the router sees it."""
+    """The router's handle of a worker process."""
 
     def __init__(self, link: Any, process: Any) -> None:
         self.link, self.process = link, process
@@ -58,14 +59,14 @@ class Worker:
         self.events = EventSubscriber(endpoint, replay_endpoint=replay)
 
     def serve(self, prompt: list[int]) -> int:
-        """Have a prompt run; return the tokens that were cached."""
+        """Run a prompt on the worker; return the number of its cached tokens."""
         self.link.send(prompt)
         return int(self.link.recv())
 
 
 @contextmanager
 def started() -> Iterator[Worker]:
-    """Run a worker until the end of the block."""
+    """Run a worker process until the end of the block."""
     start = multiprocessing.get_context("spawn")
     link, other = start.Pipe()
     process = start.Process(target=work, args=(other,), daemon=True)
@@ -83,7 +84,7 @@ def started() -> Iterator[Worker]:
 
 
 def chats(count: int, turns: int) -> Iterator[list[int]]:
-    """Yield the prompts of chats that begin alike, turn by turn."""
+    """Yield the prompts of chats with the same system prompt, turn by turn."""
     said = [[*SYSTEM, *range(100 * i + 100, 100 * i + 124)] for i in range(count)]
     for turn in range(turns):
         for i, tokens in enumerate(said):
@@ -92,7 +93,7 @@ def chats(count: int, turns: int) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    """Route some chats, and print what each worker had of them."""
+    """Route some chats; print the share of cached tokens and the number of prompts per worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", choices=POLICIES, default="prefix+load")
     options = parser.parse_args()
@@ -103,7 +104,7 @@ def main() -> None:
     running: deque[int] = deque()
     with ExitStack() as stack:
         workers = {name: stack.enter_context(started()) for name in WORKERS}
-        seed = workers[WORKERS[0]].fingerprint  # the same model, so the same keys everywhere
+        seed = workers[WORKERS[0]].fingerprint  # same model, so same keys on all workers
         for number, prompt in enumerate(chats(count=7, turns=4)):
             for name, worker in workers.items():
                 for batch in worker.events.receive(timeout=0.05):
@@ -111,7 +112,7 @@ def main() -> None:
             keys = page_keys(prompt, PARAMS.page_size, seed=seed)
             chosen = str(router.choose(number, keys))
             found = workers[chosen].serve(prompt)
-            running.append(number)  # those that came last generate still
+            running.append(number)  # the last few requests still generate
             if len(running) > GENERATING:
                 router.finish(running.popleft())
             served[chosen] += 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler in one process, the pool and the model in another: page ids travel, pages do not.
+"""A scheduler in one process, the pool and the model in another: only page ids are sent.
 
-The scheduler's manager is made with ``blocks=None``: it has ids and no memory. For each step it
-sends inputs, tokens and the page copies that are owed. The worker puts its pool under the inputs,
-runs the model and answers a token for each request. On one machine or on two it is the same.
+The scheduler's manager has ``blocks=None``: it has page ids and no memory. For each step, the
+scheduler sends inputs, tokens and pending page copies. The worker adds its pool to the inputs, runs
+the model and returns a token for each request. The code is the same for one machine and for two.
 
     python examples/scheduler_and_worker.py          # a pipe of multiprocessing
     python examples/scheduler_and_worker.py --zmq    # a socket of pyzmq
@@ -33,16 +33,16 @@ NUM_PAGES = 24
 
 
 class Step(NamedTuple):
-    """What travels from the scheduler to a worker."""
+    """The message from the scheduler to a worker for one step."""
 
     inputs: RaggedKVCacheInputs  # without a pool
     copies: Any  # int32 [n, 4]: replica, source page, destination page, tokens
     packed: Any  # tokens, positions, row offsets, last rows
-    rows: Any  # whose last logits are asked for
+    rows: Any  # rows that need logits of their last token
 
 
 class Model:
-    """Two layers of attention over random weights, the same in every process."""
+    """Two layers of attention with random weights, equal in every process."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(7)
@@ -62,7 +62,7 @@ class Model:
 
 
 def work(link: Any) -> None:
-    """Own the pool, and run what arrives until there is nothing more."""
+    """Own the pool, and run each received step until None is received."""
     (shape,) = shard_shapes(PARAMS, NUM_PAGES)
     pool, model = np.zeros(shape, np.float32), Model()
     while (step := link.recv()) is not None:
@@ -72,7 +72,7 @@ def work(link: Any) -> None:
 
 
 def serve(link: Any, prompts: list[list[int]], limit: int) -> list[list[int]]:
-    """Schedule the prompts; the tokens come from the other end of the link."""
+    """Schedule the prompts; the worker returns the tokens over the link."""
     manager = PagedKVCacheManager(PARAMS, 8, 64, num_pages=NUM_PAGES, blocks=None)
     scheduler = Scheduler(manager, max_batch_tokens=16)
     for name, prompt in enumerate(prompts):
@@ -92,32 +92,32 @@ def serve(link: Any, prompts: list[list[int]], limit: int) -> list[list[int]]:
 
 
 class ZmqLink:
-    """One end of a pair of pyzmq sockets, with the verbs of a pipe's end."""
+    """One end of a pair of pyzmq sockets, with the methods of a pipe connection."""
 
     def __init__(self, endpoint: str, *, binds: bool) -> None:
         import zmq
 
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 64 << 20)  # page tables of a batch, and to spare
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 64 << 20)  # more than the page tables of a batch
         (self._socket.bind if binds else self._socket.connect)(endpoint)
 
     def send(self, message: Any) -> None:
-        """Pickle a message: only between processes that trust each other."""
+        """Send a pickled message; use it only between processes that trust each other."""
         self._socket.send_pyobj(message)
 
     def recv(self) -> Any:
-        """Wait for one."""
+        """Wait for a message and return it."""
         return self._socket.recv_pyobj()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining messages and close the socket."""
         self._socket.close()
         self._context.term()
 
 
 def work_over_zmq(endpoint: str) -> None:
-    """Be a worker that connects to its scheduler."""
+    """Run a worker that connects to its scheduler."""
     link = ZmqLink(endpoint, binds=False)
     work(link)
     link.close()
@@ -125,7 +125,7 @@ def work_over_zmq(endpoint: str) -> None:
 
 @contextmanager
 def worker(*, zmq: bool) -> Iterator[Any]:
-    """Start a worker process; give the scheduler's end of the link to it."""
+    """Start a worker process; yield the scheduler's end of the link."""
     start = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         if zmq:
@@ -146,7 +146,7 @@ def worker(*, zmq: bool) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Serve a few prompts that begin alike, and print what was answered."""
+    """Serve a few prompts with the same beginning, and print the answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zmq", action="store_true", help="talk over pyzmq")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CacheManager is built for. Plain values.
+// The configuration of a CacheManager. Plain values.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,22 @@
 
 namespace kvcore {
 
-/// What the layers of a group read of the tokens behind them.
+/// The tokens that the layers of a group read.
 enum class GroupKind : std::uint8_t {
     kFull,     // all of them
-    kSliding,  // the token itself and the `span` - 1 in front of it
-    kChunked,  // those of its own chunk of `span` tokens, counted from the first token
+    kSliding,  // the token itself and the `span` - 1 tokens before it
+    kChunked,  // tokens of its own chunk of `span` tokens, counted from the first token
 };
 
-/// Layers that read the same tokens. They are cut into bundles, each of which has pages of its own;
-/// all bundles of all groups take them from one pool.
+/// Layers that read the same tokens. A group's layers are divided into bundles. Each bundle has its
+/// own pages; all bundles of all groups take their pages from one pool.
 struct CacheGroup {
     GroupKind kind = GroupKind::kFull;
     std::int64_t span = 0;         // tokens of the window or chunk; unused by kFull
     std::int32_t num_bundles = 1;  // pages that each run of `page_size` tokens takes
-    std::int32_t page_size = 0;    // tokens of its pages; divides CacheConfig's; 0: the same
+    std::int32_t page_size = 0;    // tokens per page; divides CacheConfig::page_size; 0: the same
 
-    /// With `n` tokens written, those below this one are never read again.
+    /// With `n` tokens written, tokens below the returned index are never read again.
     [[nodiscard]] std::int64_t skipped_tokens(std::int64_t n) const noexcept {
         switch (kind) {
             case GroupKind::kSliding:
@@ -42,17 +42,17 @@ struct CacheGroup {
         }
         return 0;
     }
-    /// So many tokens have to be written before those below `first` >= 1 are never read again.
-    /// Not asked of kFull.
+    /// Number of tokens that must be written before tokens below `first` >= 1 are never read again.
+    /// Do not call this for kFull.
     [[nodiscard]] std::int64_t least_skipping(std::int64_t first) const noexcept {
         return kind == GroupKind::kChunked ? (first + span - 1) / span * span : first + span - 1;
     }
 };
 
-/// Layers with a state. All such groups of a model share the numbers of their slots: a slot has a
-/// place in the arrays of each of them.
+/// Layers with a state. All state groups of a model share slot numbers: a slot has a place in the
+/// arrays of each group.
 struct StateGroup {
-    // Tokens between two checkpoints, a multiple of CacheConfig::page_size; 0: none but those at
+    // Tokens between two checkpoints, a multiple of CacheConfig::page_size; 0: checkpoints only at
     // the end of a prompt and where prompts branch.
     std::int64_t interval = 0;
 };
@@ -60,16 +60,17 @@ struct StateGroup {
 /// When a cached page is copied to the tier below.
 enum class WritePolicy : std::uint8_t {
     kWriteThrough,  // when it enters the cache
-    kSelective,     // once it was used often enough
+    kSelective,     // after it was used often enough
     kWriteBack,     // when it is about to be evicted
 };
 
-/// By its name: write_through, write_through_selective or write_back. Throws std::invalid_argument
-/// for another one.
+/// The policy with a name: write_through, write_through_selective or write_back. Throws
+/// std::invalid_argument for another name.
 [[nodiscard]] WritePolicy write_policy(std::string_view name);
 
-/// What a CacheManager is built for. Its constructor checks the numbers. New fields come last, so
-/// that those who list values by their order go on compiling: there is one of these for a manager.
+/// The configuration of a CacheManager, whose constructor checks the numbers. New fields come last,
+/// so that code that lists values in order continues to compile. The padding does not matter: each
+/// manager has only one configuration.
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct CacheConfig {
     std::int64_t num_pages = 0;      // of each replica
@@ -79,43 +80,50 @@ struct CacheConfig {
     std::int32_t num_replicas = 1;
     bool prefix_caching = true;
     bool dedup = true;  // commit swaps a page for an equal cached one
-    // A hit may end inside a page, whose start is then copied, from so many tokens on; 0: never.
+    // Smallest number of tokens that a hit copies from the start of a partly equal page; 0: hits
+    // end only between pages.
     std::int32_t partial_page_reuse = 1;
-    // Of the tier below each replica, with groups for any bundle; 0: there is none.
+    // Pages of the host tier below each replica, with groups for any bundle; 0: no host tier.
     std::int64_t host_pages = 0;
-    // Layers that do not all keep everything; none: every page is one of all layers.
+    // Groups of layers that read different tokens; empty: every page has all layers.
     std::vector<CacheGroup> groups = {};
-    // Every group gets pages for what runs next alone; else those that keep everything get them for
-    // the whole request at once.
+    // Reserve pages only for the tokens that run next. By default, full-attention groups get pages
+    // for the whole request at once.
     bool reserve_chunks = false;
-    // With groups or states: so many tokens of those written last may be truncated.
+    // With groups or states: number of last written tokens that may be truncated.
     std::int64_t max_draft_tokens = 0;
-    // Of tenants, by number: see RequestTerms. Reservations are no more than the pages in all.
+    // Quotas of tenants, by number: see RequestTerms. The sum of reserved pages is at most
+    // num_pages.
     std::vector<TenantQuota> quotas = {};
-    // Layers with a state beside those with pages, and how many slots they share in each replica:
-    // one for each sequence at least, those beyond are checkpoints.
+    // Layers with a state in addition to layers with pages, and the number of slots that they share
+    // in each replica: at least one slot for each sequence; the other slots hold checkpoints.
     std::vector<StateGroup> states = {};
     std::int64_t num_state_slots = 0;
-    // Of the tier below each replica, for checkpoints; 0: those stay on the device.
+    // Slots of the host tier below each replica, for checkpoints; 0: checkpoints stay on the
+    // device.
     std::int64_t num_host_state_slots = 0;
-    // What arrives in the host tier has keys, and waits to be written to stores below it.
+    // Pages that arrive in the host tier get keys and wait to be written to stores below it.
     bool has_stores = false;
-    std::string key_seed = {};            // of keys, one item of CBOR; "" is nil
-    const StandIns* stand_ins = nullptr;  // names of tokens with extra keys, outlive the manager
-    // Pages of which events wait to be taken, at most; 0: there are no events.
+    std::string key_seed = {};            // seed of keys, one item of CBOR; "" is nil
+    const StandIns* stand_ins = nullptr;  // names of tokens with extra keys; outlive the manager
+    // Maximum number of pages whose events wait for `take_events`; 0: the manager records no
+    // events.
     std::int64_t event_pages = 0;
     EvictionConfig eviction = {};       // of cached pages, in each replica
-    EvictionConfig host_eviction = {};  // of those of the host tier
-    // When a cached page goes to the host tier; kSelective: once it was used so often, 1 .. 255.
+    EvictionConfig host_eviction = {};  // of cached pages in the host tier
+    // When a cached page is copied to the host tier; with kSelective, after `write_threshold` uses,
+    // 1 .. 255.
     WritePolicy write_policy = WritePolicy::kWriteThrough;
     std::int32_t write_threshold = 2;
-    // With eviction by priority: the lowest priority whose runs the host tier takes. The tier takes
-    // no page of a run below it, and no page behind that run.
+    // With eviction by priority: the lowest priority of runs that the host tier takes. The tier
+    // takes no page of a run with a lower priority, and no page that continues that run.
     std::int32_t host_min_priority = 0;
-    // Where ids of pages begin: those in front, of memory that is there too, are the caller's.
+    // Number of page ids reserved for the caller, from 0. The memory has these pages in addition to
+    // num_pages. vLLM's null block is `first_page = 1`.
     BlockId first_page = 0;
-    // With groups: `commit` gives back no page that a window has passed; `leave_windows` does. For
-    // engines that commit tokens when they schedule them, while steps before still read the pages.
+    // With groups: `commit` keeps the pages that a window has passed until `leave_windows` gives
+    // them back. For engines that commit tokens when they schedule them, while earlier steps still
+    // read the pages.
     bool keep_windows = false;
 };
 

@@ -18,12 +18,13 @@
 
 namespace kvcore {
 
-/// What CacheManager::match found for a request, held until it is allocated or dropped.
+/// The prefix that CacheManager::match found for a request, pinned until it is allocated or
+/// dropped.
 ///
-/// Owns: a hold on the cached pages that it names, and on what continues them in the host tier:
-/// nobody evicts them meanwhile, and they count as used. Dropping it leaves no trace: not even the
-/// order of eviction knows that they were looked at.
-/// Threads: one at a time; the manager, which must outlive it, may be used by others.
+/// Owns: a pin on the cached pages of the hit and on their continuation in the host tier. Pinned
+/// pages are not evicted and count as used. Dropping the hit leaves no trace: the lookup does not
+/// change the order of eviction.
+/// Threads: one at a time; other threads may use the manager, which must outlive the hit.
 /// Cost: O(1) to drop, under the manager's mutex.
 class PrefixHit {
    public:
@@ -33,10 +34,10 @@ class PrefixHit {
     PrefixHit& operator=(PrefixHit&& other) noexcept;
     ~PrefixHit();
 
-    /// Tokens that the request would take from the cache, copied and loaded ones included; 0 where
-    /// that is no more than it has.
+    /// Tokens that the request would take from the cache, including copied and loaded tokens; 0 if
+    /// the request already has at least that many.
     [[nodiscard]] std::int64_t num_tokens() const noexcept;
-    /// Whole pages of those that it would share.
+    /// Whole pages of this hit that the request would share.
     [[nodiscard]] std::int64_t num_pages() const noexcept;
 
    private:
@@ -48,13 +49,14 @@ class PrefixHit {
     std::unique_ptr<Held> held_;
 };
 
-/// Pages that CacheManager::hold keeps as they are for somebody who reads or writes them.
+/// Pages that CacheManager::hold keeps unchanged while a caller reads or writes them.
 ///
-/// Owns: a hold on each: whoever releases it, it is not handed out again, and while it is cached
-/// not evicted. Where the caches are reset and nobody else has it, it is found no more, but stays
-/// until it is let go. Letting go is no use of a page, and dropping it lets go too.
-/// Threads: one at a time; the manager, which must outlive it, may be used by others.
-/// Cost: O(pages) to let go, under the manager's mutex.
+/// Owns: a hold on each page. A held page is not handed out again, whoever releases it, and is not
+/// evicted while it is cached. If the caches are reset and nothing else holds the page, no
+/// request finds it any more, but it stays until the hold ends. Ending the hold does not count as a
+/// use of the page. The destructor also ends the hold.
+/// Threads: one at a time; other threads may use the manager, which must outlive this object.
+/// Cost: O(pages) to end the hold, under the manager's mutex.
 class HeldPages {
    public:
     /// Holds nothing.
@@ -63,9 +65,9 @@ class HeldPages {
     HeldPages& operator=(HeldPages&& other) noexcept;
     ~HeldPages();
 
-    /// As they were asked for.
+    /// The page ids in the order in which the caller listed them.
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept;
-    /// Lets the pages go. Throws InvalidHandleError where that was done before.
+    /// Ends the hold. Throws InvalidHandleError if the hold has already ended.
     void let_go();
 
    private:
@@ -77,373 +79,393 @@ class HeldPages {
     std::unique_ptr<Held> held_;
 };
 
-/// The C++ entry point: which page belongs to whom, what a prompt can reuse, what goes when memory
-/// is full. Ids only; the caller owns the memory behind them.
+/// The C++ entry point: records which page belongs to which sequence, finds the pages that a prompt
+/// can reuse, and chooses the pages to evict when memory is full. It handles ids only; the caller
+/// owns the memory of the pages.
 ///
-/// Owns: per replica a BlockPool and a PrefixTree, with a host tier a TierIndex too; the
-/// SequenceTable over all replicas; the ledger of what is being copied.
-/// Invariant: every page is free, or held by as many sequences, transfers and the tree as its count
-/// says. A page in the tree has no other owner. A page that is copied, or copied to, is held until
-/// that is finished.
+/// Owns: per replica a BlockPool and a PrefixTree, and with a host tier a TierIndex; the
+/// SequenceTable over all replicas; the ledger of transfers in flight.
+/// Invariant: every page is free, or its reference count is the number of sequences and transfers
+/// that hold it, plus the tree's reference. A page in the tree has no other owner. The source and
+/// the destination of a copy are held until the copy is finished.
 /// Threads: any number may call any method; one mutex, held for the length of a call. The tokens of
-/// a RequestView must stay unchanged meanwhile. One thread at a time uses a request; others may
-/// release or fork it at any moment.
-/// Errors: a call that throws or returns "no" has changed nothing. Memory that runs out is
-/// std::bad_alloc, likewise.
-/// Copies: a call that is given `transfers` puts there what its caller has to copy at once;
-/// `finish` says that it is done, or failed. Without, copies within the pool go to the list of
-/// take_copies, and nothing is held for them: their order is what keeps them right. A manager is
-/// used in one of the two ways; with a host tier in the first. Cost: claim, release of committed
-/// pages, pin: O(1). reserve: comparing the prompt with the cache plus O(pages added). commit:
-/// O(new tokens). fetch: O(pages changed since the table's last use).
+/// a RequestView must stay unchanged during a call. One thread at a time uses a request; other
+/// threads may release or fork the request at any moment.
+/// Errors: a call that throws or returns "no" has changed nothing. Running out of memory is
+/// std::bad_alloc, which also changes nothing.
+/// Copies: a call with `transfers` writes there the copies that its caller must make at once; the
+/// caller then calls `finish` to report success or failure. Without `transfers`, copies within the
+/// pool are appended to the list that `take_copies` returns. These copies hold no pages: they are
+/// correct because the caller makes them in order. Do not mix these two ways in a manager. With a
+/// host tier, always pass `transfers`.
+/// Cost: claim, release of committed pages, pin: O(1). reserve: comparing the prompt with the cache
+/// plus O(pages added). commit: O(new tokens). fetch: O(pages changed since the table's last use).
 class CacheManager {
    public:
-    /// `make_policy`: called once per replica for what orders its eviction, where that is none of
-    /// `config.eviction`. Throws std::invalid_argument for sizes below 1.
+    /// `make_policy`: creates the eviction policy of a replica in place of `config.eviction`;
+    /// called once per replica. Throws std::invalid_argument for sizes below 1.
     explicit CacheManager(const CacheConfig& config, const PolicyFactory& make_policy = {});
     CacheManager(const CacheManager&) = delete;
     CacheManager& operator=(const CacheManager&) = delete;
     ~CacheManager();
 
-    /// As given to the constructor; valid as long as the manager. O(1), without the mutex.
+    /// The config given to the constructor; valid as long as the manager. O(1), without the mutex.
     [[nodiscard]] const CacheConfig& config() const noexcept;
 
     /// Registers a sequence; takes no pages. Throws std::out_of_range for a replica that does not
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
-    /// What a sequence asks for its pages from now on: of a policy that goes by priority, and whose
-    /// they are; those that it has, or that are cached, keep what they had. Throws
-    /// RequestNotFoundError, and std::invalid_argument for a priority outside 0 .. 100, a duration
-    /// below 1, ranges that are not in order, or a tenant without a quota. O(ranges).
+    /// Sets the priority and the tenant of a sequence, for pages that it gets from now on; pages
+    /// that it already has, and cached pages, keep their terms. Throws RequestNotFoundError, and
+    /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, ranges that are
+    /// not in order, or a tenant without a quota. O(ranges).
     void set_terms(SequenceHandle sequence, const RequestTerms& terms);
-    /// It is `now`, in a unit of the caller's: priorities whose time is over end. A time before is
-    /// no news. O(log n) for each run whose priority ends.
+    /// Sets the current time to `now`, in a unit that the caller chooses: priorities whose duration
+    /// is over end. An earlier time changes nothing. O(log n) for each run whose priority ends.
     void advance(std::int64_t now);
     /// Whether the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
-    /// Where it was claimed. Throws RequestNotFoundError. O(1).
+    /// The replica where the sequence was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
-    /// Page ids in logical order, a copy; of a bundle where there are groups: then -1 stands for a
-    /// page that no layer of it reads any more, or that is not reserved yet. Those from the
-    /// `first` one on, as what a reservation has added: none where there are no more. Throws
-    /// RequestNotFoundError, std::out_of_range for a bundle that does not exist, and
-    /// std::invalid_argument for `first` below 0. O(pages returned).
+    /// A copy of the sequence's page ids in logical order, from index `first` on; empty if the
+    /// sequence has no more pages. With `first`, a caller gets the pages that a reservation added.
+    /// With groups, the ids are the bundle's, and -1 marks a page that no layer of the bundle reads
+    /// any more or that is not reserved yet. Throws RequestNotFoundError, std::out_of_range for a
+    /// bundle that does not exist, and std::invalid_argument for `first` below 0. O(pages
+    /// returned).
     [[nodiscard]] std::vector<BlockId> pages_of(SequenceHandle sequence, std::int32_t bundle = 0,
                                                 std::int64_t first = 0) const;
-    /// Forgets a sequence: committed pages stay cached, the others are free unless forks hold them
-    /// or transfers are under way: then they are when those are finished.
-    /// `history`, where given, gets what a later claim of the same request is to recall.
+    /// Forgets a sequence. Committed pages stay cached. The other pages become free as soon as no
+    /// fork holds them and their transfers in flight are finished.
+    /// `history`, if given, receives the counts that a later claim of the same request passes to
+    /// `recall`.
     /// Throws RequestNotFoundError. O(pages not committed).
     void release(SequenceHandle sequence, RequestHistory* history = nullptr);
-    /// The claim is of a request that an earlier claim has run: what that has counted counts apart
-    /// (Metrics::resumed_tokens, recomputed_tokens). Nothing for a claim that was reserved already.
-    /// Throws RequestNotFoundError. O(1).
+    /// Marks the claim as a resumption of a request that ran under an earlier claim: the tokens in
+    /// `history` are counted separately (Metrics::resumed_tokens, recomputed_tokens). Does nothing
+    /// for a claim that was already reserved. Throws RequestNotFoundError. O(1).
     void recall(SequenceHandle sequence, const RequestHistory& history);
-    /// Drops the pages of a sequence, what is owed to it and what it counted, as if it had just
-    /// been claimed: for a caller who could not take over what a reservation said. Throws
-    /// RequestNotFoundError, and PendingTransfersError while transfers into its pages are under
-    /// way.
+    /// Drops the pages, the owed copies and the counts of a sequence, as if it had just been
+    /// claimed: for a caller that could not take over the result of a reservation. Throws
+    /// RequestNotFoundError, and PendingTransfersError while transfers into its pages are in
+    /// flight.
     void begin_again(SequenceHandle sequence);
 
-    /// Reuses the cached prefix, then allocates pages for the request's tokens, up to `reserve_to`
-    /// where that is less, and for num_steps - 1 more, evicting where it must. On success
-    /// `request.start` and `.active` are where the request now stands. Transfers into the request's
-    /// pages are due before its kernels run; with a host tier a prefix that goes further there is
-    /// reused too. Throws RequestNotFoundError, std::invalid_argument, also for `options` below 0,
-    /// and CapacityError when the request, or what must fit, can never fit.
+    /// Reuses the cached prefix, then allocates pages for the request's tokens (only up to
+    /// `reserve_to` if that is less) and for num_steps - 1 more, and evicts pages if necessary. On
+    /// success `request.start` and `.active` are the request's new position. Transfers into the
+    /// request's pages must be made before its kernels run. With a host tier, a longer prefix in
+    /// that tier is also reused. Throws RequestNotFoundError, std::invalid_argument (also for
+    /// `options` below 0), and CapacityError if the request, or `options.must_fit`, can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
                                         Transfers* transfers = nullptr,
                                         const ReserveOptions& options = {});
-    /// Reserves in order up to the first that does not fit. Every error is raised before anything
-    /// is reserved. Where a row could only be had with pages that the transfers of rows before
-    /// hold, it stops in front of it (kPending): finish those, and go on with the rest. With states
-    /// also in front of a row, but the first, that would be cut with several steps.
+    /// Reserves rows in order and stops at the first row that does not fit. Raises every error
+    /// before it reserves anything. If a row needs pages that the transfers of earlier rows hold,
+    /// the call stops before that row (kPending): finish those transfers, and reserve the remaining
+    /// rows. With states and several steps, the call also stops before a row, other than the first,
+    /// whose chunk is cut because a checkpoint is due.
     [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              Transfers* transfers = nullptr);
-    /// What `reserve` would do now. A request that can never fit returns fits = false. Throws
-    /// RequestNotFoundError and std::invalid_argument. Costs what finding the hit costs.
+    /// The result that `reserve` would have now. A request that can never fit returns fits = false.
+    /// Throws RequestNotFoundError and std::invalid_argument. Costs the same as finding the hit.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1,
                                    const ReserveOptions& options = {}) const;
-    /// What it would do for a request that is not claimed, of that tenant, were it claimed there;
-    /// whether it could be is not asked, nor is its handle looked at. Throws std::out_of_range for
-    /// a replica that does not exist, std::invalid_argument also for a tenant without a quota.
+    /// The same for a request of that tenant that is not claimed, as if it were claimed on
+    /// `replica`. The call ignores `request.sequence` and does not check whether a claim would
+    /// succeed. Throws std::out_of_range for a replica that does not exist, std::invalid_argument
+    /// also for a tenant without a quota.
     [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
                                    std::int64_t num_steps = 1, const ReserveOptions& options = {},
                                    std::int32_t tenant = RequestTerms::kNoTenant) const;
 
-    /// Gives a sequence that has nothing yet pages for a request whose first `n` tokens its caller
-    /// brings, and a slot for their state: where the request stands then, as behind a hit. The
-    /// cache is not looked at, and windows get pages for what is read from there on alone. The
-    /// caller writes all of these pages before the next commit, which puts them where
-    /// `request.name_space` says. Throws as `reserve`, and std::invalid_argument unless
-    /// 1 <= n < request.end, and for a sequence that was reserved or fetched. Without `transfers`
-    /// pages that make room are not stored, also where they would be with write-back. O(pages
+    /// Gives an empty sequence pages for a request whose first `n` tokens the caller writes, and a
+    /// slot for its state. The request then stands where a hit of `n` tokens would place it. The
+    /// call does not search the cache, and gives windows only the pages that tokens from `n` on
+    /// read. The caller writes all of these pages before the next commit, which caches them under
+    /// `request.name_space`. Throws as `reserve`, and std::invalid_argument unless 1 <= n <
+    /// request.end, and for a sequence that was reserved or fetched. Without `transfers`, pages
+    /// that are evicted to make room are not stored in the host tier, even with write-back. O(pages
     /// added).
     [[nodiscard]] ReserveStatus begin_at(RequestView& request, std::int64_t n,
                                          Transfers* transfers = nullptr);
-    /// For who copies the pages of a sequence while others may use the manager. Throws
-    /// RequestNotFoundError, and PendingTransfersError. O(1).
+    /// A mark of the pages that the sequence has written. If the marks before and after a copy of
+    /// the pages are equal, the copy is correct. Throws RequestNotFoundError, and
+    /// PendingTransfersError. O(1).
     [[nodiscard]] SequenceMark mark_of(SequenceHandle sequence) const;
 
-    /// The halves of `reserve`, for who decides in between. `match` finds what the cache has of a
-    /// request's prompt and holds it; the request is not touched, and dropping the hit leaves no
-    /// trace, but with quotas runs of the tree that were cut. Throws as `reserve`, but no
-    /// CapacityError. Costs finding the hit.
+    /// The first half of `reserve`, for a caller that decides before it allocates. `match` finds
+    /// the cached prefix of a request's prompt and pins it. The request is not changed, and
+    /// dropping the hit leaves no trace, except that with quotas the lookup may split runs of the
+    /// tree. Throws as `reserve`, but no CapacityError. Costs the same as finding the hit.
     [[nodiscard]] PrefixHit match(const RequestView& request) const;
-    /// Gives the request that hit, and pages for `n` tokens in all: at least for what runs next, at
-    /// most to its end. On success the hit is used up, else still held; with write-back it is given
-    /// up where the page that it copies from had to be evicted: match again. Returns and throws as
-    /// `reserve`, and std::invalid_argument where the request has moved since it was matched, or
-    /// the hit is used up. O(pages added), nothing is compared again.
+    /// The second half: gives the hit to the request, and pages for `n` tokens in total: at least
+    /// for the tokens that run next, at most for the whole request. On success the hit is used up;
+    /// otherwise it stays pinned. With write-back, the hit is lost if the page that it copies from
+    /// had to be evicted: call `match` again. Returns and throws as `reserve`, and
+    /// std::invalid_argument if the request has moved since `match` or the hit is used up. O(pages
+    /// added), nothing is compared again.
     [[nodiscard]] ReserveStatus allocate(PrefixHit& hit, RequestView& request, std::int64_t n,
                                          Transfers* transfers = nullptr);
 
-    /// Reserves what is missing, atomically over the batch, and writes lengths and page tables to
-    /// `targets` [num_replicas], batch order kept inside a replica. Errors are those of `reserve`;
-    /// a request named twice is std::invalid_argument. Tables are written once no transfer into
-    /// their pages is left: see FetchStatus::kPending.
+    /// Reserves the missing pages, atomically over the batch, and writes lengths and page tables to
+    /// `targets` [num_replicas]; rows of a replica keep the order of the batch. Throws the errors
+    /// of `reserve`; a request named twice is std::invalid_argument. Tables are written only after
+    /// all transfers into their pages are finished: see FetchStatus::kPending.
     [[nodiscard]] FetchResult fetch(const RequestBatch& batch, std::int64_t num_steps,
                                     FetchTarget* targets, Transfers* transfers = nullptr);
 
-    /// Puts every page whose tokens are all written (start / page_size) into the prefix tree. Equal
-    /// pages found there replace the sequence's own: `swaps` are those of this call. Forks that
-    /// hold such a page as well hold it in the tree from then on. A page for whose place in the
-    /// tree there is no memory, or no room in a quota, stays the sequence's own, for a later
-    /// commit. Throws std::invalid_argument when a request claims more written tokens than its
-    /// pages hold, and PendingTransfersError. With a host tier, copies of cached pages that are not
-    /// there yet go to `transfers`: as many as have room, none of a sequence whose last ones are
-    /// not finished or for which memory runs out. So do states that are due to become checkpoints,
-    /// on the device and in the tier: their sequence is pending until both are done.
+    /// Inserts every page whose tokens are all written (start / page_size) into the prefix tree. If
+    /// the tree already has an equal page, that page replaces the sequence's own: `swaps` receives
+    /// the replacements of this call. Forks that also hold an inserted page hold it in the tree
+    /// from now on. A page stays the sequence's own until a later commit if there is no memory to
+    /// insert it or a quota has no room. Throws std::invalid_argument if a request claims more
+    /// written tokens than its pages hold, and PendingTransfersError. With a host tier, copies of
+    /// cached pages that the tier lacks are written to `transfers`, as many as the tier has room
+    /// for. A sequence stores no pages while its last stores are not finished, or if memory runs
+    /// out. `transfers` also receives the states that become checkpoints, on the device and in the
+    /// tier: their sequence is pending until both copies are finished.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                 Transfers* transfers = nullptr);
 
     /// Claims `children` on the parent's replica with the tokens that the parent had written as of
-    /// its last commit: their pages are shared, and copied before either writes into one. Sets each
-    /// child's sequence, start and, where that was not behind start, active. Throws
-    /// std::invalid_argument unless each child has those tokens, at least one more, and the
-    /// parent's namespace; CapacityError when the replica cannot take all of them;
-    /// RequestNotFoundError and PendingTransfersError. Takes no pages. O(children * (pages + tokens
-    /// compared)).
-    /// With states each child has a slot from then on, into which the parent's is copied:
-    /// CapacityError where there are not as many, std::invalid_argument where the parent was
-    /// fetched since its last commit and no state was kept in front of that.
+    /// its last commit. Parent and children share these pages; a shared page is copied before one
+    /// of them writes into it. Sets each child's sequence and start, and active if it was not
+    /// greater than start. Throws std::invalid_argument unless each child has those tokens, at
+    /// least one more, and the parent's namespace; CapacityError if the replica cannot take all
+    /// children; RequestNotFoundError and PendingTransfersError. Takes no pages. O(children *
+    /// (pages + tokens compared)).
+    /// With states, each child also gets a slot, into which the parent's state is copied:
+    /// CapacityError if there are too few slots, std::invalid_argument if the parent was fetched
+    /// after its last commit and no state from before that fetch was kept.
     void fork(const RequestView& parent, const RequestBatch& children,
               Transfers* transfers = nullptr);
-    /// Forgets written tokens from `n` on, and pages that hold none any more, those reserved ahead
-    /// among them; the caller sets the request's indices back. The tree's pages are not rewritten:
-    /// one that is cut is copied when it is written next. Throws RequestNotFoundError,
-    /// PendingTransfersError, and std::invalid_argument unless 0 <= n <= what was fetched or
-    /// written. With states, `n` must be 0, where the request's state stands, behind a state that
-    /// it keeps, or a token with a checkpoint, which is copied then. O(pages dropped).
+    /// Forgets written tokens from `n` on, and pages that hold no remaining token, including pages
+    /// reserved ahead; the caller sets the request's indices back. Pages of the tree are not
+    /// rewritten: a tree page that is cut is copied before the next write into it. Throws
+    /// RequestNotFoundError, PendingTransfersError, and std::invalid_argument unless 0 <= n <= the
+    /// tokens that were fetched or written. With states, `n` must be 0, the token of the request's
+    /// current state, a token at or after a state that the request keeps, or a token with a
+    /// checkpoint, which the call then copies. O(pages dropped).
     void truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers = nullptr);
-    /// Groups of rows with common leading pages, nested ones too, longest first; pages, not tokens,
-    /// are compared. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
+    /// Groups of rows with common leading pages, longest first; groups may be nested. The call
+    /// compares pages, not tokens. Throws RequestNotFoundError. O(rows * runs * log(rows * runs)).
     [[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const RequestBatch& batch) const;
 
-    /// Cached whole pages of a prefix of `tokens` [n]: their number and, if asked for, their ids,
-    /// and how many of the tokens behind them, less than a page, a cached page has too: with groups
-    /// those that a hit could copy, with states none. Of a bundle the ids are those that a request
-    /// with this hit has, as `pages_of` lists them. Pure. Throws std::out_of_range for a replica or
-    /// a bundle that does not exist. Costs comparing the tokens; for the tokens behind, O(log
-    /// siblings) more.
+    /// Number of cached whole pages of a prefix of `tokens` [n]. `pages`, if given, receives their
+    /// ids; the ids of a bundle are the ids that a request with this hit has, as `pages_of` lists
+    /// them. `partial_tokens`, if given, receives the number of further tokens, less than a page,
+    /// that a cached page also holds: with groups only tokens that a hit could copy, with states 0.
+    /// Pure. Throws std::out_of_range for a replica or a bundle that does not exist. Costs
+    /// comparing the tokens; finding `partial_tokens` costs O(log siblings) more.
     [[nodiscard]] std::int64_t match(std::int32_t replica, std::string_view name_space,
                                      const TokenId* tokens, std::int64_t n,
                                      std::vector<BlockId>* pages = nullptr,
                                      std::int32_t* partial_tokens = nullptr,
                                      std::int32_t bundle = 0) const;
-    /// The same, and a use of those pages: as a request that takes them and lets go of them at
-    /// once. Throws as `match`; with more ids than `most_pages` it is no use of any, and returns
-    /// the same number. The match plus O(runs).
+    /// The same, and marks these pages as used, as if a request took and released them at once.
+    /// Throws as `match`. If there are more ids than `most_pages`, the call marks no page as used
+    /// and returns the same number. Costs the match plus O(runs).
     std::int64_t touch(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                        std::int64_t n, std::vector<BlockId>* pages = nullptr,
                        std::int32_t* partial_tokens = nullptr,
                        std::int64_t most_pages = std::numeric_limits<std::int64_t>::max(),
                        std::int32_t bundle = 0);
-    /// Keeps those pages from eviction until unpinned. The match plus O(1).
+    /// Pins the pages that `match` finds until `unpin`. Costs the match plus O(1).
     [[nodiscard]] PinHandle pin(std::int32_t replica, std::string_view name_space,
                                 const TokenId* tokens, std::int64_t n);
-    /// Lets them go. Throws InvalidHandleError for a handle unpinned before. O(1).
+    /// Unpins the pages. Throws InvalidHandleError for a handle unpinned before. O(1).
     void unpin(PinHandle pin);
 
-    /// Replica for a request not claimed yet: longest prefix hit, on whichever tier, then most
-    /// available pages, then fewest sequences, then lowest index. Pure. A match per replica.
+    /// Replica for a request that is not claimed yet: longest prefix hit, on whichever tier, then
+    /// most available pages, then fewest sequences, then lowest index. Pure. Costs a match per
+    /// replica.
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
-    /// Tokens up to `highest` that the trees of every replica and tier hold, and what is on its way
-    /// there, in any order. What stand-ins (kvcore/extra_keys.hpp) are still held. O(cached
-    /// tokens).
+    /// Token ids up to `highest` in the trees of every replica and tier, and in pages in flight to
+    /// these trees, in any order. Shows which stand-ins (kvcore/extra_keys.hpp) are still in use.
+    /// O(cached tokens).
     [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
-    /// First token of a sequence that a call may still compare with the cache or put there. Throws
-    /// RequestNotFoundError. O(1).
+    /// First token of a sequence that a later call may still compare with the cache or insert into
+    /// the cache. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int64_t first_uncached(SequenceHandle sequence) const;
 
-    /// What is cached in a replica, and in which order it would go. Throws std::out_of_range for a
-    /// replica that does not exist. O(cached tokens).
+    /// The cached runs of a replica, and the order in which they would be evicted. Throws
+    /// std::out_of_range for a replica that does not exist. O(cached tokens).
     [[nodiscard]] CachedTree cached_tree(std::int32_t replica) const;
-    /// Holds cached columns, for who copies them elsewhere meanwhile: fewer where fewer are cached
-    /// or a quota keeps them from being held, none where the caches were reset since. Throws
-    /// std::invalid_argument unless `span` asks for a whole column at least, and std::out_of_range.
-    /// The match plus O(columns).
+    /// Pins cached columns for a caller that copies them elsewhere. Returns fewer columns if fewer
+    /// are cached or a quota does not allow the pins, and no columns if the caches were reset after
+    /// `span.num_resets` was read. Throws std::invalid_argument unless `span` names at least one
+    /// whole column, and std::out_of_range. Costs the match plus O(columns).
     [[nodiscard]] CacheExport export_columns(const ColumnSpan& span);
-    /// Takes free pages for columns that the caller brings, and `columns` [of the span] says what
-    /// of each: see CacheImport. Evicts nothing; they count for no tenant. Throws as
-    /// `export_columns`, and std::invalid_argument for windows or states that there are not, and
-    /// without prefix caching. The match plus O(columns).
+    /// Takes free pages for columns that the caller brings; `columns` [of the span] lists the parts
+    /// of each column that the caller has: see CacheImport. Evicts nothing; these pages count for
+    /// no tenant. Throws as `export_columns`, and std::invalid_argument for windows or states that
+    /// the cache does not have, and without prefix caching. Costs the match plus O(columns).
     [[nodiscard]] CacheImport import_columns(const ColumnSpan& span, const CachedColumn* columns);
-    /// The pages of an import are filled: it is found from now on, as used just now, and ends.
-    /// `more`: the caller goes on with columns behind it, for which the run keeps room. False where
-    /// nobody wants it any more, since the caches were reset. Throws std::invalid_argument for one
-    /// that holds nothing. O(columns).
+    /// Ends an import whose pages the caller has filled: requests find the columns from now on, and
+    /// they count as used just now. `more`: the caller continues with the columns that follow, and
+    /// the run keeps room for them. Returns false if the caches were reset and the columns are no
+    /// longer needed. Throws std::invalid_argument for an import that holds nothing. O(columns).
     [[nodiscard]] bool publish(CacheImport& filled, bool more = false);
-    /// How often the caches were reset. O(1).
+    /// The number of resets of the caches. O(1).
     [[nodiscard]] std::uint64_t num_resets() const;
 
-    /// With CacheConfig::keep_windows: gives back the pages of windows that no token behind the
-    /// first `n` reads. Returns with how many tokens there is more to give back: the highest
-    /// int64_t where layers have no windows. Throws RequestNotFoundError, PendingTransfersError;
-    /// std::invalid_argument without keep_windows, for n < 0, and for more tokens than its pages
-    /// hold. O(pages given back).
+    /// With CacheConfig::keep_windows: gives back the window pages that no token after the first
+    /// `n` reads. Returns the number of tokens at which there are more pages to give back: the
+    /// highest int64_t if no layer has a window. Throws RequestNotFoundError,
+    /// PendingTransfersError; std::invalid_argument without keep_windows, for n < 0, and for more
+    /// tokens than its pages hold. O(pages given back).
     std::int64_t leave_windows(SequenceHandle sequence, std::int64_t n);
-    /// What is in these pages [n] of a replica, of any bundle, is wrong: those that are cached
-    /// leave the cache with all that is cached behind them, there and in the host tier, and nothing
-    /// that was computed from them is put there any more. Who holds such pages keeps them: a
-    /// request runs on, commits nothing from the first of them on until it was truncated to where
-    /// that begins, and takes no longer prefix; a pin and a transfer keep theirs until they end.
-    /// Pages that nobody holds are free. The same goes for requests whose page is not cached, if
-    /// something is written in it; ids of other pages are passed over. Stores below the host tier
-    /// keep what was written there. Returns how many pages left the cache of the device. Throws
-    /// InvalidHandleError for an id that is no page's, std::out_of_range for a replica that does
+    /// Removes pages [n] of a replica, of any bundle, from the cache because their contents are
+    /// wrong. Cached pages leave the cache with everything cached after them, on the device and in
+    /// the host tier, and nothing that was computed from them is cached again. Requests that hold
+    /// these pages keep them. A request that holds them continues to run, but commits nothing from
+    /// the first of them on until it is truncated to the start of that page, and does not extend
+    /// its reused prefix. Pins and transfers keep their pages until they end. Pages without a
+    /// holder become free. The same rules apply to a request whose page is not cached but has
+    /// written tokens; ids of other pages are ignored. Stores below the host tier keep the bytes
+    /// that were written there. Returns how many pages left the device's cache. Throws
+    /// InvalidHandleError for an id that is not a page's, std::out_of_range for a replica that does
     /// not exist; std::bad_alloc. O(cached pages + requests).
     std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
-    /// Keeps pages [n] of a replica, of any bundle, from being handed out to anybody else or
-    /// evicted until they are let go, whoever releases them: for who copies to or from them
-    /// meanwhile. Holds nest. With groups a page is held with all others of its tokens. A request
-    /// may go on writing into its own. Throws InvalidHandleError for an id that is no page's, or a
-    /// free page's; CapacityError where quotas leave no room for cached pages to be held;
-    /// std::out_of_range for a replica that does not exist; std::bad_alloc. Nothing has changed
-    /// then. O(pages), and O(cached pages) to find them.
+    /// Holds pages [n] of a replica, of any bundle, for a caller that copies to or from them: until
+    /// the hold ends, a held page is not handed out again, whoever releases it, and is not evicted.
+    /// Holds nest. With groups, a page is held with all other pages of its tokens. A request may
+    /// continue to write into its own pages. Throws InvalidHandleError for an id that is not a
+    /// page's, or for a free page; CapacityError if quotas leave no room to hold cached pages;
+    /// std::out_of_range for a replica that does not exist; std::bad_alloc. After an error nothing
+    /// has changed. O(pages), and O(cached pages) to find them.
     [[nodiscard]] HeldPages hold(std::int32_t replica, const BlockId* pages, std::int64_t n);
-    /// The pages of a replica that can be had, in the order in which requests would be given them:
-    /// free ones, then cached ones as they would be evicted now (PrefixTree::evictable_pages). For
-    /// tests and for looking at a cache. Throws std::invalid_argument with groups of layers and
-    /// with quotas, where it depends on who asks for how many; std::out_of_range for a replica that
-    /// does not exist; std::bad_alloc. O(pages).
+    /// The available pages of a replica in the order in which requests would get them: free pages,
+    /// then cached pages in the present order of eviction (PrefixTree::evictable_pages). For tests
+    /// and for inspecting a cache. Throws std::invalid_argument with groups of layers and with
+    /// quotas, because the order depends on the tenant and on the number of pages;
+    /// std::out_of_range for a replica that does not exist; std::bad_alloc. O(pages).
     [[nodiscard]] std::vector<BlockId> next_pages(std::int32_t replica) const;
-    /// Forgets every cached page, in every replica and its host tier: no later request hits a page
-    /// that was there, nor a page that a request computes which ran before, until `truncate` has
-    /// cut it to what was not. Who holds a page keeps it. Returns whether no page is left that was
-    /// cached: false while requests, pins or holds keep some. Throws std::bad_alloc; nothing has
-    /// changed then. O(cached pages + requests).
+    /// Forgets every cached page, in every replica and its host tier. No later request hits a page
+    /// that was cached before, nor a page of a request that ran before the reset, until `truncate`
+    /// has removed the tokens that the request had at the reset. Requests, pins and holds keep
+    /// their pages. Returns whether no formerly cached page is left: false while requests, pins or
+    /// holds keep some of them. Throws std::bad_alloc; then nothing has changed. O(cached pages +
+    /// requests).
     bool reset_prefix_cache();
 
-    /// The transfers given out by one call are over. Stored pages are found from now on, but those
-    /// for whose place there is no memory: they are not stored. What was held is let go. Where they
-    /// are not `done`, page copies are owed again (take_owed), pages that were to be stored are
-    /// not, and a request whose loads failed has lost its pages, as if it had just been claimed:
-    /// set it back to where `moved` says. (One that the call moved without loads may have been
-    /// run or cut by others since: it is theirs.) Throws InvalidHandleError, and changes nothing,
-    /// for a ticket that was finished before. O(transfers).
+    /// Ends the transfers that one call gave out, and releases the pages held for them. Stored
+    /// pages are found from now on; a page is not stored if there is no memory to index it. If the
+    /// transfers are not `done`, the page copies are owed again (take_owed), and the stores are
+    /// dropped. A request whose loads failed has lost its pages, as if it had just been claimed:
+    /// set it back to the position in `moved`. (Do not set back a request that the call moved
+    /// without loads: other calls may have run or cut it since.) Throws InvalidHandleError, and
+    /// changes nothing, for a ticket that was finished before. O(transfers).
     void finish(std::uint64_t ticket, bool done = true);
-    /// Stores [n] to the host tier, of transfers that are about to be finished, are on a stream
-    /// that reads their pages later. `finish` lets the pages go all the same, and they are handed
-    /// out to others. `mark`, from 1 on, is a number of the caller's that rises in the order in
-    /// which such reads end. Throws InvalidHandleError for a page that is none of the device's,
-    /// std::out_of_range for a replica that does not exist, std::bad_alloc; then none is noted, and
-    /// the transfers are to be finished as not `done`. O(n).
+    /// Notes that a stream reads the source pages of stores [n] to the host tier after their
+    /// transfers are finished. Call it before `finish`, which still releases these pages to new
+    /// owners. `mark`, from 1 on, is a number that the caller raises in the order in which such
+    /// reads end. Throws InvalidHandleError for a page that is not the device's, std::out_of_range
+    /// for a replica that does not exist, std::bad_alloc; then no read is noted, and the caller
+    /// must finish the transfers as not `done`. O(n).
     void note_late_reads(const PageMove* stores, std::int64_t n, std::uint64_t mark);
-    /// The highest mark of pages of a replica that were handed out since they were noted, 0 for
-    /// none: who writes to pages of the replica does so behind the reads up to it. Throws
-    /// std::out_of_range for a replica that does not exist. O(1).
+    /// The highest mark among pages of a replica that were handed out after their reads were noted;
+    /// 0 if there was no read. Before a caller writes to pages of the replica, the reads up to this
+    /// mark must have ended. Throws std::out_of_range for a replica that does not exist. O(1).
     [[nodiscard]] std::uint64_t late_reads(std::int32_t replica) const;
-    /// Gives out again what is owed to a sequence since its transfers failed. Where nothing is, but
-    /// others make room in its replica with write-back, that is under way. O(transfers).
+    /// Gives out again the copies that a sequence is owed since its transfers failed. kUnderWay
+    /// also if nothing is owed, but write-back transfers that make room in its replica are in
+    /// flight. O(transfers).
     [[nodiscard]] OwedStatus take_owed(SequenceHandle sequence, Transfers& transfers);
-    /// Returns when no transfers into a sequence's pages are under way, and none that make room in
-    /// its replica with write-back, or it is gone. Throws std::logic_error where they are the
-    /// calling thread's own, which would wait for ever.
+    /// Waits until no transfers into a sequence's pages are in flight, and no write-back transfers
+    /// that make room in its replica; also returns if the sequence is released. Throws
+    /// std::logic_error if these transfers are the calling thread's own, because it would wait
+    /// forever.
     void wait(SequenceHandle sequence) const;
-    /// With stores below the host tier (CacheConfig::has_stores): up to `most` columns that have
-    /// arrived there and are to be written, those that wait longest first, to be finished by their
-    /// ticket. False where none waits. Throws std::bad_alloc, and has changed nothing. O(columns +
-    /// hashing their tokens).
+    /// With stores below the host tier (CacheConfig::has_stores): writes to `out` up to `most`
+    /// columns that arrived in the host tier and wait to be written to stores, oldest first. The
+    /// caller ends the writes with `finish_writes` and the ticket of `out`. Returns false if no
+    /// column waits. Throws std::bad_alloc, and has changed nothing. O(columns + hashing their
+    /// tokens).
     [[nodiscard]] bool take_writes(std::int64_t most, StoreMoves& out);
-    /// They are written, or never will be. Throws InvalidHandleError for a ticket that was finished
-    /// before. O(columns).
+    /// Ends writes that are done or abandoned. Throws InvalidHandleError for a ticket that was
+    /// finished before. O(columns).
     void finish_writes(std::uint64_t ticket);
-    /// Columns that wait or are being written. O(1).
+    /// Number of columns that wait or are being written. O(1).
     [[nodiscard]] std::int64_t num_waiting_writes() const;
-    /// Columns that were forgotten while they waited, or for which there was no memory. O(1).
+    /// Number of columns dropped because they were forgotten while they waited, or because there
+    /// was no memory. O(1).
     [[nodiscard]] std::int64_t num_dropped_writes() const;
 
-    /// How far device and host tier get with a request, or with tokens [n]. `most` is 0 where no
-    /// store could be of use: nothing is longer, or the request runs already. Throws
-    /// RequestNotFoundError, std::out_of_range for a replica that does not exist. Costs finding the
-    /// hit. `max_hit`: as ReserveOptions has it.
+    /// The columns that device and host tier have of a request's prompt, or of tokens [n]. `most`
+    /// is 0 if a search of the stores cannot help: no longer hit is possible, or the request
+    /// already runs. Throws RequestNotFoundError, std::out_of_range for a replica that does not
+    /// exist. Costs the same as finding the hit. `max_hit`: see ReserveOptions.
     [[nodiscard]] StoreSearch search_below(const RequestView& request,
                                            std::int64_t max_hit = ReserveOptions::kUnlimited);
     [[nodiscard]] StoreSearch search_below(std::int32_t replica, std::string_view name_space,
                                            const TokenId* tokens, std::int64_t n);
-    /// Keys of columns `first` .. `last` - 1 of a prompt to `out`; `parent` is the key in front of
-    /// `first`, that of the namespace where it is 0. Without the mutex. O(tokens of these columns);
-    /// where tokens have extra keys, O(all in front of `last`).
+    /// Writes the keys of columns `first` .. `last` - 1 of a prompt to `out`. `parent` is the key
+    /// of column `first` - 1, or the namespace's root key if `first` is 0. Without the mutex.
+    /// O(tokens of these columns); if tokens have extra keys, O(all tokens before `last`).
     void keys_below(std::string_view name_space, const TokenId* tokens, std::int32_t first,
                     std::int32_t last, const PageKey& parent, PageKey* out) const;
     [[nodiscard]] PageKey root_key_below(std::string_view name_space) const;
-    /// What stores have to bring so that a hit could take the first `end` columns of a prompt:
-    /// parts that neither the device nor the tier has, by rising columns. O(columns).
+    /// The parts that stores must bring before a hit can take the first `end` columns of a prompt:
+    /// parts that neither the device nor the tier has, in ascending order of columns. O(columns).
     [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
                                                         std::string_view name_space,
                                                         const TokenId* tokens,
                                                         std::int32_t end) const;
     /// Takes pages of the host tier for columns [n] that stores have and a hit of `end` columns
-    /// needs, by rising columns and with their keys; new ones of the tier have to go on from what
-    /// it has, and of a window all parts count or none. As many as there is room for, from the
-    /// first on: see `out`, which has no ticket for none. Nobody finds them before `finish_fill`;
-    /// what else of the tier such a hit takes stays there until then. Throws std::invalid_argument
-    /// for columns that do not rise or are not in front of `end`; std::bad_alloc, and has changed
-    /// nothing. O(columns).
+    /// needs, in ascending order and with their keys. Columns that are new to the tier must
+    /// continue a prefix that the tier has. The parts of one window are taken together or not at
+    /// all. Takes as many columns as the tier has room for, from the first on: `out` lists them;
+    /// its ticket is 0 if there is no room. No request finds the pages before `finish_fill`; the
+    /// other pages of the tier that this hit would take stay there until `finish_fill`. Throws
+    /// std::invalid_argument for columns that do not rise or are not below `end`; std::bad_alloc,
+    /// and has changed nothing. O(columns).
     void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                     std::int32_t end, const ColumnParts* columns, const PageKey* keys,
                     std::int64_t n, StoreMoves& out);
-    /// The bytes of the first `arrived` columns of a fill are there: they are found in the host
-    /// tier from now on. The others are free again. `forward`: those that arrived wait to be
-    /// written too, to stores that lack them. Throws InvalidHandleError for a ticket that was
-    /// finished before. O(columns).
+    /// Ends a fill: the first `arrived` columns have their bytes, and requests find them in the
+    /// host tier from now on. The pages of the other columns become free. `forward`: the arrived
+    /// columns also wait to be written to stores that lack them. Throws InvalidHandleError for a
+    /// ticket that was finished before. O(columns).
     void finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward = false);
-    /// With CacheConfig::event_pages: what entered and left the caches since the last call, in that
-    /// order. Where more waited than that, or memory ran out, it begins with kCleared of each
-    /// replica, and all that is cached now. Any number of threads may take them: who is told of a
-    /// page first is told by the order of the calls. Throws std::invalid_argument where there are
-    /// no events; std::bad_alloc, and then the next ones begin so too. O(events + hashing the
-    /// tokens of stored pages), of which others wait for O(1).
+    /// With CacheConfig::event_pages: the pages that entered and left the caches since the last
+    /// call, in that order. If more than `event_pages` pages waited, or memory ran out, the events
+    /// begin with kCleared of each replica, followed by everything that is cached now. Any number
+    /// of threads may take events: the order of the calls is the order of the events. Throws
+    /// std::invalid_argument if the manager records no events; std::bad_alloc, and then the next
+    /// events also begin with kCleared. O(events + hashing the tokens of stored pages), of which
+    /// other threads wait for O(1).
     [[nodiscard]] std::vector<CacheEvent> take_events();
-    /// Pages [n] of a replica are in stores, as of `num_resets`: an event, unless the caches were
-    /// reset since. Throws std::out_of_range for a replica that does not exist. O(n).
+    /// Records an event that pages [n] of a replica are in stores, unless the caches were reset
+    /// after `num_resets` was read. Throws std::out_of_range for a replica that does not exist.
+    /// O(n).
     void note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
                       std::uint64_t num_resets);
-    /// Page copies on the list since the last call, of sequences still claimed; to be done in this
-    /// order, before the next kernels run.
+    /// Page copies that were added to the list since the last call, of sequences that are still
+    /// claimed. Make them in this order, before the next kernels run.
     [[nodiscard]] std::vector<PageMove> take_copies();
-    /// The same of slots of states. Whoever makes both lists may begin with either.
+    /// The same for slots of states. A caller may make the copies of either list first.
     [[nodiscard]] std::vector<StateMove> take_state_copies();
-    /// The slot of a sequence's state; -1 before it was reserved, and without states. Throws
-    /// RequestNotFoundError. O(1).
+    /// The slot of a sequence's state; -1 before the sequence is reserved, and without states.
+    /// Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t state_of(SequenceHandle sequence) const;
-    /// Of a replica; zeros without states. Throws std::out_of_range. O(1).
+    /// States of a replica; zeros without states. Throws std::out_of_range. O(1).
     [[nodiscard]] StateStats state_stats(std::int32_t replica) const;
 
-    /// Pages of a replica now. Throws std::out_of_range. O(pins changed since it was asked last).
+    /// Pages of a replica now. Throws std::out_of_range. O(pins changed since the last call).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
-    /// Of each group of a replica, in the order of the configuration; none without groups. Throws
-    /// std::out_of_range. O(columns of the replica).
+    /// Pages of each group of a replica, in the order of the configuration; empty without groups.
+    /// Throws std::out_of_range. O(columns of the replica).
     [[nodiscard]] std::vector<GroupStats> group_stats(std::int32_t replica) const;
-    /// Of each quota in a replica, in the order of the configuration. Throws std::out_of_range.
-    /// O(tenants + requests), and as `stats`.
+    /// Pages of each quota in a replica, in the order of the configuration. Throws
+    /// std::out_of_range. O(tenants + requests), and as `stats`.
     [[nodiscard]] std::vector<TenantStats> tenant_stats(std::int32_t replica) const;
     /// Summed over replicas. O(replicas + requests).
     [[nodiscard]] Metrics metrics() const;
-    /// Counts from 0 again; the peak from what is in use. O(replicas).
+    /// Sets the counters to 0, and the peak to the number of pages in use. O(replicas).
     void reset_metrics();
 
     /// Throws IntegrityError naming the law that does not hold. O(everything).

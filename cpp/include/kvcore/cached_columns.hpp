@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaves the prefix cache of a replica as bytes, and what is brought back: a snapshot of it. A
-// column is a page, or with groups what the pages of all bundles for the same tokens are.
+// Snapshots of a replica's prefix cache: the columns that are exported as bytes, and imported
+// again. A column is a page, or with groups the pages of all bundles for the same tokens.
 #pragma once
 
 #include <cstdint>
@@ -16,42 +16,43 @@ namespace kvcore {
 /// A run of columns that the prefix tree of a replica has.
 struct CachedRun {
     std::int32_t parent = -1;      // the run that it continues; -1: it begins its namespace
-    std::int32_t name_space = 0;   // by its place in CachedTree::name_spaces
-    std::int32_t first = 0;        // columns in front of it
-    std::int32_t num_columns = 0;  // of its own
-    std::int32_t rank = 0;         // of two runs that of less goes first, as it stands
+    std::int32_t name_space = 0;   // index into CachedTree::name_spaces
+    std::int32_t first = 0;        // number of columns before it
+    std::int32_t num_columns = 0;  // its own columns
+    std::int32_t rank = 0;         // present order of eviction: lower ranks are evicted first
 };
 
-/// All that is cached in a replica at one moment, without its pages.
+/// All cached tokens of a replica at one moment, without their pages.
 struct CachedTree {
-    std::uint64_t num_resets = 0;          // of the caches until then
+    std::uint64_t num_resets = 0;          // resets of the caches before that moment
     std::vector<std::string> name_spaces;  // as RequestView names them
-    std::vector<CachedRun> runs;           // each behind its parent, whose rank is no less
-    std::vector<TokenId> tokens;           // of the runs, one behind the other
+    std::vector<CachedRun> runs;           // each after its parent; a parent has no lower rank
+    std::vector<TokenId> tokens;           // of the runs, in their order
 };
 
-/// What there is of one column beside the pages of groups that keep everything.
+/// The parts of one column other than the pages of full-attention groups.
 struct CachedColumn {
-    std::uint8_t windows = 0;  // a bit for each group that does not: the column has its pages,
-    std::uint8_t passed = 0;   // which are the first to go: requests went on from them
-    std::int32_t state = -1;   // slot of the checkpoint at its end; -1: none
+    std::uint8_t windows = 0;  // a bit for each other group: the column has pages of this group
+    std::uint8_t passed = 0;   // groups whose pages requests have passed: evicted first
+    std::int32_t state = -1;   // slot of the checkpoint at its end; -1: no checkpoint
 };
 
-/// Columns `first` .. of a prefix of tokens [n], whole columns, in one namespace of a replica.
+/// Columns from `first` on of a prefix of tokens [n], whole columns, in one namespace of a replica.
 struct ColumnSpan {
     std::int32_t replica = 0;
-    std::uint64_t num_resets = 0;  // no more of the caches since
+    std::uint64_t num_resets = 0;  // resets of the caches when the span was made; must be current
     std::string_view name_space = {};
     const TokenId* tokens = nullptr;
     std::int64_t n = 0;
     std::int32_t first = 0;
 };
 
-/// Cached columns that somebody copies elsewhere.
+/// Cached columns that a caller copies elsewhere.
 ///
-/// Owns: a hold on them. Nobody evicts or rewrites what it names; where the caches are reset, they
-/// are found no more, but their pages stay until it ends. Ending it is no use of them.
-/// Threads: one at a time; the manager, which must outlive it, may be used by others.
+/// Owns: a pin on the columns. Nothing evicts or rewrites their pages. If the caches are reset,
+/// requests no longer find the columns, but the pages stay until the export ends. Ending the export
+/// does not count as a use of the columns.
+/// Threads: one at a time; other threads may use the manager, which must outlive the export.
 /// Cost: O(columns) to end, under the manager's mutex.
 class CacheExport {
    public:
@@ -61,10 +62,10 @@ class CacheExport {
     CacheExport& operator=(CacheExport&& other) noexcept;
     ~CacheExport();
 
-    /// Those that were cached of what was asked for, from the first one on.
+    /// The cached columns of the requested span, from the first on.
     [[nodiscard]] const std::vector<CachedColumn>& columns() const noexcept;
-    /// The pages of each column, lane by lane: those of the first bundle, of the second one, ...;
-    /// -1 where it has none.
+    /// The pages of each column, lane by lane: first the pages of the first bundle, then of the
+    /// second, ...; -1 for a page that the column lacks.
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept;
 
    private:
@@ -76,20 +77,22 @@ class CacheExport {
     std::unique_ptr<Held> held_;
 };
 
-/// What an import came to.
+/// The result of an import.
 enum class ImportStatus : std::uint8_t {
-    kTaken,     // the caller fills the pages, and has the columns published
-    kKnown,     // there is nothing to fill: to publish them is a use of what is cached
-    kNoParent,  // nothing changed: what is in front of the columns is not cached
-    kNoRoom,    // nothing changed: there is not one free page, or quotas keep those
+    kTaken,     // the caller fills the pages, and then publishes the columns
+    kKnown,     // no page to fill: publishing counts as a use of the cached columns
+    kNoParent,  // nothing changed: the prefix before the columns is not cached
+    kNoRoom,    // nothing changed: no page is free, or quotas reserve the free pages
     kReset,     // nothing changed: the caches were reset
 };
 
-/// Columns that somebody brings into the cache: free pages, which are found once they are
-/// published. What is cached already is not written again.
+/// Columns that a caller brings into the cache: free pages, which requests find after `publish`.
+/// Columns that are already cached are not written again.
 ///
-/// Owns: those pages, and a pin on what is in front of them; both are given back where it ends
-/// without having been published. Threads, cost: as CacheExport.
+/// Owns: these pages, and a pin on the prefix before them; both are released if the import ends
+/// without having been published.
+/// Threads: as CacheExport.
+/// Cost: as CacheExport.
 class CacheImport {
    public:
     /// Holds nothing.
@@ -99,10 +102,10 @@ class CacheImport {
     ~CacheImport();
 
     [[nodiscard]] ImportStatus status() const noexcept { return status_; }
-    /// Those for which there is room, from the first one on: what each still lacks of what was
-    /// offered. `state`: the slot to be filled; -1: none.
+    /// The columns for which there is room, from the first on: for each, the offered parts that the
+    /// cache still lacks. `state`: the slot to fill; -1: no slot.
     [[nodiscard]] const std::vector<CachedColumn>& columns() const noexcept;
-    /// The pages to be filled, as CacheExport has them; -1 where there is nothing to be written.
+    /// The pages to fill, in the order of CacheExport; -1 for a page that needs no write.
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept;
 
    private:

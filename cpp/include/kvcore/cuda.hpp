@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs of the CPU's kernels on NVIDIA GPUs, with the same bytes as result.
+// The CPU kernels' verbs on NVIDIA GPUs, with the same bytes as result.
 //
 // Common to all: every pointer of a view, a table or a list names memory of the stream's device (or
-// pinned host memory); scalars are the host's. The caller has checked sizes and dtypes; sources and
-// destinations do not overlap. A call enqueues work on its stream and returns a status: it
-// allocates nothing, waits for nothing, reads nothing back, leaves the thread's current device as
-// it was, and may be captured into a graph. No work is success without a launch. Pages and slots
-// are read on the device. An id outside the pool, negative or too large, is skipped there: neither
-// the pool nor memory beside it is read or written for that id. Where a call has `bad`, and that is
-// not nullptr, it counts pages and slots beyond the pool, but not slots below 0, which are padding.
-// The rows of tokens that are skipped may be read, and have to be there.
+// pinned host memory); scalars are host values. The caller has checked sizes and dtypes; sources
+// and destinations do not overlap. A call enqueues work on its stream and returns a status: it
+// allocates nothing, waits for nothing, reads nothing back, leaves the thread's current device
+// unchanged, and may be captured into a graph. A call without work succeeds without a launch. Pages
+// and slots are read on the device. An id outside the pool (negative or too large) is skipped on
+// the device: for that id, no memory inside or outside the pool is read or written. If a call has
+// `bad` and it is not nullptr, the call counts in it the pages and slots beyond the pool, but not
+// slots below 0, which are padding. The rows of skipped tokens must exist, because kernels may read
+// them.
 #pragma once
 
 #include <cstddef>
@@ -23,21 +24,21 @@
 
 namespace kvcore::cuda {
 
-// Devices, streams, events and memory of NVIDIA GPUs, as far as a KV cache needs them. No CUDA
-// header is needed to include this one: handles are CUDA's own, as void*.
+// Devices, streams, events and memory of NVIDIA GPUs, as far as a KV cache needs them. This header
+// needs no CUDA header: handles are CUDA's own, as void*.
 //
 // Common to all: a call returns a status, 0 for success; it never throws, leaves the calling
-// thread's current device as it was, and creates no context on another device than the one that it
-// is about. Without a driver every call returns a status that says so.
+// thread's current device unchanged, and creates a context only on the device in its arguments.
+// Without a driver, every call returns a status that reports the missing driver.
 
 /// 0, a cudaError_t, or kInvalidCall.
 using Status = int;
 constexpr Status kSuccess = 0;
-/// Sizes that no kernel takes: more work than a grid holds, a negative count.
+/// Sizes that no kernel accepts: more work than a grid holds, a negative count.
 constexpr Status kInvalidCall = -1;
 
-/// What a status means, for error texts: CUDA's words and its number. Never nullptr; valid for
-/// ever.
+/// The meaning of a status, for error texts: CUDA's message and the number. Never nullptr; valid
+/// forever.
 [[nodiscard]] const char* status_text(Status status) noexcept;
 
 /// A stream of a device: cudaStream_t, nullptr for the device's legacy default stream. Owns
@@ -53,37 +54,37 @@ struct Event {
     void* handle = nullptr;
 };
 
-/// Devices that the driver shows; a status other than 0 leaves `count` at 0 and says why there are
-/// none ("CUDA driver version is insufficient" without a driver).
+/// Counts the devices that the driver shows. With a status other than 0, `count` stays 0 and the
+/// status gives the reason ("CUDA driver version is insufficient" without a driver).
 [[nodiscard]] Status count_devices(int* count) noexcept;
 
-/// Has a device's context current on the calling thread, as CUDA's own calls and those of other
-/// libraries see it, until `leave_device` is called. `has_entered` is false where it is so already:
-/// then there is nothing to leave.
+/// Makes a device's context current on the calling thread until `leave_device` is called, so that
+/// direct CUDA calls and other libraries use it. `has_entered` is false if the context is already
+/// current: then do not call `leave_device`.
 [[nodiscard]] Status enter_device(int device, bool* has_entered) noexcept;
 Status leave_device() noexcept;
 
-/// The device whose memory a pointer names, or -1 for host memory that CUDA does not know.
+/// The device whose memory a pointer names, or -1 for host memory that CUDA has not registered.
 [[nodiscard]] Status device_of(const void* pointer, int* device) noexcept;
 
-/// Bytes of a device's memory: free now, and all there are.
+/// Bytes of a device's memory: free now, and in total.
 [[nodiscard]] Status memory_info(int device, std::int64_t* free, std::int64_t* total) noexcept;
 
 /// Memory of a device, aligned to at least 256 bytes. 0 bytes give nullptr.
 [[nodiscard]] Status allocate(int device, std::int64_t bytes, void** pointer) noexcept;
-/// Waits for the device where it must; nullptr is nothing to do.
+/// Waits for the device if it must; does nothing for nullptr.
 Status free_memory(int device, void* pointer) noexcept;
 
-/// Pins host memory that the caller has, so that copies run beside the host and the kernels of all
-/// devices can read and write it at its own address. It stays the caller's, who unpins it before
-/// giving it back. `device` is one that the caller uses.
+/// Pins the caller's host memory, so that copies run concurrently with the host, and kernels of all
+/// devices can read and write the memory at its own address. The caller still owns the memory and
+/// unpins it before freeing it. `device` is a device that the caller uses.
 [[nodiscard]] Status pin_memory(int device, void* pointer, std::int64_t bytes) noexcept;
 Status unpin_memory(int device, void* pointer) noexcept;
 
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
 Status destroy_stream(Stream stream) noexcept;
-/// Whether what is given to the stream now goes into a graph that is being captured.
+/// Whether work enqueued on the stream now goes into a graph that is being captured.
 [[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
@@ -92,9 +93,10 @@ Status destroy_stream(Stream stream) noexcept;
 
 [[nodiscard]] Status create_event(int device, Event* event) noexcept;
 Status destroy_event(Event event) noexcept;
-/// The event stands for the work that the stream has now; it forgets what it stood for.
+/// Records the work that is on the stream now in the event, in place of what the event recorded
+/// before.
 [[nodiscard]] Status record(Event event, Stream stream) noexcept;
-/// Work given to the stream from now on waits for the event; the host does not.
+/// Work enqueued on the stream from now on waits for the event; the host does not.
 [[nodiscard]] Status wait(Stream stream, Event event) noexcept;
 /// Whether an event's work is done; does not wait.
 [[nodiscard]] Status query(Event event, bool* is_done) noexcept;
@@ -105,15 +107,16 @@ Status destroy_event(Event event) noexcept;
 [[nodiscard]] Status fill(void* destination, std::byte value, std::int64_t bytes,
                           Stream stream) noexcept;
 
-/// Copies bytes in stream order, between any two of host and devices. Host memory that is not
-/// pinned makes the host wait.
+/// Copies bytes in stream order, between any two of host and devices. If host memory is not pinned,
+/// the host waits.
 [[nodiscard]] Status copy(void* destination, const void* source, std::int64_t bytes,
                           Stream stream) noexcept;
 
-/// Copies destinations[i] = sources[i], bytes[i] of them (host arrays [n], read before the call
-/// returns), in any order, by the copy engines: the destinations share no byte with each other nor
-/// with a source, and each run lies in one allocation. Where the driver takes batches (CUDA 12.8)
-/// and the stream is not the legacy default one, that is one call to it for 512 runs.
+/// Copies bytes[i] bytes from sources[i] to destinations[i] (host arrays [n], read before the call
+/// returns), in any order, by the copy engines. A destination shares no byte with another
+/// destination or a source, and each run is inside one allocation. If the driver supports batches
+/// (CUDA 12.8) and the stream is not the legacy default stream, the call makes one driver call per
+/// 512 runs.
 [[nodiscard]] Status copy_batch(void* const* destinations, const void* const* sources,
                                 const std::int64_t* bytes, std::int64_t n, Stream stream) noexcept;
 
@@ -130,8 +133,8 @@ Status destroy_event(Event event) noexcept;
                                   const TokenRows<const std::byte>& v, const std::int32_t* slots,
                                   std::int64_t n, std::int32_t* bad, Stream stream) noexcept;
 
-/// Batches whose table and ranges lie on the device. `num_tokens` bounds offsets[batch] from above:
-/// tokens behind that are padding, so a captured graph may serve smaller batches.
+/// Batches whose table and ranges are on the device. `num_tokens` is an upper bound of
+/// offsets[batch]: later tokens are padding, so a captured graph may serve smaller batches.
 struct DeviceBatch {
     PageTable table;
     TokenRanges ranges;
@@ -149,15 +152,15 @@ struct DeviceBatch {
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   std::int32_t* bad, Stream stream) noexcept;
 
-/// Rows of tokens, and the pool that they are written to or, where it is const, read from.
+/// Rows of tokens, and the pool that they are written to or, if the pool is const, read from.
 template <class PoolByte, class RowByte>
 struct TokenMove {
     TokenShape shape;
     PagedRows<PoolByte> pool;
     TokenRows<RowByte> rows;
 };
-/// K and V of a batch, both of pools with the batch's pages and the same page size, in one launch
-/// where both can be moved in units of one size. `bad` counts a token once.
+/// K and V of a batch, from or to pools with the batch's pages and the same page size, in one
+/// launch if K and V can be moved in units of the same size. `bad` counts a token once.
 [[nodiscard]] Status append_batch(const TokenMove<std::byte, const std::byte>& k,
                                   const TokenMove<std::byte, const std::byte>& v,
                                   const DeviceBatch& batch, std::int32_t* bad,
@@ -167,12 +170,12 @@ struct TokenMove {
                                   const DeviceBatch& batch, std::int32_t* bad,
                                   Stream stream) noexcept;
 
-/// As kvcore::append_batch and gather_batch with another dtype, and of latent rows.
+/// As kvcore::append_batch and gather_batch with another dtype, and for latent rows.
 [[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
                                   const DeviceBatch& batch,
                                   const TokenRows<const std::byte>& source, DType wide,
                                   Scales scales, std::int32_t* bad, Stream stream) noexcept;
-/// The same into a narrow pool without scales, with one that all its codes have.
+/// The same into a narrow pool without scales: `scale` is the scale of all codes.
 [[nodiscard]] Status append_batch(PageShape shape, const PagedTensor<std::byte>& pool,
                                   const DeviceBatch& batch,
                                   const TokenRows<const std::byte>& source, DType wide, float scale,
@@ -181,14 +184,14 @@ struct TokenMove {
                                   const DeviceBatch& batch, const TokenRows<std::byte>& destination,
                                   DType wide, std::int32_t* bad, Stream stream) noexcept;
 
-/// K and V, whose pools have as many pages.
+/// K and V, whose pools have the same number of pages.
 template <class Tensor>
 struct TensorPair {
     Tensor k;
     Tensor v;
 };
-/// The same for K and V: in one launch, which looks for each token once, where the pools have one
-/// narrow dtype and the pairs are alike in shape, scales and alignment, otherwise in two. Tokens
+/// The same for K and V: in one launch, which looks up each token once, if the pools have the same
+/// narrow dtype and K and V agree in shape, scales and alignment; otherwise in two launches. Tokens
 /// without a page are counted once.
 [[nodiscard]] Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
                                   const DeviceBatch& batch,
@@ -214,7 +217,7 @@ struct TensorPair {
 
 // ---- pages --------------------------------------------------------------------------------------
 
-// `num_pages` and PageCounts are the pages of a pool: ids from 0 up to there are copied.
+// `num_pages` and PageCounts are numbers of pages of a pool: only ids below them are copied.
 
 /// As kvcore::copy_pages; `pairs` [n] on the device.
 [[nodiscard]] Status copy_pages(const PageBytes<std::byte>& pool, std::int64_t num_pages,
@@ -228,8 +231,7 @@ struct TensorPair {
 [[nodiscard]] Status digest_pages(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
                                   const std::int64_t* ids, std::int64_t n, std::uint64_t* digests,
                                   Stream stream) noexcept;
-/// Adds `weight` times the digests of pages to `digests`, so that the digests of several pools
-/// become one.
+/// Adds `weight` times the digests of pages to `digests`, to combine the digests of several pools.
 [[nodiscard]] Status add_digests(const PageBytes<const std::byte>& pool, std::int64_t num_pages,
                                  const std::int64_t* ids, std::int64_t n, std::uint64_t weight,
                                  std::uint64_t* digests, Stream stream) noexcept;
@@ -242,24 +244,24 @@ struct PageCounts {
     std::int64_t source;
     std::int64_t destination;
 };
-/// As kvcore::transfer; `pairs` [n] on the device. The `layers` of a view that has them are the
-/// host's and are read before the call returns, here as in `copy_partial`.
-/// Either cache may lie in pinned host memory. At most `max_blocks` thread blocks are used, so that
-/// a model can run beside the copy; 0: as many as are of use.
+/// As kvcore::transfer; `pairs` [n] on the device. If a view has `layers`, they are a host array,
+/// which is read before the call returns; the same holds for `copy_partial`.
+/// Either cache may be in pinned host memory. At most `max_blocks` thread blocks are used, so that
+/// a model can run at the same time; 0: as many as are useful.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
                               const CacheView<std::byte>& destination, PageCounts pages,
                               const PagePair* pairs, std::int64_t n, LayerRange layers,
                               std::int64_t max_blocks, Stream stream) noexcept;
-/// The same by two lists [n] on the device.
+/// The same with two lists [n] on the device.
 [[nodiscard]] Status transfer(const CacheView<const std::byte>& source,
                               const CacheView<std::byte>& destination, PageCounts pages,
                               const std::int64_t* source_ids, const std::int64_t* destination_ids,
                               std::int64_t n, LayerRange layers, std::int64_t max_blocks,
                               Stream stream) noexcept;
-/// As kvcore::transfer_to_packed and transfer_from_packed; otherwise as `transfer`. One launch
-/// where K has units of 16 bytes, page size and units of V are multiples of 8 (of 4 for elements of
-/// four bytes), and all strides and addresses are multiples of 16. Otherwise K and V are moved by
-/// one launch each, V by the element: its bytes then count several times.
+/// As kvcore::transfer_to_packed and transfer_from_packed; otherwise as `transfer`. One launch if K
+/// has units of 16 bytes, page size and units of V are multiples of 8 (of 4 for elements of four
+/// bytes), and all strides and addresses are multiples of 16. Otherwise one launch each for K and
+/// V, where V is moved by the element: the bytes of V then count several times in the cost.
 [[nodiscard]] Status transfer_to_packed(const CacheView<const std::byte>& source,
                                         const PackedCacheView<std::byte>& destination,
                                         PageCounts pages, const PagePair* pairs, std::int64_t n,
@@ -299,7 +301,7 @@ struct PageCounts {
                                      std::int64_t batch, Stream stream) noexcept;
 
 /// As kvcore::compact_table, in one launch; `kept` [n] on the device. A lane moves a column, eight
-/// rows at a time: that many rows take a round trip to memory, and next to nothing while they are
+/// rows at a time: eight rows cost one round trip to memory, and almost nothing if they are already
 /// in their place.
 [[nodiscard]] Status compact_table(const BatchRows& batch, const std::uint32_t* kept,
                                    std::int64_t n, Stream stream) noexcept;
@@ -309,21 +311,21 @@ struct PageCounts {
 [[nodiscard]] Status row_offsets(const std::uint32_t* lengths, std::uint32_t* offsets,
                                  std::int64_t batch, Stream stream) noexcept;
 
-/// An entry of a page table that changes.
+/// A change of one entry of a page table.
 struct TableEdit {
     std::uint32_t row;
     std::uint32_t column;
     std::uint32_t page;
 };
-/// Writes edits [n] to a table [rows, columns] in its place, none an entry twice; edits outside the
-/// table are skipped and counted.
+/// Writes edits [n] to a table [rows, columns] in place; no two edits name the same entry. Edits
+/// outside the table are skipped and counted.
 [[nodiscard]] Status update_table(std::uint32_t* table, std::int64_t row_stride, std::int64_t rows,
                                   std::int64_t columns, const TableEdit* edits, std::int64_t n,
                                   std::int32_t* bad, Stream stream) noexcept;
 
 // ---- arrays -------------------------------------------------------------------------------------
 
-/// Steps of an axis, in bytes of any sign.
+/// Strides of an axis, in bytes of any sign.
 struct StridedAxis {
     std::int64_t size;
     std::int64_t from;
@@ -336,7 +338,7 @@ struct StridedCopy {
     int num_axes = 0;
     StridedAxis axes[kMostAxes] = {};
 };
-/// Copies items to other strides; the addresses are those of the first item.
+/// Copies items to other strides; `source` and `destination` are the addresses of the first item.
 [[nodiscard]] Status copy_strided(const StridedCopy& copy, const std::byte* source,
                                   std::byte* destination, Stream stream) noexcept;
 
@@ -357,9 +359,9 @@ struct StridedCopy {
                                 Stream stream) noexcept;
 
 // ---- nvfp4 --------------------------------------------------------------------------------------
-// As the functions of kvcore/quantize.hpp; `GlobalScale::at` is read on the device. Fastest where
-// rows of wide elements lie at addresses and strides that 16 divides, and codes at those that 8
-// does.
+// As the functions of kvcore/quantize.hpp; `GlobalScale::at` is read on the device. Fastest if
+// addresses and strides of rows are multiples of 16 for wide elements, and multiples of 8 for
+// codes.
 
 [[nodiscard]] Status quantize_nvfp4(std::int64_t blocks, DType wide, const std::byte* source,
                                     GlobalScale global, std::byte* codes, std::byte* scales,
@@ -367,8 +369,8 @@ struct StridedCopy {
 [[nodiscard]] Status dequantize_nvfp4(std::int64_t blocks, const std::byte* codes,
                                       const std::byte* scales, GlobalScale global, DType wide,
                                       std::byte* destination, Stream stream) noexcept;
-/// K and V in one launch where their heads are as long; `dim` 0 of V: K alone. `bad` counts a token
-/// once.
+/// K and V in one launch if their heads have the same length; with `dim` 0 of V, only K. `bad`
+/// counts a token once.
 [[nodiscard]] Status append_batch(PageShape shape, const TensorPair<Nvfp4Tensor<std::byte>>& pools,
                                   const DeviceBatch& batch,
                                   const TensorPair<TokenRows<const std::byte>>& sources, DType wide,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The disk tier: pages in files of fixed slots, found by their keys, also after a restart.
+// The disk tier: pages in files of fixed slots, found by their keys, even after a restart.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace kvcore {
 
-/// 32 bytes that name a page's content, such as a SHA-256; a store never looks into them.
+/// 32 bytes that name a page's content, such as a SHA-256; a store does not interpret them.
 struct StoreKey {
     std::array<std::byte, 32> bytes{};
 
@@ -22,7 +22,8 @@ struct StoreKey {
     }
 };
 
-/// Parts that a page can have: one for each bundle of its groups; part 0 alone without groups.
+/// Maximum number of parts of a page: one part for each bundle of its groups; only part 0 without
+/// groups.
 constexpr std::int32_t kMaxStoreParts = 64;
 
 /// The bytes of one part of a page in memory.
@@ -33,8 +34,9 @@ struct StorePart {
     std::int64_t bytes;
 };
 
-/// A page and where some of its parts lie, by rising numbers. Fastest when they begin at multiples
-/// of 4 KiB and have multiples of it: then they are not copied on their way.
+/// A page and the addresses of some of its parts, in ascending order of part numbers. Fastest if
+/// addresses and sizes of the parts are multiples of 4 KiB: then the parts are not copied on the
+/// way to the disk.
 template <class Byte>
 struct StorePage {
     StoreKey key;
@@ -43,47 +45,48 @@ struct StorePage {
 using PageToRead = StorePage<std::byte>;
 using PageToWrite = StorePage<const std::byte>;
 
-/// A directory of a store, and the most that its files may take, in bytes.
+/// A directory of a store, and the maximum size of its files in bytes.
 struct DiskDirectory {
     std::string path;
     std::int64_t quota_bytes;
 };
 
 struct DiskStoreConfig {
-    // On disks of their own: pages are spread over them.
+    // On separate disks: pages are spread over them.
     std::vector<DiskDirectory> directories = {};
     std::int64_t page_bytes = 0;  // of all parts of a page together, at most
-    StoreKey fingerprint = {};    // of the model, layout, dtype, ...: pages of others are not found
+    StoreKey fingerprint = {};    // of the model, layout, dtype, ...: other pages are not found
     int threads = 4;              // that read and write
-    std::int64_t queue_pages = 256;     // waiting for one of them; who brings more waits
+    std::int64_t queue_pages = 256;     // waiting for a thread; a caller with more pages waits
     std::int64_t segment_bytes = 0;     // of a file; 0: a 64th of the quota, at least 64 MiB
-    bool direct = true;                 // past the system's page cache, where the file system can
+    bool direct = true;                 // bypass the system's page cache if the file system can
     std::int32_t breaker_failures = 5;  // in a row: then nothing is tried for some time
     double breaker_seconds = 10;        // this long
     double slow_seconds = 5;            // a read or write that takes longer is a failure
 };
 
-/// Whether a store tries: yes, not now, or with one page at a time to see whether it works again.
+/// Whether a store tries reads and writes: yes, no, or one page at a time to check that they work
+/// again.
 enum class BreakerState { kClosed, kOpen, kHalfOpen };
 
-/// Counters since the store was opened. Pages, unless it says otherwise.
+/// Counters since the store was opened. Pages, unless the comment names another unit.
 struct DiskStoreStats {
-    /// By time taken: less than 2, 4, 8, ... microseconds.
+    /// Counts by duration: less than 2, 4, 8, ... microseconds.
     using Times = std::array<std::int64_t, 32>;
 
-    std::int64_t slots = 0;     // that the files have now
+    std::int64_t slots = 0;     // of the files now
     std::int64_t capacity = 0;  // slots within the quotas
     std::int64_t stored = 0;
-    std::int64_t broken = 0;    // slots that failed, and are left alone until it is reopened
+    std::int64_t broken = 0;    // slots that failed; not used until the store is reopened
     std::int64_t restored = 0;  // found by the scan at the start
-    std::int64_t foreign = 0;   // there, of another fingerprint
+    std::int64_t foreign = 0;   // in the files, with another fingerprint
     std::int64_t hits = 0;      // served
-    std::int64_t misses = 0;    // asked for and not served, for whatever reason
+    std::int64_t misses = 0;    // requested and not served, for any reason
     std::int64_t written = 0;
     std::int64_t evicted = 0;
     std::int64_t bytes_read = 0;
     std::int64_t bytes_written = 0;
-    std::int64_t corrupt = 0;  // bytes that are not those written; their pages are gone
+    std::int64_t corrupt = 0;  // bytes that differ from the written bytes; the page is removed
     std::int64_t errors = 0;   // reads, writes and allocations that the system refused or cut short
     std::int64_t timeouts = 0;  // reads and writes that took too long
     std::int64_t refused = 0;   // not tried: the breaker was open
@@ -98,7 +101,7 @@ struct DiskStoreStats {
 
 class StoreJob;
 
-/// A batch under way. Its memory must stay as it is until the batch is done: the destructor waits.
+/// A batch in flight. Its memory must stay unchanged until the batch is done: the destructor waits.
 /// Threads: one at a time.
 class StoreTask {
    public:
@@ -109,34 +112,36 @@ class StoreTask {
     ~StoreTask();
 
     [[nodiscard]] bool done() const noexcept;
-    /// Waits for so many seconds at most, for ever if negative. Returns done(). Throws Error in a
+    /// Waits for at most `seconds` seconds, forever if negative. Returns done(). Throws Error in a
     /// child of fork.
     bool wait(double seconds = -1) const;
-    /// Waits. Pages that were read, a prefix of the batch; or that are stored now.
+    /// Waits. Returns the number of pages that were read, a prefix of the batch, or that are stored
+    /// now.
     [[nodiscard]] std::int64_t result() const;
 
    private:
     std::shared_ptr<StoreJob> job_;
 };
 
-struct DiskSeams;  // what tests put in the place of the system
+struct DiskSeams;  // replacements of system calls in tests
 
 /// Pages of K and V in files, by key.
 ///
-/// Owns: the files `segment-*.kv` of its directories, which nobody else opens meanwhile; threads.
-/// Invariant: a page is found once all its bytes are written, and is served if its key, its
-/// fingerprint and the CRCs of all that is read are right. Where they are not, it is gone.
-/// Failures of the disk are misses with a counter; what throws is a wrong argument
-/// (std::invalid_argument), or a call after `close` or in a child of `fork` (Error).
-/// When the quotas are used up, the page goes that was used least recently and is not being read.
-/// Nothing is synced: a crash of the system loses pages, never their integrity.
+/// Owns: the files `segment-*.kv` of its directories, which nothing else may open while the store
+/// uses them; threads.
+/// Invariant: a page is found after all its bytes are written, and is served if its key, its
+/// fingerprint and the CRCs of all bytes read are right. If they are wrong, the page is removed.
+/// Failures of the disk are misses with a counter. A call throws only for a wrong argument
+/// (std::invalid_argument), or after `close` or in a child of `fork` (Error).
+/// When the quotas are used up, the store evicts the least recently used page that is not being
+/// read. The store syncs nothing: a crash of the system loses pages, never their integrity.
 /// Threads: any number.
-/// Cost: `contains` O(1) per page; `get` and `put` a read or write of the page and a CRC over it;
+/// Cost: `parts_of` O(1) per page; `get` and `put` a read or write of the page and a CRC over it;
 /// the constructor reads the header of every slot. Memory: about 150 bytes a slot.
 class DiskStore {
    public:
-    /// Opens the directories, and makes those that are missing. Throws std::invalid_argument for a
-    /// wrong config, and Error where a directory is in use, has slots of another size or cannot be
+    /// Opens the directories, and creates missing directories. Throws std::invalid_argument for a
+    /// wrong config, and Error if a directory is in use, has slots of another size or cannot be
     /// written.
     explicit DiskStore(DiskStoreConfig config);
     DiskStore(DiskStoreConfig config, const DiskSeams& seams);
@@ -144,36 +149,36 @@ class DiskStore {
     DiskStore& operator=(const DiskStore&) = delete;
     ~DiskStore();
 
-    /// The parts of a page that are stored, a bit each; 0 for an unknown page.
+    /// The stored parts of a page, one bit each; 0 for an unknown page.
     [[nodiscard]] std::uint64_t parts_of(const StoreKey& key) const;
 
-    /// Reads pages, all of them or a prefix: the first that lacks a part, or cannot be read, ends
-    /// it. The memory of those behind it may have been written to.
+    /// Reads pages, all of them or a prefix: the read ends at the first page that lacks a part or
+    /// cannot be read. The memory of later pages may have been overwritten.
     StoreTask get_async(std::vector<PageToRead> pages);
     [[nodiscard]] std::int64_t get(std::vector<PageToRead> pages) {
         return get_async(std::move(pages)).result();
     }
-    /// Writes pages, but those whose parts are stored already. A page that has other parts, or
-    /// others' sizes, or could not be read the last time, is replaced. While the queue is full a
-    /// batch waits, `slow_seconds` at most: then it is refused.
+    /// Writes pages, except pages whose parts are already stored. A page is replaced if its stored
+    /// parts are others or have other sizes, or if it could not be read the last time. While the
+    /// queue is full a batch waits, `slow_seconds` at most; after that it is refused.
     StoreTask put_async(std::vector<PageToWrite> pages);
     std::int64_t put(std::vector<PageToWrite> pages) {
         return put_async(std::move(pages)).result();
     }
-    /// Forgets pages. Returns how many there were. For good, but for those whose slots cannot be
-    /// written at that moment: they may be back after a restart.
+    /// Forgets pages. Returns how many were stored. The removal is permanent, except for pages
+    /// whose slots cannot be written at that moment: these pages may return after a restart.
     std::int64_t remove(const std::vector<StoreKey>& keys);
-    /// Forgets all pages, also those on their way from an earlier `put`. Returns how many were
-    /// found before. For good once it returns, but on a disk that cannot be written at that moment.
-    /// One block is written to each directory.
+    /// Forgets all pages, including pages in flight from an earlier `put`. Returns how many were
+    /// found before. The removal is permanent when the call returns, except on a disk that cannot
+    /// be written at that moment. Writes one block to each directory.
     std::int64_t clear();
 
     [[nodiscard]] DiskStoreStats stats() const;
-    /// Bytes of a slot, and most of a page.
+    /// Bytes of a slot, and the maximum bytes of a page.
     [[nodiscard]] std::int64_t slot_bytes() const noexcept;
     [[nodiscard]] std::int64_t page_bytes() const noexcept;
-    /// Carries out what waits, ends the threads and lets the directories go. A second call does
-    /// nothing.
+    /// Finishes waiting reads and writes, ends the threads and releases the directories. A second
+    /// call does nothing.
     void close();
     [[nodiscard]] bool is_closed() const noexcept;
 
@@ -186,7 +191,7 @@ class DiskStore {
     std::unique_ptr<Impl> impl_;
 };
 
-/// What the files of a directory hold, whoever uses them.
+/// The contents of a directory's files, whoever uses the directory.
 struct DiskReport {
     std::int64_t slot_bytes = 0;
     std::int64_t slots = 0;
@@ -194,17 +199,19 @@ struct DiskReport {
     std::int64_t payload_bytes = 0;
     std::int64_t file_bytes = 0;
     std::int64_t corrupt = 0;
-    std::int64_t owner = 0;                 // process that uses it; 0: none
-    std::vector<std::string> bad_slots;     // file and slot of those that are corrupt
+    std::int64_t owner = 0;                 // process that uses it; 0: not in use
+    std::vector<std::string> bad_slots;     // file and slot of each corrupt page
     std::vector<StoreKey> fingerprints;     // distinct
-    std::vector<std::int64_t> page_counts;  // pages of each
+    std::vector<std::int64_t> page_counts;  // pages of each fingerprint
 };
 
 /// Reads the headers of a store's slots, and all bytes if `verify`. Throws std::invalid_argument
-/// for a directory without a store, and Error where it cannot be read or, with `verify`, is in use.
+/// for a directory without a store, and Error if the directory cannot be read or, with `verify`, is
+/// in use.
 [[nodiscard]] DiskReport inspect_disk_store(const std::string& directory, bool verify);
 
-/// Removes the files of a store; throws as above, also where it is in use. Returns their bytes.
+/// Removes the files of a store. Throws as above, also if the store is in use. Returns the bytes of
+/// the files.
 std::int64_t purge_disk_store(const std::string& directory);
 
 }  // namespace kvcore

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which cached runs go: what a policy is, and the policies that come with kvcore.
+// The order in which cached runs are evicted: the interface of a policy, and the policies of
+// kvcore.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +12,18 @@
 
 namespace kvcore {
 
-/// Names a run of cached pages to a policy: a small number, used again when the run is gone.
+/// The id of a run of cached pages for a policy: a small number, used again after the run was
+/// removed.
 using NodeId = std::uint32_t;
 
-/// No run. A tree's node 0 is a root. Those of other namespaces have ids too; no policy is told of
-/// any.
+/// Stands for no run. A tree's node 0 is a root. Other namespaces' roots also have ids; a policy
+/// never gets the id of a root.
 constexpr NodeId kNoNode = 0;
 
-/// Priority of a run that nobody gave one, 0 .. 100.
+/// Priority of a run if no user set its priority, 0 .. 100.
 constexpr std::int32_t kDefaultPriority = 50;
 
-/// What a user of a run asks for it.
+/// The priority that a user wants for a run, and how long.
 struct Retention {
     static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
@@ -33,8 +35,8 @@ struct Retention {
     std::int64_t until;  // when the priority ends, in the unit of `advance`
 };
 
-/// What a policy wants to hear of beside where runs enter, are let go and leave. A tree asks once,
-/// so that nobody pays for what is not wanted.
+/// The calls that a policy wants in addition to the calls for runs that enter, are released and
+/// leave. A tree asks the policy once and skips the other calls, so they cost nothing.
 struct PolicyInterest {
     bool hits = true;           // `hit`
     bool recency = false;       // `pass`
@@ -45,23 +47,24 @@ struct PolicyInterest {
     bool exposure = false;      // `expose`
 };
 
-/// The order in which cached runs go.
+/// The order in which cached runs are evicted.
 ///
-/// A policy is told by the tree what happens to runs, and asked for a victim when pages are needed.
-/// It sees no tokens, no pages and no tree. A tree owns the one that its constructor was given, and
-/// has LRU without; so have each replica of a CacheManager and its host tier. `make_policy` makes
-/// the policies of kvcore. "An eviction policy of your own" in docs/eviction.md shows how to write
-/// another policy.
+/// The tree calls its policy when something happens to a run, and when it needs a victim. A policy
+/// has no access to tokens, pages or the tree. A tree owns the policy that its constructor was
+/// given, and uses LRU by default. Each replica of a CacheManager has its own policy, and so does
+/// its host tier. `make_policy` makes the policies of kvcore. "An eviction policy of your own" in
+/// docs/eviction.md shows how to write another policy.
 ///
-/// Owns: what it knows of each run, in arrays of its own by node id.
+/// Owns: its data about each run, in its own arrays by node id.
 /// Invariant: candidates are the runs released or offered since they were inserted or withdrawn. A
-/// candidate may be in use again or have children: the tree withdraws it where it meets it as a
-/// victim, and offers it when it can go after all. So a policy need not know what is pinned.
-/// Memory: `make_room` alone asks for any.
-/// Threads: none of its own, those of the tree.
-/// Cost: each verb O(1) or O(log n) of the candidates; nothing is rebuilt per call. All are called
-/// once per run, never per page, and `pin` and `match` call none. So a virtual call, a nanosecond
-/// beside the cache misses of a run, buys that policies can be written outside of this library.
+/// candidate may be in use again or have children: the tree withdraws it when the policy names it
+/// as a victim, and offers it when it becomes evictable. So a policy need not track pins.
+/// Memory: only `make_room` allocates.
+/// Threads: no threads or locks of its own; called on the threads of the tree.
+/// Cost: each method is O(1) or O(log n) of the candidates; no call rebuilds anything. The tree
+/// calls a method once per run, never per page, and `pin` and `match` call no method. So users can
+/// write policies outside of this library for the cost of a virtual call, a nanosecond next to the
+/// cache misses of a run.
 class EvictionPolicy {
    public:
     EvictionPolicy() = default;
@@ -69,82 +72,85 @@ class EvictionPolicy {
     EvictionPolicy& operator=(const EvictionPolicy&) = delete;
     virtual ~EvictionPolicy() = default;
 
-    /// What it wants to hear. The same whenever it is asked.
+    /// The calls that this policy wants. Returns the same every time.
     [[nodiscard]] virtual PolicyInterest interest() const noexcept { return {}; }
 
-    /// Node ids up to `last` may come from now on. Called with 0, 1, 2 and so on, before any other
-    /// verb names them. Throws std::bad_alloc and has changed nothing; then it is called with the
-    /// same number again.
+    /// Makes room for node ids up to `last`. Called with 0, 1, 2 and so on, before any other method
+    /// gets that id. Throws std::bad_alloc and changes nothing; the tree calls it again later with
+    /// the same number.
     virtual void make_room(NodeId last) = 0;
 
-    /// A run of `pages` pages entered the tree, its first use. It ends `depth` pages below its
-    /// root. The id may be that of a run that is gone: forget what was known of that one.
+    /// A run of `pages` pages entered the tree, which is its first use. It ends `depth` pages below
+    /// its root. If the id belonged to a removed run, the policy must drop its data about that run.
     virtual void insert(NodeId node, std::int32_t depth, std::int32_t pages,
                         std::int32_t priority) noexcept = 0;
-    /// The run was used once more: `insert` found its pages in the tree, or a reservation took
-    /// them. Those of a prefix come from its end to its start. A pin is no hit, nor is a run that
-    /// grows in place.
+    /// The run was used again: `insert` found its pages in the tree, or a reservation took them.
+    /// The runs of a prefix come from its end to its start. A pin is not a hit, and neither is
+    /// growth in place.
     virtual void hit(NodeId node) noexcept = 0;
-    /// A user let go of the run that its prefix ends with: a candidate, and perhaps one already.
-    /// `time` grows from call to call.
+    /// A user released a prefix that ends with this run, so the run becomes a candidate if it is
+    /// not a candidate already. `time` grows from call to call.
     virtual void release(NodeId node, std::uint64_t time) noexcept = 0;
-    /// A user let go of a prefix that goes on behind the run, at a time that `release` tells of its
-    /// end.
+    /// A user released a longer prefix that contains this run; `release` got the same time for the
+    /// last run of that prefix.
     virtual void pass(NodeId node, std::uint64_t time) noexcept {
         static_cast<void>(node), static_cast<void>(time);
     }
-    /// The run was cut in two: `upper` is new, has been used as often as `lower`, and is none of
-    /// the candidates; `lower` stays what it is.
+    /// The run was cut in two: `upper` is new, has the use count of `lower`, and is not a
+    /// candidate; `lower` stays as it is.
     virtual void split(NodeId upper, NodeId lower) noexcept = 0;
-    /// The run is gone, whether it was a candidate or not.
+    /// The run left the tree, whether it was a candidate or not.
     virtual void erase(NodeId node) noexcept = 0;
 
-    /// The run has `pages` pages now and ends `depth` pages below its root: it grew in place, pages
-    /// left its end, or it was cut in two, which is told of both halves.
+    /// The run now has `pages` pages and ends `depth` pages below its root: it grew in place, pages
+    /// left its end, or it was cut in two. After a cut the tree calls this for both halves.
     virtual void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
         static_cast<void>(node), static_cast<void>(depth), static_cast<void>(pages);
     }
-    /// A number for the tokens of the run's first page and its depth: the same whenever these
-    /// return, if perhaps that of another page too. Told behind `insert`, and behind `split` of the
-    /// lower half.
+    /// A hash of the tokens of the run's first page and its depth: the same tokens at the same
+    /// depth always get the same number, but different pages may share a number. Called after
+    /// `insert`, and after `split` for the lower half.
     virtual void identify(NodeId node, std::uint64_t fingerprint) noexcept {
         static_cast<void>(node), static_cast<void>(fingerprint);
     }
-    /// One of its users asks this of the run: behind `insert`, whose priority is the same, with
-    /// uses, and where it grows.
+    /// A user wants this retention for the run. Called after `insert` with the same priority, at
+    /// uses, and when the run grows.
     virtual void retain(NodeId node, const Retention& retention) noexcept {
         static_cast<void>(node), static_cast<void>(retention);
     }
-    /// What its users ask of the run now, of a policy that goes by that; else what nobody asked
-    /// for.
+    /// The retention that the users of the run now want, if the policy uses priorities; otherwise
+    /// the default.
     [[nodiscard]] virtual Retention retention(NodeId node) const noexcept {
         static_cast<void>(node);
         return {};
     }
-    /// Whether pages that are used for the first time, and of which this is asked, may lengthen the
-    /// run; else they become a run of their own.
+    /// Whether new pages with this retention may lengthen the run; otherwise they become a separate
+    /// run.
     [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
         static_cast<void>(node), static_cast<void>(retention);
         return true;
     }
-    /// It is `now`, never less than it was; priorities end. O(log n) for each that does.
+    /// Sets the current time, which never decreases; priorities end. O(log n) for each priority
+    /// that ends.
     virtual void advance(std::int64_t now) noexcept { static_cast<void>(now); }
 
-    /// Nothing protects the end of the run from now on: the last of its users let go of it, whether
-    /// that was a use or not, or the last run behind it went. Behind `release`, in front of
-    /// `offer`.
+    /// No pin or later run protects the end of the run any more: its last user released it, whether
+    /// that counted as a use or not, or the last run that continued it left. Called after `release`
+    /// and before `offer`.
     virtual void expose(NodeId node) noexcept { static_cast<void>(node); }
-    /// The run can go, and is no candidate: what followed it went just now, or it was withdrawn and
-    /// is free again. By recency it is worth no more than what went last.
+    /// The run is evictable but not a candidate: the last run that continued it was just evicted,
+    /// or it was withdrawn and is free again. By recency it is worth no more than the run that was
+    /// evicted last.
     virtual void offer(NodeId node) noexcept = 0;
-    /// The candidate cannot go now. It must not be the next victim: `evict` goes on asking.
+    /// The candidate is not evictable now. `victim` must not return it next: `evict` keeps calling
+    /// `victim`.
     virtual void withdraw(NodeId node) noexcept = 0;
-    /// The least valuable candidate, which stays one; kNoNode when there is none. Pages go from the
-    /// end of its run; `erase` tells when none is left.
+    /// The least valuable candidate, which stays a candidate; kNoNode if there are no candidates.
+    /// The tree evicts pages from the end of its run, and calls `erase` after the last page.
     [[nodiscard]] virtual NodeId victim() noexcept = 0;
-    /// Writes the next victims as it stands, at most `n`, to `out`, and returns how many. A hint:
-    /// what it names is asked for ahead of its use. Asked for more than a few, what it names is the
-    /// order in which CacheManager::cached_tree ranks runs.
+    /// Writes the next victims in the current order, at most `n`, to `out`, and returns their
+    /// number. For small `n` this is a hint: the tree prefetches these runs. For large `n` this is
+    /// the order in which CacheManager::cached_tree ranks runs.
     [[nodiscard]] virtual std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
         static_cast<void>(out);
         static_cast<void>(n);
@@ -152,11 +158,11 @@ class EvictionPolicy {
     }
 };
 
-/// Cached pages that went, by why it was these.
+/// Cached pages that were evicted, by reason.
 struct EvictionCounts {
-    std::int64_t policy = 0;       // for new ones: the next in the order of the policy
-    std::int64_t window = 0;       // for new ones: requests had left them behind their windows
-    std::int64_t unreachable = 0;  // for new ones: no hit could end where they are
+    std::int64_t policy = 0;       // for new pages: the next in the order of the policy
+    std::int64_t window = 0;       // for new pages: the windows of requests had moved past them
+    std::int64_t unreachable = 0;  // for new pages: no hit could end at them
     std::int64_t reset = 0;        // the cache was reset
 
     EvictionCounts& operator+=(const EvictionCounts& other) noexcept {
@@ -168,34 +174,35 @@ struct EvictionCounts {
     }
 };
 
-/// What goes first. A use is a reservation or an insertion that walks the run, the first included.
+/// The order of eviction. A use is a reservation or an insertion that walks the run, including the
+/// first insertion.
 enum class EvictionOrder : std::uint8_t {
     kLru,       // least recently released
     kLfu,       // fewest uses, then least recently used
-    kSlru,      // used once before those used again, each by recency
+    kSlru,      // runs used once before runs used again, each by recency
     kFifo,      // entered first
     kPriority,  // lowest priority, then least recently used
     kCost,      // least prefill time saved per byte, with ageing
-    kArc,       // by recency or by frequency, as what returns after its eviction tells
+    kArc,       // by recency or by frequency, adapted when an evicted run returns
 };
 
-/// An order and what it is told beforehand.
+/// An order and its parameters.
 struct EvictionConfig {
     EvictionOrder order = EvictionOrder::kLru;
-    // kCost: tokens in front of one for which attention takes as long as all else that is computed
-    // for it; at least 1.
+    // kCost: the number of preceding tokens at which attention takes as long as all other
+    // computation for a token; at least 1.
     std::int32_t attention_tokens = 24'576;
 };
 
-/// By its name: lru, lfu, slru, fifo, priority, cost or arc. Throws std::invalid_argument for
-/// another one.
+/// The order with this name: lru, lfu, slru, fifo, priority, cost or arc. Throws
+/// std::invalid_argument for another name.
 [[nodiscard]] EvictionOrder eviction_order(std::string_view name);
 
-/// Makes a policy for each tree that asks.
+/// Is called once per tree and makes its policy.
 using PolicyFactory = std::function<std::unique_ptr<EvictionPolicy>()>;
 
-/// A policy for a tree whose pages have so many tokens. Throws std::invalid_argument unless
-/// page_size and attention_tokens are at least 1, and for an order that there is not.
+/// Makes a policy for a tree with this page size in tokens. Throws std::invalid_argument unless
+/// page_size and attention_tokens are at least 1, and for an unknown order.
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config,
                                                           std::int32_t page_size);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a prefix tree is shown for keys that a prompt has beside its tokens: a namespace for all of
-// it, ids that stand in for tokens with a key.
+// How a prefix tree represents the keys that a prompt has in addition to its tokens: a namespace
+// for the whole prompt, and ids that replace the tokens with a key.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@
 namespace kvcore {
 
 /// The name of the prefix-cache namespace of an extra key (LoRA id, image hash) and a cache salt
-/// (tenant). Different pairs have different names: which of the two are present and the length of
-/// the first are part of it, so ("a", "b") and ("ab", "") differ, as do "" and none. None of both
-/// is "", the default namespace. O(bytes).
+/// (tenant). Different pairs have different names: the name records which parts are present and the
+/// length of the first part. So ("a", "b") and ("ab", "") differ, as do "" and an absent part.
+/// Without both parts the name is "", the default namespace. O(bytes).
 [[nodiscard]] inline std::string namespace_name(std::optional<std::string_view> extra_key,
                                                 std::optional<std::string_view> cache_salt) {
     if (!extra_key && !cache_salt) return {};
@@ -37,14 +37,15 @@ namespace kvcore {
     return name;
 }
 
-/// What a namespace was named by.
+/// The parts of a namespace's name.
 struct NamespaceParts {
     std::optional<std::string_view> extra_key;
     std::optional<std::string_view> cache_salt;
 };
 
-/// The reverse of namespace_name, as views of that name; a name that it does not make is an extra
-/// key. So different names of one kind have different parts. O(1).
+/// The inverse of namespace_name, as views of the name. If namespace_name cannot have made the
+/// name, the whole name is the extra key. So different names of the same kind have different parts.
+/// O(1).
 [[nodiscard]] inline NamespaceParts read_namespace_name(std::string_view name) noexcept {
     constexpr std::size_t kHead = 9;
     if (name.empty()) return {};
@@ -64,74 +65,79 @@ struct NamespaceParts {
     return parts;
 }
 
-/// What `length` tokens are beside their ids, an image for example: bytes that tell it from others.
+/// Content that `length` tokens have in addition to their ids, for example an image; `bytes`
+/// identifies the content.
 struct ExtraKey {
     std::int64_t length = 0;
     std::string_view bytes;
 
-    /// The order of extra keys of one token in its name.
+    /// The order of a token's extra keys in its name.
     friend bool operator<(const ExtraKey& a, const ExtraKey& b) noexcept {
         return std::tie(a.length, a.bytes) < std::tie(b.length, b.bytes);
     }
 };
 
-/// What the token at the start of extra keys is: its id and all keys [n] that start there, by
-/// length and bytes, each once. Different ones have different names, and KeyChain makes different
-/// keys of their pages. Throws std::invalid_argument for keys in another order. O(bytes).
+/// The name of a token at which extra keys start: its id and all keys [n] that start at it, sorted
+/// by length and bytes, without duplicates. Different tokens or keys have different names, and
+/// KeyChain gives their pages different keys. Throws std::invalid_argument for keys in another
+/// order. O(bytes).
 [[nodiscard]] std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n);
 
-/// What a stand-in's name says, with views of the name.
+/// The contents of a stand-in's name, with views of the name.
 struct StandInParts {
     TokenId token = 0;
     std::vector<ExtraKey> keys;
 };
 
-/// The reverse of stand_in_name. Throws std::invalid_argument for a name that it does not make.
-/// O(keys).
+/// The inverse of stand_in_name. Throws std::invalid_argument for a name that stand_in_name does
+/// not make. O(keys).
 [[nodiscard]] StandInParts read_stand_in_name(std::string_view name);
 
-/// Token ids that stand for what is told apart by more than a token id, so that a PrefixTree keeps
-/// images apart by comparing tokens: in what the tree is shown, the token at which extra keys start
-/// is replaced by the stand-in of its name.
+/// Token ids that replace tokens with extra keys, so that a PrefixTree distinguishes images by
+/// comparing tokens. In the tokens that a tree gets, the stand-in for a name replaces the token at
+/// which its extra keys start.
 ///
-/// Owns: the names, each with its id and how many users it has.
-/// Invariant: two names have two ids, all from kLowest to kHighest; an id is another name's only
-/// after a sweep that found it in no tree, with no user from before the trees were looked at.
-/// Threads: any number may call any method; one mutex, held for the length of a call.
-/// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing.
+/// Owns: the names, each with its id and its number of users.
+/// Invariant: different names have different ids, all from kLowest to kHighest; a sweep frees an id
+/// for another name only if the id is in no tree and has had no user since before the trees were
+/// searched.
+/// Threads: any number may call any method; each call holds a mutex.
+/// Memory: a method that cannot get memory throws std::bad_alloc and changes nothing.
 /// Cost: O(log names) comparisons of a name; a sweep O(names + ids held).
 class StandIns {
    public:
-    /// No token of a request may be in this range where its trees hold stand-ins.
+    /// A request's tokens must not be in this range if its trees hold stand-ins.
     static constexpr TokenId kLowest = std::numeric_limits<TokenId>::min();
     static constexpr TokenId kHighest = -(TokenId{1} << 30) - 1;
 
-    /// `num_ids`: ids that there are, from kLowest up. A sweep is due from `fewest` names on, and
-    /// then whenever they have doubled. Throws std::invalid_argument for sizes out of range.
+    /// `num_ids`: number of ids, from kLowest up. A sweep is due at `fewest` names, and later each
+    /// time that the number of names has doubled. Throws std::invalid_argument for sizes out of
+    /// range.
     explicit StandIns(std::int64_t num_ids = std::int64_t{kHighest} - kLowest + 1,
                       std::int64_t fewest = 4096);
     StandIns(const StandIns&) = delete;
     StandIns& operator=(const StandIns&) = delete;
 
-    /// The id of a name, with one more user. Throws CapacityError when all ids are in use.
+    /// Returns the id of a name and adds a user. Throws CapacityError if all ids are in use.
     [[nodiscard]] TokenId acquire(std::string_view name);
-    /// The id of a name without a new user, which a sweep may take; 0 for one that has none: then
-    /// no tree holds it.
+    /// Returns the id of a name and adds no user, so a sweep may remove the name. Returns 0 for a
+    /// name without an id, which is in no tree.
     [[nodiscard]] TokenId find(std::string_view name) const;
-    /// The name that an id has; none for other ids.
+    /// The name of an id; nullopt for an unknown id.
     [[nodiscard]] std::optional<std::string> name_of(TokenId id) const;
-    /// The name of an id, with one more user; "" for one that has none. Throws std::bad_alloc.
+    /// Returns the name of an id and adds a user; "" for an unknown id. Throws std::bad_alloc.
     [[nodiscard]] std::string hold(TokenId id);
-    /// One user less. Throws InvalidHandleError for an id without users.
+    /// Removes a user. Throws InvalidHandleError for an id without users.
     void release(TokenId id);
 
     /// Names that have an id.
     [[nodiscard]] std::int64_t size() const;
-    /// There are twice as many names as the last sweep has left.
+    /// True if there are at least `fewest` names and twice as many as the last sweep left.
     [[nodiscard]] bool is_sweep_due() const;
-    /// A sweep begins: what has no user now and gets none until `end_sweep` is given up there,
-    /// unless it is `held` [n]: in a tree that was looked at in between, with what else may put
-    /// tokens into it. One sweep at a time.
+    /// Begins a sweep. `end_sweep` removes each name that has no user now, gets no user before
+    /// `end_sweep`, and is not in `held` [n]. Between the calls, the caller collects in `held` the
+    /// ids in all trees and in all places that may put tokens into a tree. Only one sweep may run
+    /// at a time.
     void begin_sweep();
     void end_sweep(const TokenId* held, std::size_t n);
 
@@ -149,12 +155,13 @@ class StandIns {
 
     mutable std::mutex mutex_;
     std::unordered_map<TokenId, Entry> entries_;
-    // By the names in entries_. Ordered: nobody can choose keys that make it slow.
+    // Keys are views of the names in entries_. An ordered map stays fast for keys that an attacker
+    // chooses.
     std::map<std::string_view, TokenId> ids_;
     const std::int64_t num_ids_;
     const std::int64_t fewest_;
-    std::int64_t next_ = 0;  // ids go round, so that one comes again as late as can be
-    std::int64_t due_;       // names at which a sweep is due
+    std::int64_t next_ = 0;  // ids are used in turn, so that an id is reused as late as possible
+    std::int64_t due_;       // number of names at which a sweep is due
 };
 
 }  // namespace kvcore

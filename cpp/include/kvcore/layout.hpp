@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of a KV cache lie: the layouts that engines use, as byte strides.
+// The positions of a KV cache's elements in memory: the layouts that engines use, as byte strides.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@
 namespace kvcore {
 
 /// float32 [pages, page_size, heads, dim / group]: a code times its scale is the value. Strides
-/// count bytes, of any sign; 0 along an axis means that one scale serves all of it, so a scale per
-/// tensor or per head is a view as well.
+/// count bytes, of any sign. Stride 0 along an axis means that one scale serves the whole axis, so
+/// a scale per tensor or per head is also a view.
 template <class Byte>
 struct ScaleView {
     Byte* data = nullptr;  // of page 0; nullptr: codes are the values
@@ -31,7 +31,7 @@ template <class Byte>
 struct PagedTensor {
     Byte* data = nullptr;  // of page 0
     DType dtype = DType::kFloat32;
-    std::int64_t dim = 0;  // 0: there is none
+    std::int64_t dim = 0;  // 0: no tensor
     std::int64_t page_stride = 0;
     std::int64_t token_stride = 0;
     std::int64_t head_stride = 0;
@@ -47,8 +47,8 @@ struct PagedTensor {
 /// K and V of one layer. Owns nothing.
 ///
 /// Latent rows (MLA) have one head; their keys are `k` followed by `rope`, and their values are
-/// `k` again: joint rows [pages, page_size, 576] as well as two arrays of 512 and 64, and the
-/// 656-byte row of FP8 codes, scales and a bfloat16 rope part, are all views of this kind.
+/// also `k`. Views of this kind describe joint rows [pages, page_size, 576], two arrays of 512 and
+/// 64, and the 656-byte row of FP8 codes, scales and a bfloat16 rope part.
 template <class Byte>
 struct PoolView {
     std::int64_t pages = 0;
@@ -57,13 +57,13 @@ struct PoolView {
     PagedTensor<Byte> k;
     PagedTensor<Byte> v;
     PagedTensor<Byte> rope =
-        {};  // the last elements of a key where they are stored apart; no scales
+        {};  // the last elements of a key if they are stored separately; no scales
 };
 
-/// What stands in a row: the K (or V) of one head of one token.
+/// The contents of a row: the K (or V) of one head of one token.
 enum class RowFormat : std::uint8_t {
     kPlain,        // `dim` elements
-    kInlineScale,  // `dim` one-byte codes, their float32 scale, 12 bytes that nobody reads
+    kInlineScale,  // `dim` one-byte codes, their float32 scale, 12 unused bytes
     kLatentFp8,    // `dim` FP8 codes, a float32 scale for each 128, 64 bfloat16 of the rope part
 };
 
@@ -74,7 +74,7 @@ constexpr std::int64_t kLatentRopeBytes = 128;  // of bfloat16
 constexpr std::int64_t kLatentFp8Bytes = 656;   // of a whole row of 512 codes
 
 /// Sizes of a cache, each at least 0. `dim_v` 0: rows have no values of their own. Rows of latents
-/// (MLA) have one head; where their rope part is stored apart, it stands in the place of V.
+/// (MLA) have one head; if their rope part is stored separately, it has the place of V.
 struct CacheSizes {
     std::int64_t pages;
     std::int64_t layers;
@@ -93,7 +93,7 @@ constexpr int kNumCacheAxes = 5;
 /// Orders of the axes that engines use.
 enum class LayoutName : std::uint8_t {
     kMax,                  // [page, kv, layer, token, head]
-    kLayerFirstNhd,        // [kv, layer, page, token, head]: K and V apart
+    kLayerFirstNhd,        // [kv, layer, page, token, head]: K and V separate
     kLayerFirstNhdPaired,  // [layer, page, kv, token, head]
     kLayerFirstHnd,        // [kv, layer, page, head, token]
     kLayerFirstHndPaired,  // [layer, page, kv, head, token]
@@ -104,7 +104,7 @@ enum class LayoutName : std::uint8_t {
 };
 constexpr int kNumLayouts = 9;
 
-/// The axes of a layout, the outermost first.
+/// The axes of a layout, outermost first.
 [[nodiscard]] constexpr std::array<CacheAxis, kNumCacheAxes> axes_of(LayoutName name) noexcept {
     constexpr CacheAxis kP = CacheAxis::kPage;
     constexpr CacheAxis kKv = CacheAxis::kKv;
@@ -118,14 +118,15 @@ constexpr int kNumLayouts = 9;
     return kOrders[static_cast<int>(name)];
 }
 
-/// Where K (or V) lies: bytes from the cache's first byte, and between neighbours along an axis.
+/// The position of K (or V): bytes from the cache's first byte, and between neighbours along an
+/// axis.
 struct TensorLayout {
     std::int64_t first = 0;
     std::int64_t page_stride = 0;
     std::int64_t layer_stride = 0;
     std::int64_t token_stride = 0;
     std::int64_t head_stride = 0;
-    std::int64_t row_bytes = 0;  // 0: there is none
+    std::int64_t row_bytes = 0;  // 0: no tensor
 
     /// Bytes from the cache's first byte to a row. O(1).
     [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t offset(
@@ -146,7 +147,7 @@ struct CacheLayout {
 
 namespace detail {
 
-/// Sums and products of numbers that are not negative; -1 where int64 does not hold one.
+/// Sums and products of numbers that are not negative; -1 if the result does not fit in int64.
 [[nodiscard]] constexpr std::int64_t checked_product(std::int64_t a, std::int64_t b) noexcept {
     if (a < 0 || b < 0) return -1;
     return b != 0 && a > std::numeric_limits<std::int64_t>::max() / b ? -1 : a * b;
@@ -184,7 +185,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Bytes of a row of `dim` elements or codes; 0 for none, -1 where int64 does not hold it.
+/// Bytes of a row of `dim` elements or codes; 0 for dim 0, -1 if the result does not fit in int64.
 [[nodiscard]] constexpr std::int64_t row_bytes(RowFormat format, DType dtype,
                                                std::int64_t dim) noexcept {
     if (dim == 0) return 0;
@@ -200,8 +201,8 @@ namespace detail {
     }
 }
 
-/// Lays a cache out without gaps: nothing for negative sizes, and where int64 does not hold the
-/// bytes. O(1).
+/// Lays out a cache without gaps. Returns nullopt for negative sizes, and if the number of bytes
+/// does not fit in int64. O(1).
 [[nodiscard]] constexpr std::optional<CacheLayout> layout_of(LayoutName name,
                                                              const CacheSizes& sizes) noexcept {
     CacheLayout layout{sizes, {}, {}, 0};
@@ -248,8 +249,8 @@ template <class Byte>
 
 }  // namespace detail
 
-/// One layer of a cache of keys and values at `data`, with its scales where rows carry them.
-/// 0 <= layer < layers. O(1).
+/// One layer of a cache of keys and values at `data`, including its scales if the rows contain
+/// scales. 0 <= layer < layers. O(1).
 template <class Byte>
 [[nodiscard]] constexpr PoolView<Byte> layer_view(const CacheLayout& layout, Byte* data,
                                                   std::int64_t layer) noexcept {
@@ -262,9 +263,9 @@ template <class Byte>
     return view;
 }
 
-/// One layer of a cache of latents at `data`: values are the first `rank` elements of a row, the
-/// rope part what is left of it, or what stands in the place of V. Rows of `kLatentFp8` have their
-/// own rope part, and rank dim_k. 0 <= layer < layers, 0 < rank <= dim_k. O(1).
+/// One layer of a cache of latents at `data`: values are the first `rank` elements of a row; the
+/// rope part is the rest of the row, or the tensor in the place of V. Rows of `kLatentFp8` have
+/// their own rope part, and rank dim_k. 0 <= layer < layers, 0 < rank <= dim_k. O(1).
 template <class Byte>
 [[nodiscard]] constexpr PoolView<Byte> latent_view(const CacheLayout& layout, Byte* data,
                                                    std::int64_t layer, std::int64_t rank) noexcept {

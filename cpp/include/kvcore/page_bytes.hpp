@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages as bytes: whole ones copied, cleared and digested, moved between caches of different
-// layouts, the starts of pages within a cache. What the bytes mean is nobody's business here.
+// Pages as bytes: copies, fills and digests whole pages, copies the starts of pages within a cache,
+// and moves pages between caches of different layouts. The functions do not interpret the bytes.
 //
-// Common to all: the caller has checked ids and sizes; nothing is allocated but the stacks of
-// `threads` - 1 more threads; what is moved ends up the same for every number of threads. A call
-// that moves more than the caches of a core hold writes around them.
+// Common to all: the caller has checked ids and sizes; the functions allocate only the stacks of
+// `threads` - 1 more threads; results are the same for every number of threads. A call that moves
+// more bytes than a core's caches hold writes around the caches.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace kvcore {
 
-/// Pages of a pool, each of which is one run of bytes.
+/// Pages of a pool, each of them one run of bytes.
 template <class Byte>
 struct PageBytes {
     Byte* data;                // of page 0
@@ -28,14 +28,14 @@ struct PageBytes {
     }
 };
 
-/// A page and where its bytes go.
+/// A page and the destination of its bytes.
 struct PagePair {
     std::int64_t source;
     std::int64_t destination;
 };
 
-/// Copies page after page, in any order: no page is a source and a destination, none a destination
-/// twice. Ids are in range. Cost: the bytes.
+/// Copies page after page, in any order: no page is both a source and a destination, and no page is
+/// a destination twice. Ids are in range. Cost: the bytes.
 void copy_pages(const PageBytes<std::byte>& pool, const PagePair* pairs, std::int64_t n,
                 int threads = 1);
 
@@ -44,10 +44,10 @@ void fill_pages(const PageBytes<std::byte>& pool, const std::int64_t* ids, std::
                 std::byte value, int threads = 1);
 
 /// Writes a digest of each page's bytes to `digests` [n]: the sum, modulo 2^64, over its 8-byte
-/// little-endian words w (the last one padded with zeros) of high(p) ^ low(p), where p is the
-/// 128-bit product (w ^ (i + 1) * 0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93 and i counts words. A
-/// sum, so that words may be visited in any order. Finds accidents, not adversaries. Cost: reading
-/// the bytes.
+/// little-endian words w (the last word is padded with zeros) of high(p) ^ low(p), where p is the
+/// 128-bit product (w ^ (i + 1) * 0x9e3779b97f4a7c15) * 0xd6e8feb86659fd93 and i counts words. The
+/// digest is a sum, so the words can be read in any order. It detects accidental changes, not
+/// attacks. Cost: reading the bytes.
 void digest_pages(const PageBytes<const std::byte>& pool, const std::int64_t* ids, std::int64_t n,
                   std::uint64_t* digests, int threads = 1);
 
@@ -57,12 +57,12 @@ template <class Byte>
 struct CacheTensor {
     Byte* data = nullptr;           // of page 0, layer 0
     Byte* const* layers = nullptr;  // [layers], page 0 of each, in the place of `data` and its
-                                    // stride; nullptr: all lie in one piece of memory
+                                    // stride; nullptr: all layers are one piece of memory
     std::int64_t page_stride = 0;
     std::int64_t layer_stride = 0;
     std::int64_t token_stride = 0;
     std::int64_t head_stride = 0;
-    std::int64_t row_bytes = 0;  // 0: there is none
+    std::int64_t row_bytes = 0;  // 0: no tensor
 
     [[nodiscard]] constexpr Byte* layer(std::int64_t index) const noexcept {
         return layers != nullptr ? layers[index] : data + index * layer_stride;
@@ -79,7 +79,7 @@ struct CacheView {
     CacheTensor<Byte> v;
 };
 
-/// The view of a cache that lies at `data`. O(1).
+/// The view of a cache at `data`. O(1).
 template <class Byte>
 [[nodiscard]] constexpr CacheView<Byte> view_of(const CacheLayout& layout, Byte* data) noexcept {
     const auto tensor = [&](const TensorLayout& at) {
@@ -90,21 +90,23 @@ template <class Byte>
             tensor(layout.v)};
 }
 
-/// A run of layers.
+/// A contiguous range of layers.
 struct LayerRange {
     std::int64_t first;
     std::int64_t count;
 };
 
 /// Copies layers of pages from one cache to another: page pairs[i].source to page
-/// pairs[i].destination, none a destination twice; pairs with a negative page are skipped. Both
-/// caches have the same sizes but for their pages, and share no byte. Cost: the bytes, one copy per
-/// run that is contiguous on both sides; neighbouring pages are one run where the layouts allow it.
+/// pairs[i].destination. No page is a destination twice; pairs with a negative page are skipped.
+/// Both caches have the same sizes except for the number of pages, and share no byte. Cost: the
+/// bytes, one copy per run that is contiguous on both sides; neighbouring pages are one run if the
+/// layouts allow it.
 void transfer(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
               const PagePair* pairs, std::int64_t n, LayerRange layers, int threads = 1);
 
-/// K or V as vLLM's reshape_and_cache stores it: [pages, layers, heads, units, page_size, unit], so
-/// that the same unit of all tokens is contiguous. A unit is 16 bytes of K or an element of V.
+/// K or V in the layout of vLLM's reshape_and_cache: [pages, layers, heads, units, page_size,
+/// unit], in which the same unit of all tokens is contiguous. A unit is 16 bytes of K or an element
+/// of V.
 template <class Byte>
 struct PackedTensor {
     Byte* data = nullptr;           // of page 0, layer 0
@@ -123,7 +125,7 @@ struct PackedTensor {
 template <class Byte>
 struct PackedCacheView {
     PackedTensor<Byte> k;
-    PackedTensor<Byte> v;  // no units: there is none
+    PackedTensor<Byte> v;  // no units: no V
 };
 
 /// The same as `transfer` into vLLM's layout; rows have units * unit_bytes bytes.
@@ -136,7 +138,7 @@ void transfer_from_packed(const PackedCacheView<const std::byte>& source,
                           const CacheView<std::byte>& destination, const PagePair* pairs,
                           std::int64_t n, LayerRange layers, int threads = 1);
 
-/// The start of a page and where it goes.
+/// The number of first tokens to copy from a page, and the destination page.
 struct PageStart {
     std::int64_t source;
     std::int64_t destination;
@@ -144,12 +146,13 @@ struct PageStart {
 };
 
 /// Copies the first tokens of pages to other pages of the same cache, all layers, in any order: no
-/// page is a source and a destination, none a destination twice. Cost: as `transfer`.
+/// page is both a source and a destination, and no page is a destination twice. Cost: as
+/// `transfer`.
 void copy_partial(const CacheView<std::byte>& pool, const PageStart* copies, std::int64_t n,
                   int threads = 1);
 
-/// CRC-32C (Castagnoli, as in RFC 3720) of bytes, or of those behind bytes whose CRC is `before`.
-/// Cost: reading the bytes, where the processor has SSE4.2; about 2 GB/s elsewhere.
+/// CRC-32C (Castagnoli, as in RFC 3720) of bytes, or of earlier bytes with the CRC `before`
+/// followed by these bytes. Cost: reading the bytes with SSE4.2; about 2 GB/s without.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes,
                                    std::uint32_t before = 0) noexcept;
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chained content keys of pages: what names a page outside of one process. Equal tokens behind
-// equal tokens have equal keys in every process, on every machine and in every language:
+// Chained content keys of pages, which identify a page across processes. A page has the same key in
+// every process, on every machine and in every language if its tokens and all tokens before it are
+// equal:
 //
 //   root key = SHA-256 of ["kvcore", kKeySchemeVersion, seed, cache salt, extra key]
-//   key of a page = SHA-256 of [key in front, [tokens...], extra]
+//   key of a page = SHA-256 of [key of the page before, [tokens...], extra]
 //
-// in canonical CBOR, what is absent as nil. The key in front of the first page is the root key;
-// extra is the list of [bytes, start counted from the page's, length] of the extra keys (images,
-// ...) that overlap the page, by start, length and bytes; nil where there are none. The length is
-// that of the whole extra key, so pages whose extra keys differ in length only have other keys, as
-// they have other places in a PrefixTree.
+// in canonical CBOR, with nil for absent values. The first page uses the root key as the key of the
+// page before. `extra` lists the extra keys (images, ...) that overlap the page as [bytes, start
+// counted from the page's first token, length], sorted by start, length and bytes; nil if no extra
+// key overlaps. The length is the length of the whole extra key. So two extra keys that differ only
+// in length give different page keys, as they give different places in a PrefixTree.
 #pragma once
 
 #include <array>
@@ -25,15 +26,15 @@
 
 namespace kvcore {
 
-// Items of canonical CBOR (RFC 8949, 4.2.1): every number in the fewest bytes, every length known
-// in front. A sink is what has append(const char*, std::size_t), such as a std::string; the bytes
-// are the same on every machine. O(bytes of the item).
+// Items of canonical CBOR (RFC 8949, 4.2.1): every number uses the fewest bytes, every length
+// precedes its content. A sink is a type with append(const char*, std::size_t), for example
+// std::string. The bytes are the same on every machine. O(bytes of the item).
 namespace cbor {
 
-/// A head and its number take at most so many bytes.
+/// Most bytes of a head with its number.
 constexpr std::size_t kMostHeadBytes = 9;
 
-/// Writes the head of an item of a major type (0 .. 7) and its number; returns its bytes.
+/// Writes the head of an item of a major type (0 .. 7) and its number; returns the number of bytes.
 inline std::size_t write_head(char* out, unsigned major, std::uint64_t number) noexcept {
     const bool is_short = number < 24;
     const unsigned log = number <= 0xff ? 0 : number <= 0xffff ? 1 : number <= 0xffffffff ? 2 : 3;
@@ -64,14 +65,14 @@ void put_bytes(Sink& out, std::string_view bytes) {
     out.append(bytes.data(), bytes.size());
 }
 
-/// Of UTF-8.
+/// A string in UTF-8.
 template <class Sink>
 void put_text(Sink& out, std::string_view text) {
     put_head(out, 3, text.size());
     out.append(text.data(), text.size());
 }
 
-/// In front of `n` items.
+/// The head of an array; `n` items follow.
 template <class Sink>
 void put_array(Sink& out, std::uint64_t n) {
     put_head(out, 4, n);
@@ -84,29 +85,29 @@ void put_nil(Sink& out) {
 
 }  // namespace cbor
 
-/// SHA-256 (FIPS 180-4) of what is appended. A copy goes on from the same bytes.
+/// SHA-256 (FIPS 180-4) of the appended bytes. A copy continues from the same bytes.
 ///
-/// Owns: the state behind the whole blocks so far, and the bytes of the block that is not full.
-/// Threads: one. Allocates nothing.
-/// Cost: O(bytes), with the processor's own instructions for it where it has any, unless the
-/// environment variable KVCORE_ISA is "baseline".
+/// Owns: the hash state after the whole blocks so far, and the bytes of the last, incomplete block.
+/// Threads: one at a time. Allocates nothing.
+/// Cost: O(bytes). Uses the processor's SHA instructions if it has them, unless the environment
+/// variable KVCORE_ISA is "baseline".
 class Sha256 {
    public:
     using Digest = std::array<std::uint8_t, 32>;
-    /// Behind the bytes given to `digest_with`.
+    /// Bytes that `digest_with` overwrites after its input.
     static constexpr std::size_t kPadding = 72;
 
     [[nodiscard]] static Digest of(const void* data, std::size_t size) noexcept;
 
     Sha256() noexcept;
 
-    /// Bytes so far.
+    /// Bytes appended so far.
     [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
     void append(const void* data, std::size_t size) noexcept;
     /// The digest of all bytes so far.
     [[nodiscard]] Digest digest() const noexcept;
-    /// The digest of all bytes so far, whole blocks of 64, and these. Writes over kPadding bytes
-    /// behind them.
+    /// The digest of all bytes so far, which must be whole blocks of 64 bytes, followed by `bytes`
+    /// [size]. Overwrites kPadding bytes after them.
     [[nodiscard]] Digest digest_with(std::uint8_t* bytes, std::size_t size) const noexcept;
 
    private:
@@ -121,45 +122,46 @@ class HashedItems;
 
 using PageKey = Sha256::Digest;
 
-/// Of KeyScheme::kKvcore: another one, other keys.
+/// The version of KeyScheme::kKvcore: another version makes other keys.
 constexpr std::int64_t kKeySchemeVersion = 1;
 
-/// How root keys and extras are made.
+/// How root keys and extras are computed.
 enum class KeyScheme {
-    kKvcore,  // as above
-    kVllm,    // as vLLM makes them with sha256_cbor, see KeyOptions
+    kKvcore,  // as defined at the top of this file
+    kVllm,    // as vLLM computes them with sha256_cbor, see KeyOptions
 };
 
-/// What all keys of a sequence depend on beside its tokens.
+/// Everything that the keys of a sequence depend on, except its tokens.
 ///
-/// With kVllm the root key is SHA-256 of the seed alone, which is the text of PYTHONHASHSEED there,
-/// "vllm-none-hash" where it is not set. The extra of a page is a list of: `extra_key` (the name of
-/// a LoRA); [text, start] of each extra key (the identifier of an image); `cache_salt`, of the
-/// first page alone and unless it is ""; of prompts with embeddings their digest.
+/// With kVllm the root key is SHA-256 of the seed only. In vLLM the seed is the text of
+/// PYTHONHASHSEED, or "vllm-none-hash" if that is not set. The extra of a page is a list of:
+/// `extra_key` (the name of a LoRA); [text, start] of each extra key (the identifier of an image);
+/// `cache_salt`, for the first page only and unless it is ""; the page's embedding digest, for a
+/// prompt with embeddings.
 struct KeyOptions {
     KeyScheme scheme = KeyScheme::kKvcore;
-    std::string seed = {};  // one item, see cbor above; "" is nil, or vLLM's default
+    std::string seed = {};  // one CBOR item, see above; "" is nil, or vLLM's default
     std::optional<std::string> extra_key = {};   // UTF-8
     std::optional<std::string> cache_salt = {};  // UTF-8
-    /// kVllm: of each page of a prompt that has embeddings, SHA-256 of those of its tokens; pages
-    /// behind them have that of nothing. See embedding_digests.
+    /// kVllm: for each page of a prompt with embeddings, SHA-256 of the embeddings of its tokens.
+    /// Later pages use the SHA-256 of no bytes. See embedding_digests.
     std::optional<std::vector<PageKey>> embeddings = {};
 };
 
-/// An extra key by its place. In UTF-8 with kVllm.
+/// An extra key and its place. The bytes are UTF-8 with kVllm.
 struct PlacedKey {
-    std::int64_t start = 0;   // token of the sequence
+    std::int64_t start = 0;   // index of its first token in the sequence
     std::int64_t length = 0;  // tokens, at least 1
     std::string_view bytes;
 
-    /// The order of extra keys in a name.
+    /// The order of extra keys in `extra` and for `KeyChain::extend`.
     friend bool operator<(const PlacedKey& a, const PlacedKey& b) noexcept {
         return std::tie(a.start, a.length, a.bytes) < std::tie(b.start, b.length, b.bytes);
     }
 };
 
-/// Appends an extra key that overlaps a page, as the key of that page has it with kKvcore. `start`
-/// counts from the first token of the page.
+/// Appends an extra key that overlaps a page, in the form that the page's key uses with kKvcore.
+/// `start` counts from the first token of the page.
 template <class Sink>
 void put_placed_key(Sink& out, const PlacedKey& key) {
     cbor::put_array(out, 3);
@@ -168,38 +170,40 @@ void put_placed_key(Sink& out, const PlacedKey& key) {
     cbor::put_integer(out, key.length);
 }
 
-/// What is in front of the first page of a sequence.
+/// The key that the first page of a sequence follows.
 [[nodiscard]] PageKey root_key(const KeyOptions& options);
 
-/// The key of a page behind `parent`. `extra`: one item, see cbor above; "" is nil.
+/// The key of a page that follows `parent`. `extra`: one CBOR item, see above; "" is nil.
 [[nodiscard]] PageKey page_key(const PageKey& parent, const TokenId* tokens, std::int64_t n,
                                std::string_view extra = {});
 
-/// SHA-256 of the rows [n] of each page, the last one possibly not full.
+/// Returns SHA-256 of each page's rows of `rows` [n]; the last page may be incomplete.
 [[nodiscard]] std::vector<PageKey> embedding_digests(const std::byte* rows, std::int64_t n,
                                                      std::int64_t row_bytes,
                                                      std::int64_t page_size);
 
 /// The keys of a sequence that grows.
 ///
-/// Owns: the keys of its complete pages, the hash of the page that is not, the extra keys. Tokens
-/// are hashed as they come and not kept. A copy goes on by itself, such as a fork.
+/// Owns: the keys of its complete pages, the hash of the incomplete page, the extra keys. Hashes
+/// tokens when they are appended and does not keep them. A copy, for example for a fork, continues
+/// independently.
 /// Invariant: keys() has num_tokens() / page_size() keys.
 /// Threads: one at a time.
-/// Memory: a verb that cannot get it throws std::bad_alloc and has changed nothing.
-/// Cost: `extend` O(new tokens + bytes of extra keys of the new pages), the rest O(1).
+/// Memory: a method that cannot get memory throws std::bad_alloc and changes nothing.
+/// Cost: `extend` O(new tokens + bytes of extra keys of the new pages), other methods O(1).
 class KeyChain {
    public:
-    /// Throws std::invalid_argument for a page size below 1, embeddings without kVllm.
+    /// Throws std::invalid_argument for a page size below 1, or for embeddings without kVllm.
     explicit KeyChain(std::int64_t page_size, KeyOptions options = {});
 
-    /// Appends tokens [n], with extra keys [num_extra] that start in them, by start, length and
-    /// bytes, each once; they may reach behind. Throws std::invalid_argument for other extra keys.
+    /// Appends tokens [n], with the extra keys [num_extra] that start in them, sorted by start,
+    /// length and bytes, without duplicates; an extra key may end after the tokens. Throws
+    /// std::invalid_argument for other extra keys.
     void extend(const TokenId* tokens, std::int64_t n, const PlacedKey* extra = nullptr,
                 std::size_t num_extra = 0);
 
-    /// Forgets all behind the first pages. Throws std::invalid_argument for more than there are.
-    /// O(extra keys).
+    /// Keeps the first `num_pages` pages and forgets all later tokens. Throws std::invalid_argument
+    /// for more pages than there are. O(extra keys).
     void truncate(std::int64_t num_pages);
 
     [[nodiscard]] const PageKey& root() const noexcept { return root_; }
@@ -225,11 +229,11 @@ class KeyChain {
     KeyOptions options_;
     PageKey root_;
     std::vector<PageKey> keys_;
-    Sha256 page_;  // of the page that is not complete
+    Sha256 page_;  // of the incomplete page
     std::int64_t num_tokens_ = 0;
     std::vector<Extra> extras_;       // by start
-    std::size_t first_ahead_ = 0;     // in extras_: from there on they start behind complete pages
-    std::vector<std::size_t> touch_;  // in extras_: they start in front of that and reach behind it
+    std::size_t first_ahead_ = 0;     // in extras_: first key that starts after the complete pages
+    std::vector<std::size_t> touch_;  // in extras_: keys that cross the end of the complete pages
 };
 
 }  // namespace kvcore

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done to the bytes of a KV cache on the CPU. Pointers, sizes and strides only: who owns
-// which page is nobody's business here.
+// Quantisation of the bytes of a KV cache on the CPU. The functions take pointers, sizes and
+// strides, and do not depend on who owns a page.
 //
 // Common to all: the caller has checked sizes and dtypes; sources and destinations do not overlap;
-// nothing is allocated but the stacks of `threads` - 1 more threads; results are the same bytes for
-// every instruction set and number of threads.
+// the functions allocate only the stacks of `threads` - 1 more threads; results are the same bytes
+// for every instruction set and number of threads.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@
 
 namespace kvcore {
 
-/// The instruction set of the kernels: "baseline", "x86-64-v3", "x86-64-v4". The best one that the
-/// processor has, or the one that the environment variable KVCORE_ISA names; throws
-/// std::invalid_argument when that is none of them or cannot run here.
+/// The instruction set of the kernels: "baseline", "x86-64-v3", "x86-64-v4". This is the best set
+/// that the processor supports, or the set that the environment variable KVCORE_ISA names. Throws
+/// std::invalid_argument if that name is unknown or cannot run on this processor.
 [[nodiscard]] const char* kernel_isa();
 
 /// Float32, float16 and bfloat16 are wide; FP8 and int8 are narrow. A narrow code times its scale
@@ -45,7 +45,7 @@ void quantize(Groups shape, DType wide, const std::byte* source, DType narrow, s
 void quantize(HeadRows shape, DType wide, const std::byte* source, DType narrow, std::byte* codes,
               float* scales, int threads = 1);
 
-/// The same with scales that are given; a narrow pool without scales has one of 1.
+/// The same with given scales; a narrow pool without scales has a scale of 1.
 void quantize_by(HeadRows shape, DType wide, const std::byte* source, DType narrow,
                  std::byte* codes, const float* scales, int threads = 1);
 
@@ -58,24 +58,24 @@ void dequantize(HeadRows shape, DType narrow, const std::byte* codes, const floa
 // NVFP4: numbers of four bits in blocks of sixteen, each with a scale of eight bits, and one more
 // scale for a whole tensor. A value is about code * block scale * global scale.
 //
-// The format is the one of "Introducing NVFP4 for Efficient and Accurate Low-Precision Inference"
-// (NVIDIA, 2025) and of cuBLAS's documentation ("1D block scaling", VEC16_UE4M3). Codes are e2m1 of
+// The format follows "Introducing NVFP4 for Efficient and Accurate Low-Precision Inference"
+// (NVIDIA, 2025) and cuBLAS's documentation ("1D block scaling", VEC16_UE4M3). Codes are e2m1 of
 // the OCP Microscaling specification, two in a byte: an element of an even index in the lower half.
 // Block scales are float8_e4m3fn above zero.
 //
-// A block's codes are made by these steps, each rounded to the nearest float32: the largest finite
-// magnitude over (6 * global scale), which as e4m3, to the nearest and at least 2^-9, is the block
-// scale; 1 / (block scale * global scale); each element times that, to the nearest code. A value is
-// read as code * (block scale * global scale).
+// A block's codes are computed in these steps, each rounded to the nearest float32. First, the
+// largest finite magnitude / (6 * global scale); the nearest e4m3 to this, at least 2^-9, is the
+// block scale. Second, 1 / (block scale * global scale). Third, each element times that factor, to
+// the nearest code. A value is read as code * (block scale * global scale).
 //
-// Common to all verbs: those above. Global scales are finite and positive.
+// All verbs follow the common rules above. Global scales are finite and positive.
 
 /// Elements that share a scale, and the bytes that their codes take.
 constexpr std::int64_t kNvfp4Block = 16;
 constexpr std::int64_t kNvfp4BlockBytes = 8;
 
 /// e2m1 in the lower half of a byte: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and a sign. To the nearest, ties
-/// to the even code; 6 for what is beyond it, infinities included; NaN is 0.
+/// to the even code; larger magnitudes, including infinities, become 6; NaN becomes 0.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint8_t to_e2m1(float value) noexcept {
     constexpr std::uint32_t kSix = 0x40c00000U;
     const std::uint32_t bits = bits_of(value);
@@ -97,8 +97,8 @@ constexpr std::int64_t kNvfp4BlockBytes = 8;
     return code == 0 ? std::uint8_t{1} : code;
 }
 
-/// A scale of all elements: a number, or one that is read when the work runs (on a GPU: on the
-/// device).
+/// A scale of all elements: a number, or a pointer that is read when the work runs (on a GPU: on
+/// the device).
 struct GlobalScale {
     float value = 1.0F;
     const float* at = nullptr;  // in place of `value`
@@ -112,13 +112,13 @@ struct GlobalScale {
 /// [blocks, 16]. Cost: reading the elements twice (the second time from cache) and writing.
 void quantize_nvfp4(std::int64_t blocks, DType wide, const std::byte* source, GlobalScale global,
                     std::byte* codes, std::byte* scales, int threads = 1);
-/// Writes their values as elements of a wide dtype, to the nearest.
+/// Writes the values of the codes as elements of a wide dtype, to the nearest.
 void dequantize_nvfp4(std::int64_t blocks, const std::byte* codes, const std::byte* scales,
                       GlobalScale global, DType wide, std::byte* destination, int threads = 1);
 
 // ---- pools --------------------------------------------------------------------------------------
 
-/// Bytes of a pool [pages, page_size, heads, bytes]: those of a head are contiguous, all other
+/// Bytes of a pool [pages, page_size, heads, bytes]: the bytes of a head are contiguous, all other
 /// strides count bytes, of any sign.
 template <class Byte>
 struct HeadBytes {
@@ -137,7 +137,7 @@ struct HeadBytes {
 /// K or V of one layer in nvfp4.
 template <class Byte>
 struct Nvfp4Tensor {
-    std::int64_t dim = 0;    // elements of a head, whole blocks; 0: there is none
+    std::int64_t dim = 0;    // elements of a head, whole blocks; 0: no tensor
     HeadBytes<Byte> codes;   // dim / 2 bytes of each head
     HeadBytes<Byte> scales;  // dim / 16 bytes
     GlobalScale global = {};
@@ -152,8 +152,8 @@ struct Nvfp4Pool {
     Nvfp4Tensor<Byte> v;
 };
 
-/// As `append_batch` and `gather_batch` of kvcore/paged_batch.hpp: tokens of a wide dtype, whose
-/// blocks get scales of their own, and their values.
+/// As `append_batch` and `gather_batch` of kvcore/paged_batch.hpp: an append takes tokens of a wide
+/// dtype and computes a scale for each block; a gather returns the values.
 void append_batch(PageShape shape, const Nvfp4Tensor<std::byte>& pool, const PageTable& table,
                   const TokenRanges& ranges, const TokenRows<const std::byte>& source, DType wide,
                   int threads = 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes between the host tier and stores below it, said by keys and by pages of the tier: the
-// words that who owns the pages and who reads and writes them have in common. Plain values.
+// Messages between the host tier and the stores below it, by key and by page of the tier. The owner
+// of the pages and the code that reads and writes the pages share these types. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -11,33 +11,32 @@
 
 namespace kvcore {
 
-/// The part of a stored page that is the checkpoint at its end. All others are lanes: part 0 alone
-/// without groups, else one for each page that a column has, in the order of the bundles.
+/// The part of a stored page that is the checkpoint at its end. Every other part is a lane: part 0
+/// without groups, otherwise a part for each page of a column, in the order of the bundles.
 constexpr std::int32_t kStatePart = 63;
 
-/// Where a part lies in the host tier: a page, or a slot of its states.
+/// The place of a part in the host tier: a page, or a slot for states.
 struct StoredPart {
     std::int32_t part = 0;
     BlockId page = 0;
 };
 
-/// A column of tokens, and parts of it as bits.
+/// A column of tokens, and a set of its parts as bits.
 struct ColumnParts {
     std::int32_t column = 0;
     std::uint64_t parts = 0;
 };
 
-/// Columns by their keys, each with parts that are to be written to stores, or read from them.
-/// What it names is held until it is finished by its ticket: nobody else gets it, whoever resets or
-/// evicts meanwhile.
+/// Columns by key, each with parts to write to stores or to read from them. The host tier holds
+/// these pages and slots until the ticket is finished: resets and evictions do not free them.
 struct StoreMoves {
-    std::uint64_t ticket = 0;  // 0: there is nothing to do
+    std::uint64_t ticket = 0;  // 0: nothing to do
     std::int32_t replica = 0;
     std::vector<PageKey> keys;
-    std::vector<StoredPart> parts;   // of all columns, in their order
-    std::vector<std::int32_t> ends;  // of each column its end in `parts`
+    std::vector<StoredPart> parts;   // of all columns, in column order
+    std::vector<std::int32_t> ends;  // for each column, its end in `parts`
 
-    /// Ready for the next call; keeps the memory.
+    /// Prepares for the next call; keeps the memory.
     void clear() noexcept {
         ticket = 0;
         keys.clear();
@@ -46,15 +45,15 @@ struct StoreMoves {
     }
 };
 
-/// What device and host tier have of a prompt. Columns, from its start on.
+/// The columns of a prompt that the device and the host tier have, counted from its start.
 struct StoreSearch {
     std::int32_t replica = 0;
-    std::int32_t stored = 0;  // of the host tier
-    std::int32_t have = 0;    // of either
-    std::int32_t legal = 0;   // that a hit could take of both together
-    std::int32_t most = 0;    // that a hit could take of a cache that had everything; 0: none will
-    PageKey parent{};         // in front of column `stored`
-    // No group keeps everything: stores need not have every column of a hit.
+    std::int32_t stored = 0;  // in the host tier
+    std::int32_t have = 0;    // in the tier that has more of them
+    std::int32_t legal = 0;   // that a hit could use from both together
+    std::int32_t most = 0;    // of the longest hit if every page were cached; 0: stores cannot help
+    PageKey parent{};         // key of the column before column `stored`
+    // True if no group keeps every token: stores need not have every column of a hit.
     bool has_gaps = false;
 };
 
