@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of a request, and the protocol that any other object may fulfil in its place."""
+"""The context of a request, and the protocol for other objects that replace the context."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ __all__ = ["ContextLike", "TextGenerationContext", "update_batch"]
 
 
 class Exported(Protocol):
-    """A tensor of torch, or of another library with DLPack; of stubs."""
+    """A tensor of torch, or of another library with DLPack; stubs use this type."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 class ContextLike(Protocol):
-    """What a manager reads and moves of a request.
+    """Define the attributes of a request that a manager reads and moves.
 
-    ``0 <= start_idx < active_idx <= end_idx`` always. Optional: ``extra_key`` and ``cache_salt``,
-    str or None, the prefix-cache namespace; ``extra_keys``, a list of (start, length, bytes) or
-    None, read in every call, which costs a copy of the tokens where there are some.
+    ``0 <= start_idx < active_idx <= end_idx`` always holds. Optional attributes: ``extra_key`` and
+    ``cache_salt``, str or None, are the prefix-cache namespace; ``extra_keys`` is a list of (start,
+    length, bytes) or None. Every call reads ``extra_keys``. If the list is not empty, the call
+    copies the tokens.
 
-    Tokens that are an int32 array without gaps are read where they lie: the front of an engine's
-    own buffer, which grows, costs no copy. The array is held during the call, and nobody may write
-    to the tokens that it shows meanwhile.
+    If `tokens` is a contiguous int32 array, the manager reads it in place: the first part of an
+    engine's own growing buffer costs no copy. The manager keeps a reference to the array during the
+    call, and other threads must not write to these tokens before the call returns.
     """
 
     request_id: Hashable

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays and streams on NVIDIA GPUs, and batches for CUDA graphs.
+"""Provide arrays and streams on NVIDIA GPUs, and batches for CUDA graphs.
 
-Imported by what works on them, never by ``import kvcore``.
+This module is imported by modules that use a GPU, never by ``import kvcore``.
 """
 
 from __future__ import annotations
@@ -36,45 +36,46 @@ _NOTHING = 0xFF  # in all bytes of an entry: no page, no slot of a state
 
 
 class GraphBatch:
-    """Keep the batch that a CUDA graph works on in memory that stays where it is.
+    """Hold the batch of a CUDA graph at fixed addresses.
 
-    A graph reads the addresses that it was captured with, but each fetch brings arrays of its own.
-    This object has tables, lengths, row offsets and slots for the largest batch at fixed addresses.
-    ``load`` copies what was fetched to them, outside the graph; what is captured reads them.
+    A graph reads the addresses with which it was captured, but each fetch returns new arrays. This
+    object holds tables, lengths, row offsets and slots for the largest batch at fixed addresses.
+    ``load`` copies the fetched arrays to these addresses, outside the graph; the captured calls
+    read them.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs
-        What ``fetch`` handed out for one GPU, whatever the batch: its pools are worked on.
+        Inputs that ``fetch`` returned for one GPU, for any batch: the graph works on their pools.
     max_rows : int
-        Requests of the largest batch.
+        Number of requests of the largest batch.
     max_tokens : int
-        Tokens of the longest request, those that a step adds included.
+        Number of tokens of the longest request, including the tokens that a step adds.
     tokens_per_row : int
-        Tokens that a step adds to a request at most: more than 1 to verify drafts.
+        The most tokens that a step adds to a request: more than 1 to verify drafts.
 
     Attributes
     ----------
     inputs : RaggedKVCacheInputs
-        The batch of `max_rows` rows to capture with: its ``tables`` uint32 [max_rows, pages],
-        ``cache_lengths`` uint32 [max_rows] and ``states`` int32 [max_rows] are what ``load``
-        writes. Rows behind a smaller batch are padding: length 0, no pages, no tokens.
+        The batch of `max_rows` rows for the capture: ``load`` writes its ``tables`` uint32
+        [max_rows, pages], ``cache_lengths`` uint32 [max_rows] and ``states`` int32 [max_rows]. Rows
+        after a smaller batch are padding: length 0, no pages, no tokens.
     row_offsets : uint32 [max_rows + 1], on the GPU
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; what is behind the last one
-        is padding, which ``append``, ``append_slots`` and ``attention`` skip.
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; tokens after the last row
+        are padding, which ``append``, ``append_slots`` and ``attention`` skip.
 
     Raises
     ------
     ValueError
         Inputs in host memory or without a pool; numbers below 1.
     TypeError
-        Inputs of another kind.
+        Inputs of another type.
 
     Notes
     -----
     Holds 4 bytes for each row and page of a request, and 8 for each row and new token, once for
-    each bundle of layers. A captured call needs its results given as well (``out=``, ``scratch=``).
-    One thread at a time.
+    each bundle of layers. A captured call also needs preallocated results (``out=``, ``scratch=``).
+    Call the methods from one thread at a time.
 
     Examples
     --------
@@ -115,7 +116,7 @@ class GraphBatch:
                 f"max_rows x tokens_per_row is {self._rows * self._per_row}, "
                 f"must be at most {MOST_UINT32}"
             )
-        # Of each bundle: tokens of a page, and one of its layers.
+        # For each bundle: tokens of a page, and one of its layers.
         self._bundles = _bundles_of(inputs)
         place = _place_of(None, inputs)
         lengths = place.empty((self._rows,), _UINT32)
@@ -142,29 +143,29 @@ class GraphBatch:
     def load(
         self, inputs: RaggedKVCacheInputs, row_offsets: Any = None, *, stream: Any = None
     ) -> None:
-        """Make a fetched batch the one that replays work on.
+        """Copy a fetched batch to the fixed arrays; the next replays work on this batch.
 
         Parameters
         ----------
         inputs : RaggedKVCacheInputs
-            Of the same manager and GPU.
+            Inputs of the same manager and GPU.
         row_offsets : integers [B + 1], optional
             In host memory; ``inputs.row_offsets`` by default.
         stream : stream, optional
-            The one that graphs are launched on; the current stream of the arrays' library by
-            default. It waits for the `fetch` of the inputs, whatever stream that was called on.
+            The stream on which graphs are launched; the current stream of the arrays' library by
+            default. It waits for the `fetch` of the inputs, on any stream.
 
         Raises
         ------
         ValueError
-            More rows, tokens or pages than there is room for; offsets that are not those of the
+            More rows, tokens or pages than the fixed arrays can hold; offsets that do not match the
             rows. Nothing has changed.
         TypeError
-            Other things than inputs and integers.
+            Arguments that are not inputs or integers.
 
         Notes
         -----
-        Enqueues a few small copies and waits for nothing. Not while a graph is being captured.
+        Enqueues a few small copies and does not wait. Do not call it during the capture of a graph.
         """
         _require_inputs(inputs)
         rows = len(inputs.cache_lengths)
@@ -192,14 +193,14 @@ class GraphBatch:
         self._write(place, offsets, inputs, rows)
 
     def build_slots(self, *, stream: Any = None) -> None:
-        """Write the slots of the batch's tokens, those of each bundle of layers; to be captured."""
+        """Write the slots of the batch's tokens for each bundle of layers; to be captured."""
         for slots, (_, layer) in zip(self._slots, self._bundles.values(), strict=True):
             ops.build_slots(self.inputs, self.row_offsets, layer=layer, out=slots, stream=stream)
 
     def slots(self, layer: SupportsIndex = 0) -> Any:
         """Return the slots of a layer's tokens, int64 [max_rows * tokens_per_row].
 
-        Those of padding are -1. Written by ``build_slots``.
+        Slots of padding are -1. ``build_slots`` writes them.
 
         Raises
         ------
@@ -213,24 +214,25 @@ class GraphBatch:
         return self._slots[[*self._bundles].index(places[index].bundle)]
 
     def advance(self, *, stream: Any = None) -> None:
-        """Add the step's tokens to the lengths; to be captured, behind all that reads them.
+        """Add the step's tokens to the lengths; capture this call after all calls that read them.
 
-        So a graph may be launched several times for one ``fetch`` with that many ``num_steps``.
+        With this call, a graph may be launched several times after one ``fetch`` with as many
+        ``num_steps``.
         """
         lengths = self.inputs.cache_lengths
         ops.advance_lengths(lengths, self.row_offsets, out=lengths, stream=stream)
 
     def compact(self, kept: Any, *, stream: Any = None) -> None:
-        """Move the rows that stay to the front, in place: requests that ended leave no holes.
+        """Move the remaining rows to the front, in place; rows of ended requests leave no holes.
 
-        So launches go on without a ``load``, on the rows that are left; or a graph captures it,
-        with what says which rows stay.
+        Launches then continue on the remaining rows without a ``load``. A graph may also capture
+        this call, together with the kernels that compute `kept`.
 
         Parameters
         ----------
         kept : integers [at most max_rows]
-            The rows that stay, ascending; a -1 ends them. From the host, or int32 or uint32 on the
-            GPU, as a call that is captured takes them; see ``ops.compact_table``.
+            The remaining rows, ascending; the first -1 ends the list. From the host, or int32 or
+            uint32 on the GPU, as a captured call needs; see ``ops.compact_table``.
         stream : stream, optional
             As for ``load``.
 
@@ -241,13 +243,13 @@ class GraphBatch:
         ValueError
             Rows that do not ascend. Nothing has changed.
         TypeError
-            Others than integers.
+            Values that are not integers.
 
         Notes
         -----
         One launch for the table of each bundle and for the slots of each State group. The rows
-        behind those that stay become padding. K and V, q and whatever else the caller has for each
-        row are the caller's to move; ``slots`` are those of before until ``build_slots``.
+        after the remaining rows become padding. The caller moves K and V, q and its other arrays
+        with an entry per row. ``slots`` keep their old values until ``build_slots``.
         """
         lengths: Any = self.inputs.cache_lengths
         offsets: Any = self.row_offsets
@@ -258,7 +260,7 @@ class GraphBatch:
             ops.compact_table(states.reshape(-1, 1), None, kept, stream=stream)
 
     def _padded(self, offsets: NDArray[Any], rows: int) -> NDArray[np.uint32]:
-        """Return row offsets of all rows, of which those of padding have no tokens."""
+        """Return row offsets of all rows; padding rows have no tokens."""
         if offsets.shape != (rows + 1,) or offsets[0] != 0:
             raise ValueError(
                 f"row_offsets have shape {offsets.shape} and begin with {offsets[:1].tolist()}, "
@@ -277,7 +279,7 @@ class GraphBatch:
     def _write(
         self, place: Any, offsets: NDArray[np.uint32], inputs: RaggedKVCacheInputs, rows: int
     ) -> None:
-        """Copy the first rows of inputs over the fixed arrays; what is behind them is padding."""
+        """Copy the rows of inputs to the first fixed rows; the remaining rows are padding."""
 
         def put(source: Any, fixed: Any, padding: int) -> None:
             place.kernels.fill(fixed.data.ptr, padding, fixed.nbytes, place.device, place.stream)
@@ -309,7 +311,7 @@ def _place_of(stream: Any, inputs: RaggedKVCacheInputs) -> Any:
 
 
 def _bundles_of(inputs: RaggedKVCacheInputs) -> dict[int, tuple[int, int]]:
-    """Return the tokens of a page of each bundle, and the first of its layers."""
+    """Return the page size of each bundle in tokens, and the first of its layers."""
     places = inputs._layers  # noqa: SLF001
     if places is None:
         pool = inputs.blocks[0] if isinstance(inputs.blocks, tuple) else inputs.blocks

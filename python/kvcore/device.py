@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices by kind and index."""
+"""Devices, named by kind and index."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Device:
     ----------
     kind : {"cpu", "cuda"}
     index : int
-        0 for "cpu".
+        Index of the device; 0 for "cpu".
 
     Raises
     ------
     ValueError
-        Another kind or index.
+        The kind is unknown, or the index is out of range.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class Device:
 
 
 def checked_devices(devices: Iterable[Device | str], count: int) -> tuple[Device, ...]:
-    """Return the devices parsed; ValueError unless there are `count`."""
+    """Return the parsed devices; raise ValueError unless there are `count` devices."""
     places = tuple(Device.parse(device) for device in devices)
     if len(places) != count:
         raise ValueError(

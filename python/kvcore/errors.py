@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of kvcore.
 
-Every text says what was asked, the value, the bound and the remedy. A call that raises has changed
-nothing.
+Every message names the argument, its value, the bound and the remedy. A call that raises an error
+changes nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = [
 
 
 class KVCacheError(RuntimeError):
-    """Base of every error that is kvcore's own."""
+    """Base class of kvcore's own errors."""
 
 
 class InsufficientBlocksError(KVCacheError, MemoryError):
-    """More pages are needed than are free, where the call cannot answer with a value."""
+    """The call needs more pages than are free, and cannot return a value for that case."""
 
 
 class RequestNotFoundError(KVCacheError, KeyError, ValueError):
     """The request is not claimed."""
 
-    # KeyError would print the repr of its text.
+    # KeyError prints the repr of its message.
     __str__ = RuntimeError.__str__
 
 
@@ -42,12 +42,12 @@ class CapacityError(KVCacheError, ValueError):
 
 
 class InvalidHandleError(KVCacheError, ValueError):
-    """A double free, a double unpin or a stale handle."""
+    """The call is a double free or a double unpin, or its handle is stale."""
 
 
 class PendingTransfersError(KVCacheError):
-    """Bytes are on their way into the request's pages: finish those transfers first.
+    """The request's pages have transfers in flight: finish the transfers first.
 
-    From Python only to the code that moves them, should it use the request itself: every other call
-    waits for them.
+    From Python, only the code that moves the bytes gets this error, if it uses the request itself.
+    Every other call waits for the transfers.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A paged KV cache as plain arrays: one pool of blocks, one block table, five functions.
+"""Provide a paged KV cache as plain arrays: one pool of blocks, one block table, five functions.
 
-There is no manager and no hidden state. The caller keeps the list of free blocks; each function
-returns a new cache and leaves its argument as it was or, with ``donate=True``, updates it in place.
+The cache has no manager and no hidden state. The caller keeps the list of free blocks. Each
+function returns a new cache and leaves its argument unchanged or, with ``donate=True``, updates it
+in place.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ class PagedKVCache:
     Parameters
     ----------
     key_pool, value_pool : array [num_blocks, block_size, num_kv_heads, head_dim]
-        The blocks, of any one dtype; the last axis contiguous, the others may be strided.
+        The blocks, in any single dtype; the last axis is contiguous, the others may be strided.
     block_table : int32 array [batch, max_blocks_per_seq]
-        The block that holds tokens ``c * block_size`` and on of a row stands in column ``c``;
-        -1 where there is none.
+        Column ``c`` of a row holds the id of the block with the row's tokens from
+        ``c * block_size`` on; -1 means no block.
     seq_lengths : int32 array [batch]
-        Tokens written per row.
+        Number of tokens written per row.
 
     Notes
     -----
     The functions of this module check that the arrays fit together; the constructor does not.
 
-    Pools on a GPU are all on one; the functions enqueue their work on the current stream and return
-    cupy arrays. Table and lengths are checked on the host: where they are on the GPU as well, each
-    call reads them back, which waits for the stream; kept in host memory, no call waits.
+    Both pools may be on one GPU; the functions then enqueue their work on the current stream and
+    return cupy arrays. Table and lengths are checked on the host. If they are on the GPU, each call
+    reads them back and waits for the stream. If they are in host memory, no call waits.
     """
 
     key_pool: Any
@@ -98,7 +99,7 @@ class PagedKVCache:
 
 
 def arrays_of(cache: PagedKVCache) -> tuple[Any, Any, Any, Any]:
-    """Return pools, table and lengths as the caller has them; TypeError for what is no cache."""
+    """Return the caller's pools, table and lengths; raise TypeError if `cache` is not a cache."""
     missing = [each.name for each in fields(PagedKVCache) if not hasattr(cache, each.name)]
     if missing:
         raise TypeError(
@@ -108,21 +109,21 @@ def arrays_of(cache: PagedKVCache) -> tuple[Any, Any, Any, Any]:
 
 
 def cache_is_on_gpu(cache: PagedKVCache) -> bool:
-    """Tell where the pools of a cache are; TypeError for what is no cache."""
+    """Return whether a cache's pools are on a GPU; raise TypeError if `cache` is not a cache."""
     return is_on_gpu(arrays_of(cache)[0])
 
 
 def host_arrays(
     cache: PagedKVCache,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """See pools, table and lengths in host memory as numpy arrays."""
+    """View pools, table and lengths in host memory as numpy arrays."""
     names = (each.name for each in fields(PagedKVCache))
     keys, values, table, lengths = map(host_array, arrays_of(cache), names)
     return keys, values, table, lengths
 
 
 def is_traced(*values: Any) -> bool:
-    """Tell whether one of these stands for an array of a function that jax traces."""
+    """Return whether any value is an array of a function that jax traces."""
     jax = sys.modules.get("jax")
     return jax is not None and any(isinstance(value, jax.core.Tracer) for value in values)
 
@@ -156,14 +157,14 @@ def init_paged_kv_cache(
     batch_size, max_blocks_per_seq : int
         Rows and columns of the block table.
     dtype : dtype or str
-        Of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are those of ml_dtypes.
+        Dtype of the pools; "bfloat16", "float8_e4m3fn" and "float8_e5m2" are dtypes of ml_dtypes.
 
     Raises
     ------
     ValueError
         A size below 1.
     TypeError
-        A size that is no int; something that is no dtype of numbers.
+        A size that is not an int; a `dtype` that is not a dtype of numbers.
 
     Examples
     --------
@@ -202,16 +203,16 @@ def allocate_blocks(
     sequence_idx : int
         The row.
     num_new_tokens : int
-        Tokens that are appended next.
+        Number of tokens that the next append writes.
     free_block_ids : list, or int32 or int64 array [n]
-        Blocks that no row uses; the first ones are taken, in order.
+        Blocks that no row uses; the first ids of the list are taken, in order.
     donate : bool
-        Write into the cache's own block table.
+        Whether to write into the cache's own block table.
 
     Returns
     -------
     cache : PagedKVCache
-        With the same pools and, unless donated, a block table and lengths of its own.
+        A cache with the same pools and, unless donated, a new block table and new lengths.
     consumed : int
         ``ceil((length + num_new_tokens) / block_size) - ceil(length / block_size)``; the caller
         drops that many ids from the front of its free list.
@@ -219,18 +220,18 @@ def allocate_blocks(
     Raises
     ------
     ValueError
-        Too few ids, an id that is no block or listed twice or to be taken though a row has it, a
-        row that would be longer than the table is wide, blocks left from an allocation without
-        its append; with `donate` a table that is read-only or whose elements share memory. Nothing
-        has changed.
+        Too few ids; an id that is not a block, is listed twice, or would be taken although a row
+        already has it; a row that would exceed the table's width; blocks left from an allocation
+        without its append; with `donate` a table that is read-only or whose elements share memory.
+        Nothing has changed.
     IndexError
-        No such row.
+        The row does not exist.
     TypeError
         An argument of another type or dtype.
 
     Notes
     -----
-    Costs a copy of the table unless donated, and one look at each of its entries and at each id.
+    Copies the table unless donated, and reads each entry of the table and each id once.
 
     Examples
     --------
@@ -271,38 +272,39 @@ def append_kv(
     *,
     donate: bool = False,
 ) -> PagedKVCache:
-    """Write the K and V of new tokens behind those that a row has.
+    """Write the K and V of new tokens after the tokens of a row.
 
     Parameters
     ----------
     cache : PagedKVCache
     sequence_idx : int
-        The row; its blocks for the new tokens are allocated.
+        The row; blocks for its new tokens are already allocated.
     keys_new, values_new : array [tokens, num_kv_heads, head_dim]
-        In the pool's dtype, of any strides.
+        Arrays in the pool's dtype, with any strides.
     donate : bool
-        Write into the cache's own arrays.
+        Whether to write into the cache's own arrays.
 
     Returns
     -------
     PagedKVCache
-        All four arrays new, in numpy or cupy; with `donate` the cache itself.
+        A cache of four new arrays, in numpy or cupy; with `donate` the cache itself.
 
     Raises
     ------
     ValueError
-        Shapes that differ, a block that is not allocated or not in the pool or twice in the row,
-        more tokens than the table is wide; with `donate` an array that is read-only, whose elements
-        share memory or that shares it with another. Nothing has changed.
+        Shapes that differ; a block that is not allocated, not in the pool or twice in the row; more
+        tokens than the table can hold; with `donate` an array that is read-only, whose elements
+        share memory or that shares memory with another. Nothing has changed.
     IndexError
-        No such row.
+        The row does not exist.
     TypeError
         A dtype other than the pool's; an argument of another type.
 
     Notes
     -----
-    Costs a copy of the pools. With `donate` only the new tokens are copied, without the GIL when
-    they are many. Rows that the caller let share a block share what is appended to it.
+    Copies the pools. With `donate` only the new tokens are copied; a large copy releases the GIL.
+    If the caller gives two rows the same block, tokens that are appended to this block appear in
+    both rows.
 
     Examples
     --------
@@ -356,23 +358,24 @@ def gather_kv(cache: PagedKVCache, sequence_idx: int) -> tuple[Any, Any, Any]:
     Returns
     -------
     keys, values : array [seq_len, num_kv_heads, head_dim]
-        New, in the pool's dtype. In a function that jax traces [max_blocks_per_seq * block_size,
-        num_kv_heads, head_dim], with zeros behind the row's tokens: shapes are fixed there.
+        New arrays in the pool's dtype. In a function that jax traces, [max_blocks_per_seq *
+        block_size, num_kv_heads, head_dim] with zeros after the row's tokens, because traced shapes
+        are fixed.
     seq_len : int
-        Tokens written; an int32 scalar in a traced function.
+        Number of tokens written; an int32 scalar in a traced function.
 
     Raises
     ------
     ValueError
         A block that is not allocated or not in the pool.
     IndexError
-        No such row.
+        The row does not exist.
     TypeError
         An argument of another type or dtype.
 
     Notes
     -----
-    Costs one copy of the row's tokens, without the GIL when they are many.
+    Copies the row's tokens once; a large copy releases the GIL.
 
     Examples
     --------
@@ -403,44 +406,45 @@ def attend_kv(
     soft_cap: float | None = None,
     threads: int = 1,
 ) -> Any:
-    """Attend causally over the tokens of a row, or of every row, where they lie.
+    """Attend causally over the tokens of a row, or of every row, without copying their blocks.
 
     Parameters
     ----------
     cache : PagedKVCache
-        In host memory. K and V of the queries' own tokens are appended already.
+        A cache in host memory. K and V of the queries' own tokens are already appended.
     sequence_idx : int or None
-        The row; None for all of them.
+        The row; None for all rows.
     queries : array float32, float16 or bfloat16 [tokens, q_heads, head_dim]
-        Of the last `tokens` tokens of the row; or of the last token of each row, [batch, q_heads,
-        head_dim]. ``q_heads`` is a multiple of the pool's heads: head h reads K and V of head
-        ``h // (q_heads // num_kv_heads)``.
+        Queries of the last `tokens` tokens of the row; or, for all rows, of the last token of each
+        row, [batch, q_heads, head_dim]. ``q_heads`` is a multiple of the pool's heads: head h reads
+        K and V of head ``h // (q_heads // num_kv_heads)``.
     scale : float, optional
-        Of the products of query and key; ``head_dim ** -0.5`` by default.
+        Factor of the products of query and key; ``head_dim ** -0.5`` by default.
     window : int, optional
-        Tokens that a token sees: itself and the ``window - 1`` before it.
+        Number of tokens that a token sees: itself and the ``window - 1`` before it.
     soft_cap : float, optional
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     threads : int
-        Of the call.
+        Number of threads of the call.
 
     Returns
     -------
     array [tokens, q_heads, head_dim]
-        In the queries' dtype and library. Zeros for a row without tokens, of all rows.
+        In the queries' dtype and library. If `sequence_idx` is None, a row without tokens gives
+        zeros.
 
     Raises
     ------
     ValueError, IndexError
-        Shapes that do not fit, no such row, a row with fewer tokens than queries, a block that is
-        not in the pool.
+        Shapes that do not fit, a row that does not exist, a row with fewer tokens than queries, a
+        block that is not in the pool.
     TypeError
         Another dtype, or arrays on a GPU.
 
     Notes
     -----
-    Costs reading the K and V that the queries see once. In a function that jax compiles, what
-    only the running program knows ends it with an error of jax's.
+    Reads the K and V that the queries see once. In a function that jax compiles, lengths and blocks
+    are checked when the program runs; a failed check ends the program with an error of jax.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a manager, and their export to Prometheus."""
+"""Counters of a manager, and an exporter of the counters to Prometheus."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EvictionMetrics:
-    """Count the cached pages of a tier that went, since the metrics were reset.
+    """Count the cached pages that a tier lost since the last reset of metrics, by reason.
 
-    On the device the first three together are ``KVCacheMetrics.evicted_pages``.
+    On the device, the sum of the first three is ``KVCacheMetrics.evicted_pages``.
 
     Attributes
     ----------
     policy : int
-        For new pages: they were next in the order of the eviction policy.
+        Evicted for new pages, in the order of the eviction policy.
     window : int
-        For new pages: requests had left them behind the windows of a group.
+        Evicted for new pages, after the windows of a group had passed these pages.
     unreachable : int
-        For new pages: no hit could end where they are, for want of a checkpoint or of pages of
-        another group.
+        Evicted for new pages, because no hit could end at these pages: a checkpoint or the pages
+        of another group were missing.
     reset : int
-        ``reset_prefix_cache`` forgot them.
+        Removed by ``reset_prefix_cache``.
     """
 
     policy: int
@@ -63,19 +63,20 @@ class GroupMetrics:
     Attributes
     ----------
     held_pages : int
-        That requests, pins and copies read.
+        Pages that requests, pins and copies read.
     cached_pages : int
-        That the prefix cache has, those that requests hold there included.
+        Pages in the prefix cache, including cached pages that requests hold.
     holes : int
-        That the prefix cache lacks for tokens that it has: they are behind windows, and were
-        evicted.
+        Pages missing in the prefix cache for tokens that it has: windows passed these pages, and
+        the pages were evicted.
     given_back : int
-        That requests gave back behind their windows, since the metrics were reset.
+        Pages that requests released after their windows passed the pages, since the last reset of
+        metrics.
     filled : int
-        Holes that have pages again, since the metrics were reset: a request computed their tokens,
-        or they came back from the host tier.
+        Holes that got pages again since the last reset of metrics: a request computed the tokens,
+        or the host tier returned the pages.
     stored_pages, loaded_pages : int
-        Copied to the host tier, and back, since the metrics were reset.
+        Pages copied to the host tier, and pages copied back, since the last reset of metrics.
     """
 
     held_pages: int
@@ -95,15 +96,17 @@ class ReplicaMetrics:
     ----------
     total_pages : int
     free_pages : int
-        Of nobody, not cached either.
+        Pages that are neither held nor cached.
     cached_pages : int
-        In the prefix cache, those that requests share included.
+        Pages in the prefix cache, including cached pages that requests share.
     evictable_pages : int
-        Cached ones that nobody holds; the rest of the pages is held by requests, pins and copies.
+        Cached pages without a holder. Requests, pins and copies hold all pages that are neither
+        free nor evictable.
     num_sequences : int
-        Requests that are claimed.
+        Claimed requests.
     host_pages, host_cached_pages : int
-        Of its host tier, and of these those that hold cached pages; 0 without one.
+        Pages of the replica's host tier, and host pages that store cached pages; 0 without a host
+        tier.
     """
 
     total_pages: int
@@ -117,32 +120,33 @@ class ReplicaMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StateMetrics:
-    """Count the slots of states at one moment, summed over replicas.
+    """Count the state slots at one moment, summed over replicas.
 
     Attributes
     ----------
     total_slots : int
     used_slots : int
-        Of requests, and those that only a copy under way still holds.
+        Slots of requests, and slots held only by a copy in flight.
     checkpoints : int
-        Of cached prefixes. The rest of the slots is free.
+        Slots that store checkpoints of cached prefixes. All other slots are free.
     available_slots : int
-        That a request could get: free ones, and checkpoints that nobody holds.
+        Slots that a request could get: free slots, and slots of checkpoints without a holder.
     checkpoint_hits : int
-        Requests that began with a checkpoint, since the metrics were reset.
+        Requests that began with a checkpoint, since the last reset of metrics.
     checkpoints_made : int
-        Since then.
+        Checkpoints stored since the last reset of metrics.
     host_slots : int
-        Of the host tier, for checkpoints alone; they count nowhere above.
+        Slots of the host tier, which store only checkpoints. The counts of slots above exclude
+        them.
     host_checkpoints : int
-        Of prefixes that the tier has.
+        Checkpoints in the host tier.
     stored_checkpoints : int
-        That the tier got, since the metrics were reset.
+        Checkpoints copied to the host tier, since the last reset of metrics.
     loaded_checkpoints : int
-        Of `checkpoint_hits`, those whose checkpoint came from the tier.
+        Part of `checkpoint_hits`: hits with a checkpoint from the host tier.
     evicted_checkpoints : int
-        Checkpoints on the device that were given up since their slots were needed, since the
-        metrics were reset. Where they are more than the hits, give more `num_states`.
+        Checkpoints on the device that were evicted because their slots were needed, since the last
+        reset of metrics. If this count exceeds `checkpoint_hits`, increase `num_states`.
     """
 
     total_slots: int
@@ -165,23 +169,26 @@ class KVCacheMetrics:
     Attributes
     ----------
     input_tokens : int
-        Prompt tokens to compute; each token of a request counts once.
+        Prompt tokens that requests compute; each token of a request counts once.
     cache_tokens : int
         Prompt tokens taken from the prefix cache instead.
     generated_tokens : int
-        Tokens appended behind prompts, as of the last ``step``; of tokens that ``extend`` appended,
-        those that were written. Also the one token that a fork has more than its parent.
+        Tokens appended to prompts, as of the last ``step``. Tokens appended by ``extend`` count
+        after they were written. The token that a fork has in addition to its parent's tokens also
+        counts.
     resumed_tokens, recomputed_tokens : int
-        Of requests that come back after a preemption, tokens that ran before: the cache still had
-        them; they run again. Both are part of no other number.
+        Tokens that ran before a preemption, of requests that resume: tokens still in the cache
+        count as resumed, and tokens that run again count as recomputed. Except for `copied_tokens`,
+        no other counter includes these tokens.
     h2d_blocks_copied, d2h_blocks_copied : int
-        Pages moved between host tier and device.
+        Pages copied from the host tier to the device, and from the device to the host tier.
     evicted_pages : int
-        Cached pages given up for new ones.
+        Cached pages evicted for new pages.
     copied_tokens : int
-        Of `cache_tokens` and `resumed_tokens`, those copied out of a page that was equal in part.
+        Part of `cache_tokens` and `resumed_tokens`: tokens copied out of a cached page of which
+        only the first tokens matched.
     peak_used_pages : int
-        Most pages held or pinned at a time.
+        Largest number of pages held or pinned at the same time.
     """
 
     input_tokens: int = 0
@@ -197,12 +204,12 @@ class KVCacheMetrics:
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens: `input_tokens` and `cache_tokens` together, no generated ones."""
+        """Prompt tokens: the sum of `input_tokens` and `cache_tokens`, without generated tokens."""
         return self.input_tokens + self.cache_tokens
 
     @property
     def cache_hit_rate(self) -> float:
-        """Share of `prompt_tokens` taken from the cache, 0..1; 0.0 when there are none."""
+        """Share of `prompt_tokens` taken from the cache, 0..1; 0.0 without prompt tokens."""
         return self.cache_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -210,34 +217,36 @@ class KVCacheMetrics:
 class TierMetrics:
     """Hold the counters of one tier at one moment; ``metrics["hits"]`` is ``metrics.hits``.
 
-    A page of a model with groups is one with all that the tier has of its tokens.
+    For a model with groups, the pages of all groups for the same tokens count as one page.
 
     Attributes
     ----------
     hits : int
-        Pages that were read and were right.
+        Pages that were read, with the right bytes.
     misses : int
-        Pages that prompts lacked, in the device and the tiers above, and that this tier did not
-        have, or could not give. Counted when a request first runs; every page of a prompt that a
-        hit could have counts, so that hits and misses together are all pages asked for.
+        Pages of prompts that neither the device nor the higher tiers had, and that this tier did
+        not have or could not return. The pages are counted when a request first runs. Every page
+        of a prompt that a hit could contain counts, so the sum of hits and misses is the number of
+        all requested pages.
     bytes_in, bytes_out : int
-        Written to the tier, and read from it.
+        Bytes written to the tier, and bytes read from the tier.
     corrupt : int
-        Pages whose bytes were not those that were stored; they were removed.
+        Pages whose bytes differed from the stored bytes; the tier removed these pages.
     timeouts : int
-        Calls of the store that took too long.
+        Calls of the store that took longer than the time limit.
     errors : int
-        Calls that failed, or answered what makes no sense.
+        Calls of the store that failed or returned an invalid result.
     breaker : str
-        ``"closed"``: the tier is used; ``"open"``: it failed and is not asked for some time;
-        ``"half-open"``: one call at a time shows whether it works again.
+        ``"closed"``: the tier is used. ``"open"``: the tier failed and is not called for some time.
+        ``"half-open"``: single calls test whether the tier works again.
     pages_waiting : int
-        In the host tier, to be written to this one.
+        Pages in the host tier that wait to be written to this tier.
     read_p50, read_p99, write_p50, write_p99 : float
-        Seconds that batches took, of the last 512 each; 0.0 where there were none.
+        Percentiles of the seconds per batch, over the last 512 reads and the last 512 writes; 0.0
+        without batches.
     tokens : int
-        Of the host tier, that hits were longer by because of it, those that stores brought
-        included; of a store, those of the pages that it brought.
+        For the host tier: tokens that its pages added to hits, including tokens of pages that it
+        got from stores. For a store: tokens of the pages that were read from it.
     """
 
     hits: int = 0
@@ -262,7 +271,7 @@ class TierMetrics:
         return getattr(self, name)
 
     def keys(self) -> list[str]:
-        """Return the names of the fields, so that ``dict(metrics)`` has them all."""
+        """Return the names of the fields, so that ``dict(metrics)`` contains all fields."""
         return [field.name for field in fields(self)]
 
 
@@ -273,17 +282,17 @@ class TenantMetrics:
     Attributes
     ----------
     held_pages : int
-        That requests, pins and copies keep, and that count for the tenant.
+        Pages that requests, pins and copies hold, and that count for the tenant.
     reserved_pages : int
-        That others leave it.
+        Pages that other tenants must leave to this tenant.
     max_pages : int or None
-        That it never holds more of; None without a ceiling.
+        Largest number of pages that the tenant may hold; None without a ceiling.
     refused : int
-        Reservations of its requests that quotas alone were in the way of, since the metrics were
-        reset.
+        Reservations of the tenant's requests that were refused only because of quotas, since the
+        last reset of metrics.
     input_tokens, cache_tokens, generated_tokens : int
-        Prompt tokens of its requests to compute, those taken from the cache instead, and generated
-        tokens, as of `KVCacheMetrics`.
+        Prompt tokens that the tenant's requests compute, prompt tokens taken from the cache, and
+        generated tokens, counted as in `KVCacheMetrics`.
     """
 
     held_pages: int
@@ -321,21 +330,21 @@ _CALLS = (
     ("step", "Seconds that a call of step took."),
 )
 
-#: Of a histogram: calls up to each bound in seconds, which is text, and the seconds of all.
+#: A histogram: the calls up to each bound (seconds, as text), and the total seconds of all calls.
 Times = tuple[Sequence[tuple[str, float]], float]
 
 
 class Value(NamedTuple):
-    """A value, and the labels it has behind the manager's own."""
+    """A value, and its labels after the labels of the manager."""
 
     labels: tuple[str, ...]
     value: float | Times
 
 
 class Family(NamedTuple):
-    """What Prometheus calls a metric family: its name ends in the unit, a counter's not in _total.
+    """A metric family of Prometheus: its name ends in the unit, without _total for counters.
 
-    `labels` are those behind the manager's own.
+    `labels` are the labels after the labels of the manager.
     """
 
     kind: str  # "counter", "gauge" or "histogram"
@@ -486,7 +495,7 @@ def _tiers(mgr: Any) -> Iterator[Family]:
 
 
 def _latencies(mgr: Any) -> Iterator[Family]:
-    found = mgr._call_times()  # noqa: SLF001 - counted in native code, for exporters alone
+    found = mgr._call_times()  # noqa: SLF001 - counted in native code, only for exporters
     for call, text in _CALLS:
         upto, seconds = found[call]
         buckets = [("+Inf" if isinf(bound) else repr(bound), n) for bound, n in upto]
@@ -494,12 +503,12 @@ def _latencies(mgr: Any) -> Iterator[Family]:
 
 
 def manager_families(mgr: Any) -> Iterator[Family]:
-    """Read the counters of a manager; families without a value do not apply to it.
+    """Read the counters of a manager; a family that does not apply has no values.
 
     Raises
     ------
     KVCacheError
-        It is closed.
+        The manager is closed.
     """
     for read in (_tokens, _evictions, _pages, _groups, _states, _tenants, _tiers, _latencies):
         yield from read(mgr)
@@ -517,7 +526,7 @@ def scheduler_families(scheduler: Any) -> Iterator[Family]:
 
 
 class _Collector:
-    """Asked by prometheus_client for each scrape; keeps neither manager nor scheduler alive."""
+    """Collect metrics for each scrape of prometheus_client, with weak references to the objects."""
 
     def __init__(self, manager: Any, scheduler: Any, name: str) -> None:
         self._manager = weakref.ref(manager)
@@ -525,12 +534,12 @@ class _Collector:
         self._name = name
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # so that registering it asks for nothing
+        return ()  # so that registration reads no counters
 
     def _families(self) -> Iterator[Family]:
         manager = self._manager()
         if manager is not None:
-            with contextlib.suppress(KVCacheError):  # it is closed
+            with contextlib.suppress(KVCacheError):  # the manager is closed
                 yield from [*manager_families(manager)]
         scheduler = None if self._scheduler is None else self._scheduler()
         if scheduler is not None:
@@ -556,13 +565,13 @@ class _Collector:
 
 
 class Exporter:
-    """Serve a manager's counters until ``close``, the end of a ``with`` or of the program.
+    """Serve a manager's counters until ``close``, the end of a ``with`` block or program exit.
 
     Attributes
     ----------
     host : str
     port : int
-        Where ``/metrics`` is answered.
+        Address and port that serve ``/metrics``.
     """
 
     def __init__(self, manager: Any, scheduler: Any, host: str, port: int, name: str) -> None:
@@ -582,14 +591,14 @@ class Exporter:
             ) from None
         self.host = host
         self.port: int = self._server.server_port
-        manager._time_calls(True)  # noqa: SLF001 - where it is ended
+        manager._time_calls(True)  # noqa: SLF001 - ``close`` ends the timing
         self._timed: weakref.ref[Any] | None = weakref.ref(manager)
         self._closing = Lock()
 
     def close(self) -> None:
-        """Stop answering, free the port and time no calls any more; once more does nothing.
+        """Stop the server, free the port and end the timing of calls; a second call does nothing.
 
-        A scrape that is under way gets its answer.
+        A scrape that is in progress gets its response.
         """
         with self._closing:
             timed, self._timed = self._timed, None
@@ -601,7 +610,7 @@ class Exporter:
         self._thread.join()
 
     def __enter__(self) -> Any:
-        """Return it."""
+        """Return the exporter."""
         return self
 
     def __exit__(
@@ -610,7 +619,7 @@ class Exporter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the exporter."""
         self.close()
 
 
@@ -627,16 +636,16 @@ def export(
     Parameters
     ----------
     manager : PagedKVCacheManager
-        Not kept alive: once it is closed or gone nothing of it is served.
+        The exporter holds only a weak reference. After the manager is closed or deleted, its
+        counters are not served any more.
     port : int
-        0 takes a free one, see ``Exporter.port``.
+        0 selects a free port, see ``Exporter.port``.
     host : str
-        Others than this machine can ask where it is ``"0.0.0.0"``: nothing asks them for a
-        password.
+        With ``"0.0.0.0"``, other machines can also read the counters, without a password.
     scheduler : kvcore.scheduler.Scheduler, optional
-        Whose preemptions are counted as well.
+        Its preemptions and waiting requests are also served.
     name : str
-        Value of the label ``manager``, which tells the managers of a process apart.
+        Value of the label ``manager``, which distinguishes the managers of a process.
 
     Returns
     -------
@@ -647,15 +656,14 @@ def export(
     ImportError
         prometheus-client is not installed.
     OSError
-        Nobody can listen there, or somebody does.
+        The address cannot be bound, or the port is in use.
 
     Notes
     -----
-    Counters are read when they are asked for, so that they cost a step nothing. Calls are timed
-    from the first exporter of a manager to the end of its last one, which costs each about 30 ns;
-    those that raise count nowhere. Metric names begin with ``kvcore_`` and follow Prometheus'
-    conventions: base units, ``_total`` for counters, which begin at 0 again with
-    ``reset_metrics``, as the histograms do.
+    Counters are read only for a scrape, so they cost a step nothing. Calls are timed while the
+    manager has at least one exporter, which costs each call about 30 ns. Calls that raise an error
+    are not counted. Metric names begin with ``kvcore_`` and follow the conventions of Prometheus:
+    base units, and ``_total`` for counters. ``reset_metrics`` sets counters and histograms to 0.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PagedKVCacheManager: pages of K and V for the requests of an engine."""
+"""PagedKVCacheManager: the pages of K and V for the requests of an engine."""
 
 from __future__ import annotations
 
@@ -79,100 +79,113 @@ __all__ = ["PagedKVCacheManager"]
 def _listener(zmq_endpoint_base: str | None) -> ResetListener | None:
     if zmq_endpoint_base is None:
         return None
-    from kvcore.observe.zmq_reset import ResetListener  # with sockets, which others do without
+    from kvcore.observe.zmq_reset import ResetListener  # loaded only for an endpoint
 
     return ResetListener(zmq_endpoint_base)
 
 
 class PagedKVCacheManager(StepEngine):
-    """Own the KV cache of an engine: pages, prefix reuse, what the kernels of a step need.
+    """Own the KV cache of an engine: pages, prefix reuse, and the kernel inputs of a step.
 
     Parameters
     ----------
     params : KVCacheParams
     max_batch_size : int
-        Requests claimed at a time over all replicas; a replica takes
+        Requests that may be claimed at the same time, over all replicas; a replica takes
         ``ceil(max_batch_size / data_parallel_degree)``.
     max_seq_len : int
         Tokens of the longest request.
     num_layers, page_size : int, optional
-        Re-derive `params` where given.
+        Replace the values of `params` if given.
     devices : sequence of str or Device
-        "cpu", "cuda:0", ...: as many as ``params.n_devices``, replica-major. On GPUs pools, tables
-        and lengths are cupy arrays; what a call does there it does on the current stream.
+        "cpu", "cuda:0", ...: ``params.n_devices`` devices in replica-major order. On GPUs the
+        pools, tables and lengths are cupy arrays, and calls enqueue their GPU work on the current
+        stream.
     session
         Accepted for call compatibility, not used.
     available_cache_memory : int, optional
-        Bytes over all devices. Exactly one of this and `num_pages` is given.
+        Bytes over all devices. Give either `available_cache_memory` or `num_pages`, not both.
     zmq_endpoint_base : str, optional
         With prefix caching, a message to a PULL socket at ``<base>-reset_prefix_cache`` resets the
-        cache of every replica. Needs pyzmq. An endpoint has one manager, none in a forked child.
+        cache of every replica. Needs pyzmq. Only one manager can use an endpoint, and a forked
+        child has no listener.
     enable_runtime_checks : bool
-        Check every conservation law after every call, and that runs are followed by ``update`` and
-        ``step``: slow, for tests and for finding bugs.
+        After every call, check every conservation law. Also check that ``update`` and ``step``
+        follow each run. The checks are slow; use them in tests and to find bugs.
     num_pages : int, optional
         Pages per replica.
     blocks : "allocate", None, or list of one array per device
-        The pool: allocated, none (page ids only), or the caller's own.
+        The pool: "allocate" allocates it, None means page ids without a pool, and a list holds the
+        caller's own arrays.
     first_page : int
-        Where page ids begin: all pools have so many pages more, the caller's.
+        Number of page ids reserved for the caller, from 0. All pools have these pages in addition
+        to the pages of the manager. vLLM's null block is ``first_page=1``.
     dedup : bool
-        ``step`` swaps a page for an equal cached one.
+        ``step`` swaps a page for an equal cached page.
     partial_page_reuse : bool or int
-        A prefix hit may end inside a page, of which so many tokens at least are then copied; True
-        is 1, False (or 0) never.
+        Smallest number of tokens that a prefix hit copies from a partly equal page, so the hit ends
+        inside a page. True means 1. With False or 0, hits end only between pages.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which cached pages go first when memory is full.
+        The order in which cached pages are evicted when memory is full.
     clock : callable, optional
-        Returns seconds, by which priorities of contexts end; asked with "priority" alone.
+        Returns the time in seconds, used to end the priorities of contexts. The manager calls it
+        only with ``eviction="priority"``.
     reserve_chunks : bool
-        Reserve what runs next alone. Else layers that keep every token get pages for all of a
-        request at once, which so is not short of them later.
+        Reserve pages only for the tokens that run next. By default, full-attention layers reserve
+        pages for the whole request at once, so the request cannot run out of pages later.
     max_draft_tokens : int
-        Where layers have windows, chunks or a state: so many of the tokens written last may be
-        truncated. Pages of windows are given back that much later; with two `num_states` for each
-        request, the state in front of its drafts is kept in the second one.
+        If layers have windows, chunks or a state: number of last written tokens that may be
+        truncated. Pages of windows are released that many tokens later. If `num_states` has two
+        slots for each request, the second slot keeps the state before the drafts of the request.
     keep_windows : bool
-        ``step`` gives back no page that a window has passed; ``leave_windows`` does.
+        ``step`` keeps the pages that a window has passed until ``leave_windows`` releases them.
     quotas : dict of str to (reserved_pages, max_pages), optional
-        Of a ``tenant=`` and each replica: pages that all others leave it, and the most that it may
-        hold, None for no ceiling.
+        For each tenant (``tenant=``) and each replica: the pages that all other tenants must leave
+        to the tenant, and the largest number of pages that the tenant may hold, None for no
+        ceiling.
     num_states : int, optional
-        Where layers keep a state: its slots in each replica, one for each request at least, two
-        for drafts; those beyond are checkpoints, where others begin. By default that many, one
-        checkpoint for each request, and up to 16 where an eighth of the memory holds them.
+        If layers keep a state: the state slots of each replica. Each request needs a slot, and
+        drafts use a second slot of the request. Additional slots store checkpoints, from which
+        other requests can begin. The default has the slots of all requests, a checkpoint slot for
+        each request, and up to 16 checkpoint slots if they fit into an eighth of the memory.
     num_host_states : int, optional
-        With a host tier too: its slots in each replica for checkpoints, by default in half of
-        ``host_kvcache_swap_space_gb``; with 0 checkpoints stay on the device.
+        If layers keep a state and the manager has a host tier: the checkpoint slots of the tier in
+        each replica. By default they take half of ``host_kvcache_swap_space_gb``. With 0,
+        checkpoints stay on the device.
     write_policy : {"write_through", "write_through_selective", "write_back"}
-        With a host tier, a cached page is copied there when it enters the cache, when it was used
-        `write_threshold` times, or when it is about to be evicted.
+        With a host tier, a cached page is copied to the tier when the page enters the cache
+        ("write_through"), after `write_threshold` uses ("write_through_selective"), or just before
+        the page is evicted ("write_back").
     write_threshold : int
-        1 .. 255. Uses are the ``step`` that brings the page, and each request that takes it over
-        from the cache or brings it again.
+        1 .. 255. A page is used by the ``step`` that commits it, and by each request that takes the
+        page from the cache or commits it again.
     host_eviction : str or kvcore.policies.EvictionPolicy
-        With a host tier: which of its pages go first when it is full. "priority" only where
-        `eviction` is "priority" too.
+        With a host tier: the order in which its pages are evicted when the tier is full. "priority"
+        needs ``eviction="priority"``.
     host_min_priority : int
-        With a host tier and ``eviction="priority"``: pages of a lower priority are not copied
-        there, nor what follows them in a prompt.
+        With a host tier and ``eviction="priority"``: pages with a lower priority, and all pages
+        that follow them in a prompt, are not copied to the tier.
     tiers : list of str or kvcore.stores.BlockStore, optional
-        Where pages go below the device, in this order: "host:64MiB" (of each replica; first, and
-        the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or stores.
-        These get a host tier if there is none, of at most 1 GiB or what two requests need.
+        The tiers below the device, in this order: "host:64MiB" (size for each replica; must be
+        first; the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or
+        stores. Stores need a host tier. If the caller gives no host tier, the manager adds a tier
+        with the size of the device's pages, at most 1 GiB, but at least the pages of two requests.
     fingerprint : bytes or str, optional
-        Names the weights, which stores tell apart by layers, heads and dtype alone without it.
+        Identifies the weights. Without it, stores distinguish models only by layers, heads and
+        dtype.
     async_onload : bool
         ``maybe_reserve`` does not wait for pages from stores: see ``poll``.
     store_timeout : float
-        Seconds that a call of a store may take before it is a miss.
+        Seconds that a call of a store may take; a longer call counts as a miss.
     max_write_wait : float
-        Seconds that a ``step`` waits where half of the host tier is not in stores yet.
+        Longest time, in seconds, that a ``step`` waits for stores while half of the host tier waits
+        to be written.
     layerwise_loads : bool
-        On GPUs, pages come from the host tier layer by layer: ``kvcore.ops`` wait for the layer
-        that they work on alone, kernels of your own by ``ops.wait_layer``.
+        On GPUs, pages are loaded from the host tier layer by layer. Each operation of
+        ``kvcore.ops`` waits only for its layer. Your own kernels wait with ``ops.wait_layer``.
     events : bool or int
-        Keep what enters and leaves the caches for ``take_events``, of so many pages; True: 65,536.
+        Record pages that enter and leave the caches for ``take_events``. The number is the maximum
+        number of pages whose events wait; True means 65,536.
 
     Raises
     ------
@@ -182,8 +195,8 @@ class PagedKVCacheManager(StepEngine):
 
     Notes
     -----
-    Thread-safe: any number of threads may call any method. A call that raises or returns "no"
-    leaves everything as it was.
+    Thread-safe: any number of threads may call any method. A call that raises an error or returns
+    False changes nothing.
 
     Examples
     --------
@@ -199,7 +212,7 @@ class PagedKVCacheManager(StepEngine):
     params: KVCacheParams
     _quotas: Mapping[str, tuple[int, int | None]]
     _host_states: int
-    _has_warned = False  # of slots that are too few for checkpoints
+    _has_warned = False  # whether the log has the warning about too few slots
     _states: tuple[dict[str, list[Any]], ...]
     _fingerprint: bytes
     _tiers: TierStack | None = None
@@ -312,7 +325,8 @@ class PagedKVCacheManager(StepEngine):
             copier=whole_pages(make_copier(shards, gpus), params, shards),
             mover=make_mover(shards, places, host_pages, gpus, core._late_reads),  # noqa: SLF001
             gpus=gpus,
-            # Made last: what failed before would hold the endpoint as long as its traceback.
+            # The listener comes last: after an earlier error, the traceback would keep the endpoint
+            # in use.
             listener=_listener(zmq_endpoint_base if params.enable_prefix_caching else None),
             clock=clock if resolved(eviction)[0] == Priority.name else None,
             layers=LayerMap.of(params),
@@ -333,15 +347,15 @@ class PagedKVCacheManager(StepEngine):
     # ---- pages ---------------------------------------------------------------------------
     @property
     def quotas(self) -> Mapping[str, tuple[int, int | None]]:
-        """Reserved and most pages of each tenant, of each replica; read-only."""
+        """Reserved and maximum pages of each tenant in each replica; read-only."""
         return self._quotas
 
     @property
     def states(self) -> tuple[dict[str, list[Any]], ...]:
         """The arrays of each State group by name, [num_states, layers, ...] on each device.
 
-        () without such groups, and with ``blocks=None``. What is in a slot is the model's: the
-        manager copies slots, and clears none.
+        The tuple is empty without State groups and with ``blocks=None``. The model writes the
+        contents of a slot: the manager copies slots, and never clears a slot.
         """
         return self._states
 
@@ -349,7 +363,7 @@ class PagedKVCacheManager(StepEngine):
     def get_data_parallel_splits(
         self, context_batch: Sequence[Any]
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Count the requests of each replica in a batch grouped by replica.
+        """Return the offsets of the replicas in a batch that is grouped by replica.
 
         Returns
         -------
@@ -359,7 +373,7 @@ class PagedKVCacheManager(StepEngine):
         Raises
         ------
         ValueError
-            The batch is not in order of replicas.
+            The batch is not sorted by replica.
         """
         homes = [self.get_replica(context) for context in context_batch]
         return data_parallel_splits(homes, self.num_replicas)
@@ -367,25 +381,25 @@ class PagedKVCacheManager(StepEngine):
     def fetch_collection(
         self, batch: Iterable[Any], num_steps: int = 1
     ) -> list[PagedKVCacheCollection]:
-        """Hand out what ``fetch`` does as one view per device.
+        """Fetch a batch, and return the inputs as one view per device.
 
         Parameters
         ----------
         batch : sequence of contexts
         num_steps : int
-            Steps that run before the next fetch.
+            Number of steps that run before the next fetch.
 
         Raises
         ------
         ValueError
             The manager has no pool.
         InsufficientBlocksError, CapacityError, RequestNotFoundError
-            As for ``fetch``.
+            The same errors as in ``fetch``.
 
         Notes
         -----
-        Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError once their
-        request was released or has lost the page.
+        Costs a fetch plus O(batch). Loads and stores of a view raise InvalidHandleError after
+        their request was released or has lost the page.
         """
         from kvcore.integrations.max.views import PagedKVCacheCollection
 
@@ -412,7 +426,7 @@ class PagedKVCacheManager(StepEngine):
         Parameters
         ----------
         kv_cache_inputs : sequence of RaggedKVCacheInputs
-            One per device, as fetched or as returned by the previous call; not changed.
+            One per device, from ``fetch`` or from the previous call; the call does not change them.
         prev_model_inputs
             An object with ``input_row_offsets`` uint32 [B + 1] and, with several replicas,
             ``data_parallel_splits`` [replicas + 1]; or a tuple ``(x, row_offsets)``; or the row
@@ -421,13 +435,13 @@ class PagedKVCacheManager(StepEngine):
         Returns
         -------
         list of RaggedKVCacheInputs
-            The same pool and table; ``cache_lengths[i] += row_offsets[i + 1] - row_offsets[i]``,
-            ``max_lengths`` without its first row. The manager's own state moves only in ``step``.
+            The same pool and table, ``cache_lengths[i] += row_offsets[i + 1] - row_offsets[i]``,
+            and ``max_lengths`` without its first row. Only ``step`` changes the manager's state.
 
         Raises
         ------
         ValueError
-            Row offsets that do not belong to these inputs, or no row of ``max_lengths`` left.
+            The row offsets do not match these inputs, or ``max_lengths`` has no row left.
         """
         return increment.increment_cache_lengths(
             kv_cache_inputs, prev_model_inputs, self.num_replicas
@@ -436,12 +450,13 @@ class PagedKVCacheManager(StepEngine):
     def input_symbols(
         self, devices: Sequence[Device | str] | None = None, num_layers: int | None = None
     ) -> list[InputSymbols]:
-        """Name each field of the fetched inputs with dtype and symbolic shape, per device.
+        """Describe each field of the fetched inputs by dtype and symbolic shape, per device.
 
         Returns
         -------
         list of InputSymbols
-            One per device; its fields are those of RaggedKVCacheInputs, or a pair or None as there.
+            One per device, with the fields of RaggedKVCacheInputs. A field is a pair or None if the
+            field of the inputs is a pair or None.
         """
         params = sizing.rederived(self.params, num_layers=num_layers)
         places = self.devices if devices is None else tuple(Device.parse(d) for d in devices)
@@ -450,7 +465,7 @@ class PagedKVCacheManager(StepEngine):
     # ---- counts ----------------------------------------------------------------------------------
     @property
     def num_replicas(self) -> int:
-        """Data parallel replicas."""
+        """Number of data parallel replicas."""
         return self.params.data_parallel_degree
 
     @property
@@ -460,12 +475,12 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def num_free_blocks(self) -> int:
-        """Pages that a request could get, over all replicas; evictable cached ones count."""
+        """Pages that a request could get, over all replicas, including evictable cached pages."""
         return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
 
     @property
     def num_cached_blocks(self) -> int:
-        """Pages in the prefix cache, over all replicas; those that requests share count too."""
+        """Pages in the prefix cache, over all replicas, including pages that requests share."""
         return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
 
     @property
@@ -480,12 +495,12 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def total_num_host_pages(self) -> int:
-        """Pages that the host tier's space holds, over all replicas; 0 without a host tier."""
+        """Pages that fit into the host tier, over all replicas; 0 without a host tier."""
         return sizing.host_pages(self.params, self._host_states)
 
     @property
     def host_committed_block_pct(self) -> float:
-        """Share of host pages that hold cached pages, 0..1; 0.0 without a host tier."""
+        """Share of host pages that store cached pages, 0..1; 0.0 without a host tier."""
         stats = [self._core.stats(r) for r in range(self.num_replicas)]
         cached = sum(each.host_cached_pages for each in stats)
         return cached / max(1, sum(each.host_pages for each in stats))
@@ -497,7 +512,7 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def replica_metrics(self) -> tuple[ReplicaMetrics, ...]:
-        """Pages of each replica, in their order. O(replicas)."""
+        """Pages of each replica, in the order of the replicas. O(replicas)."""
         names = [field.name for field in fields(ReplicaMetrics)]
         each = [self._core.stats(r) for r in range(self.num_replicas)]
         return tuple(
@@ -506,7 +521,7 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def eviction_metrics(self) -> dict[str, EvictionMetrics]:
-        """Cached pages that went, "device" and "host" for a host tier, by reason. O(replicas)."""
+        """Lost cached pages by reason, of "device" and, with a host tier, "host". O(replicas)."""
         found = self._core.metrics
         kept = {"device": found.evicted}
         if self.total_num_host_pages:
@@ -515,10 +530,10 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
-        """Pages of each attention group, in their order; empty without groups. O(pages).
+        """Pages of each attention group, in the order of `groups`; empty without groups. O(pages).
 
-        Of models where every page is one of all layers, ``metrics`` counts what went to the host
-        tier and back.
+        For a model without groups, every page has all layers, and ``metrics`` counts the pages
+        copied to and from the host tier.
         """
         each = [self._core.group_stats(r) for r in range(self.num_replicas)]
         return tuple(_summed(GroupMetrics, of_group) for of_group in zip(*each, strict=True))
@@ -532,10 +547,10 @@ class PagedKVCacheManager(StepEngine):
 
     @property
     def state_metrics(self) -> StateMetrics:
-        """Slots of states here and in the host tier, and what was done with checkpoints. O(1).
+        """State slots of the device and of the host tier, and counts of checkpoints. O(1).
 
-        Zeros without State groups. The log of "kvcore" warns once where most checkpoints are
-        evicted before a request begins with one.
+        All fields are 0 without State groups. The logger "kvcore" warns once if most checkpoints
+        are evicted before a request begins with them.
         """
         stats = [self._core.state_stats(r) for r in range(self.num_replicas)]
         found = _summed(StateMetrics, stats)
@@ -562,7 +577,7 @@ class PagedKVCacheManager(StepEngine):
         Raises
         ------
         AssertionError
-            Names the law that does not hold.
+            A law does not hold; the message names the law.
         """
         self._core.check_integrity()
 
@@ -582,20 +597,20 @@ class PagedKVCacheManager(StepEngine):
     ) -> int:
         """Estimate the bytes of the cache over all replicas.
 
-        Per replica the smaller of its share of the memory and what the largest batch of longest
-        sequences needs.
+        For each replica, the estimate is its share of the memory, or the bytes of the largest batch
+        of longest sequences if they are fewer.
 
         Parameters
         ----------
         params : KVCacheParams
         max_batch_size, max_seq_len : int
-            Requests over all replicas, tokens of the longest.
+            Requests over all replicas, and tokens of the longest request.
         num_layers : int
-            Re-derives `params`.
+            Replaces the value of `params`.
         available_cache_memory : int
             Bytes over all devices.
         max_chunk_tokens : int
-            Tokens of a request that run in one step at most, for layers with a window.
+            Largest number of tokens of a request that run in one step, for layers with a window.
         devices, **kwargs
             Not used: ``params.n_devices`` counts the devices.
         """
@@ -613,9 +628,9 @@ class PagedKVCacheManager(StepEngine):
         *,
         max_chunk_tokens: int = MAX_CHUNK_TOKENS,
     ) -> int:
-        """Return the longest sequence in tokens, a multiple of the page; 0 when no page fits.
+        """Return the longest sequence in tokens, a multiple of the page; 0 if no page fits.
 
-        `memory_available` counts bytes over all devices; a sequence has those of one replica.
+        `memory_available` counts bytes over all devices; a sequence uses the memory of one replica.
         """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.max_supported_sequence_length(params, memory_available, max_chunk_tokens)
@@ -632,9 +647,10 @@ class PagedKVCacheManager(StepEngine):
         max_chunk_tokens: int = MAX_CHUNK_TOKENS,
         **kwargs: object,  # noqa: ARG003 - call compatibility
     ) -> int:
-        """Return the largest batch of longest sequences that fits; 0 when not one does.
+        """Return the largest batch of longest sequences that fits; 0 if no sequence fits.
 
-        Over all replicas; the arguments are those of ``estimated_memory_size``.
+        The batch is spread over all replicas. The arguments mean the same as for
+        ``estimated_memory_size``.
         """
         params = sizing.rederived(params, num_layers=num_layers)
         return sizing.infer_optimal_batch_size(
@@ -667,41 +683,42 @@ class PagedKVCacheManager(StepEngine):
         *,
         model: str | None = None,
     ) -> bytes | None:
-        """Save what a request has written as of its last ``step``: K, V and state.
+        """Save the K, V and state that a request has written as of its last ``step``.
 
         Parameters
         ----------
         request_id
-            A claimed request; it is not changed and goes on.
+            A claimed request. The call does not change the request, and the request can continue.
         file : path or binary file, optional
-            Where to write it. A path has the whole file or what was there before; a device or a
-            pipe is written as it is.
+            The destination. A regular file at a path is replaced only by the whole new file; a
+            device or a pipe is written directly.
         model : str, optional
-            Name of the model or adapter, for ``import_sequence`` to compare.
+            Name of the model or adapter, which ``import_sequence`` compares.
 
         Returns
         -------
         bytes, or None where `file` is given
-            In the layout of safetensors: see "Move a request, or a cache" in the documentation.
+            The data in the safetensors layout: see "Move a request, or a cache" in the
+            documentation.
 
         Raises
         ------
         RequestNotFoundError
-            Also where another thread releases it meanwhile.
+            The request is not claimed, or another thread releases it during the call.
         ValueError
-            Nothing is written; its state has run further; its extra keys take megabytes; the
-            manager has no pool.
+            The request has no written tokens, its state has run past the written tokens, its extra
+            keys take megabytes, or the manager has no pool.
         KVCacheError
-            Other threads went on with it all the time.
+            Other threads changed the request in every attempt.
         TypeError
-            `file` or `model` is something else.
+            `file` or `model` has a wrong type.
         OSError
             The file cannot be written.
 
         Notes
         -----
-        Costs copying the tokens that the request still reads, with their checksums. Takes no page
-        and no place in the batch.
+        The cost is a copy of the tokens that the request still reads, and their checksums. The call
+        takes no page and no place in the batch.
         """
         from kvcore.snapshots.format import write_parts
         from kvcore.snapshots.request import export_sequence
@@ -722,43 +739,47 @@ class PagedKVCacheManager(StepEngine):
         replica_idx: int | Literal["auto"] = "auto",
         model: str | None = None,
     ) -> bool:
-        """Claim a request and have it go on where ``export_sequence`` saved it.
+        """Claim a request, and restore the tokens that ``export_sequence`` saved.
 
         Parameters
         ----------
         ctx : context
-            Not claimed, with the saved tokens that are written and at least one more, in the same
-            namespace. Its ``start_idx`` is 0, and moves behind them.
+            A context that is not claimed, in the same namespace. It has the written tokens of the
+            saved request, and at least one more token. Its ``start_idx`` must be 0, and moves past
+            the written tokens.
         data : bytes-like, path, binary file, or SavedSequence
-            What ``export_sequence`` wrote.
+            The output of ``export_sequence``.
         replica_idx : int or "auto"
-            As for ``external_claim``.
+            The same as for ``external_claim``.
         model : str, optional
-            What the saved request must have been given as its model.
+            If given, it must equal the `model` that ``export_sequence`` was called with.
 
         Returns
         -------
         bool
-            False when its pages do not fit now; then nothing has changed, it is not claimed.
+            False if the pages of the request do not fit now. The request is not claimed in this
+            case, and nothing has changed.
 
         Raises
         ------
         ValueError
-            Data that was changed or cut, of other layers, heads or windows than the manager's, or
-            of a dtype that the pool's does not hold exactly; other tokens or another namespace than
-            the context's, or one whose ``start_idx`` is not 0; a manager without a pool.
+            The data was changed or cut, has different layers, heads or windows than the manager, or
+            has a dtype whose values the dtype of the pool cannot store exactly. The tokens or the
+            namespace differ from the context, the ``start_idx`` of the context is not 0, or the
+            manager has no pool.
         TypeError
-            An argument of another type.
+            An argument has a wrong type.
         AlreadyClaimedError, CapacityError, IndexError
-            As for ``external_claim``; it can never fit.
+            The same errors as in ``external_claim``, or the request can never fit.
         OSError
             The file cannot be read.
 
         Notes
         -----
-        Page size, replicas and, without states, the tensor parallel degree may be others than where
-        it comes from. The tokens count as cached ones. Its whole pages enter the prefix cache, once
-        all of them are written. Nobody else uses the request until this returns.
+        The page size, the replicas and, without states, the tensor parallel degree may differ from
+        the manager that saved the request. The tokens count as cached tokens. The full pages of the
+        request enter the prefix cache after all of them are written. Other threads must not use the
+        request before this call returns.
         """
         from kvcore.snapshots.request import SavedSequence, import_sequence, read_sequence
 
@@ -768,40 +789,41 @@ class PagedKVCacheManager(StepEngine):
         return import_sequence(self._pools(), ctx, saved, replica_idx, model)
 
     def snapshot(self, path: str | os.PathLike[str], *, model: str | None = None) -> SavedCache:
-        """Save what is cached, of all replicas: pages, tokens, checkpoints of states.
+        """Save the prefix caches of all replicas: pages, tokens, checkpoints of states.
 
         Parameters
         ----------
         path : str or path
-            It has the whole file, or what was there before, also where the process is killed. What
-            is no regular file is refused.
+            The destination. A file at this path is replaced only by the whole new file, even if the
+            process is killed. An existing path that is not a regular file raises ValueError.
         model : str, optional
-            Name of the weights and the revision of them, for ``restore`` to compare.
+            Name and revision of the weights, which ``restore`` compares.
 
         Returns
         -------
         SavedCache
-            What the file has.
+            The contents of the file.
 
         Raises
         ------
         ValueError
-            The manager has no pool, or no prefix cache; `path` names a folder or a device.
+            The manager has no pool or no prefix cache, or `path` names a folder or a device.
         KVCacheError
-            Other threads reset the caches all the time.
+            Other threads reset the caches in every attempt.
         TypeError
-            `model` is something else.
+            `model` has a wrong type.
         OSError
             The file cannot be written.
 
         Notes
         -----
-        Other threads go on: a page that is evicted before its turn is not in the file. The call
-        holds a few pages at a time, with the pages in front of them, so a reservation may find
-        less room by these pages. Pages that quotas leave no room to hold are not in the file. A
-        reset of the caches begins the file again: a file never has pages from before and after a
-        reset. Costs copying the cached pages, with their checksums; memory for the tokens and one
-        portion of pages, 8 MiB. Tiers below the device are not part of the file.
+        Other threads can use the manager during the call: a page that is evicted before the call
+        copies it is not in the file. The call holds a few pages at a time, and the earlier pages of
+        their prefixes, so a reservation may have these pages fewer. If quotas prevent the call from
+        holding a page, the page is not in the file. After a reset of the caches, the call starts a
+        new file: a file never has pages from before and after a reset. The cost is a copy of the
+        cached pages and their checksums. The call uses memory for the tokens and for 8 MiB of
+        pages. The file does not include the tiers below the device.
         """
         from kvcore.snapshots.cache import save_cache
 
@@ -809,13 +831,13 @@ class PagedKVCacheManager(StepEngine):
         return save_cache(self._pools(), path, model)
 
     def restore(self, path: str | os.PathLike[str], *, model: str | None = None) -> RestoredCache:
-        """Bring cached pages back that ``snapshot`` saved, to what is cached now.
+        """Add the pages that ``snapshot`` saved to the prefix caches.
 
         Parameters
         ----------
         path : str or path
         model : str, optional
-            What the snapshot must have been given as its model.
+            If given, it must equal the `model` that ``snapshot`` was called with.
 
         Returns
         -------
@@ -824,21 +846,22 @@ class PagedKVCacheManager(StepEngine):
         Raises
         ------
         ValueError
-            A file that is damaged where it says what it has, of another version, or from a manager
-            of another model, dtype, page size, layout or tensor parallel degree; then nothing has
-            changed. A manager without a pool or a prefix cache.
+            The index of the file is damaged, or the file has another version, or comes from a
+            manager with another model, dtype, page size, layout or tensor parallel degree. Or the
+            manager has no pool or no prefix cache. The caches are unchanged in all these cases.
         TypeError
-            `model` is something else.
+            `model` has a wrong type.
         OSError
             The file cannot be read.
 
         Notes
         -----
-        Pages are found once they are filled and their checksums were compared. A page that is
-        damaged is left out, with what continues it. Takes free pages, and evicts none: where there
-        are fewer than the file has, what would have been evicted last comes back. Replica `r` of
-        the file goes to replica ``r % num_replicas``. Other threads go on; where they reset the
-        caches meanwhile, the rest is left out. Costs reading what is not cached.
+        Prefix hits can use a page after the page is filled and its checksum is verified. The call
+        skips damaged pages and the pages that continue them. The call takes free pages and evicts
+        no page. If fewer pages are free than the file has, the call restores the pages that would
+        have been evicted last. Replica `r` of the file goes to replica ``r % num_replicas``. Other
+        threads can use the manager during the call; after another thread resets the caches, the
+        call skips the remaining pages. The cost is reading the pages that are not cached.
         """
         from kvcore.snapshots.cache import restore_cache
 
@@ -848,24 +871,24 @@ class PagedKVCacheManager(StepEngine):
     # ---- events ----------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> bytes:
-        """What tells pages of this model apart from those of others, bytes [32].
+        """Identifier that distinguishes the pages of this model from other models, bytes [32].
 
-        The seed of its page keys: ``kvcore.keys.page_keys(tokens, page_size,
-        seed=manager.fingerprint)`` are those of events and stores.
+        It is the seed of page keys: ``kvcore.keys.page_keys(tokens, page_size,
+        seed=manager.fingerprint)`` returns the keys that events and stores use.
         """
         return self._fingerprint
 
     def take_events(self) -> list[PagesStored | PagesRemoved | CacheCleared]:
-        """Return what entered and left the caches since the last call, in that order.
+        """Return the events of the caches since the last call, in the order of the events.
 
         Returns
         -------
         list
-            A PagesStored for the pages that a ``step`` caches of a request, with groups one for
-            each group; PagesRemoved for pages that go one after the other; CacheCleared of a
-            replica after ``reset_prefix_cache``. Where more pages waited than the manager's
-            `events` says, or memory ran out, the list begins with CacheCleared of every replica,
-            and all that is cached now.
+            A PagesStored for the pages of a request that a ``step`` caches; with groups, a
+            PagesStored for each group. A PagesRemoved for pages that are removed in sequence. A
+            CacheCleared of a replica after ``reset_prefix_cache``. If events of more pages waited
+            than the `events` argument of the manager allows, or memory ran out, the list begins
+            with CacheCleared of every replica, followed by all pages that are cached now.
 
         Raises
         ------
@@ -874,13 +897,13 @@ class PagedKVCacheManager(StepEngine):
         KVCacheError
             The manager is closed.
         MemoryError
-            The next call begins with CacheCleared.
+            Memory ran out. The list of the next call begins with CacheCleared.
 
         Notes
         -----
-        O(events), and hashing the tokens of stored pages: keys are made here, without the GIL, and
-        not by the calls that cache pages. Others wait for it O(1). Any number of threads may call
-        it; each event is one caller's.
+        The cost is O(events) plus hashing the tokens of stored pages: this call computes the keys,
+        without the GIL, so the calls that cache pages do not. Other calls wait O(1) for this call.
+        Any number of threads may call it; each event is returned to only one caller.
 
         Examples
         --------
@@ -899,7 +922,7 @@ class PagedKVCacheManager(StepEngine):
 
     # ---- tiers -----------------------------------------------------------------------------------
     def _begin_tiers(self, options: TierOptions, states: TierStates | None) -> None:
-        """Open stores, and have them asked and written to; last of all in a constructor."""
+        """Open the stores, and start reading and writing them; the constructor calls this last."""
         try:
             tiers = options.opened(self.params, self._mover, states)
         except BaseException:
@@ -919,35 +942,35 @@ class PagedKVCacheManager(StepEngine):
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most.
+            Longest time to wait, in seconds.
 
         Returns
         -------
         bool
-            True if they all have it: every page committed since the last time. False after
-            `timeout`, or where a store did not take a page, or the host tier lost one before it
-            could be written. Pages for which the host tier has no room are in no tier at all. True
-            without stores.
+            True if all stores have every page committed since the last ``flush``, and True without
+            stores. False after `timeout`, if a store did not take a page, or if the host tier lost
+            a page before it was written. If the host tier has no room for a page, the page reaches
+            no tier.
 
         Raises
         ------
         KVCacheError
-            The manager is closed, or this is a child of ``os.fork``.
+            The manager is closed, or this process is a child of ``os.fork``.
         """
         self._require_open()
         return self._tiers is None or self._tiers.flush(timeout)
 
     def close(self) -> None:
-        """Flush, end all threads, close the stores and give back the memory.
+        """Flush the stores, end all threads, close the stores and free the memory.
 
-        Stores that are objects of the caller's stay open. Every later call raises KVCacheError; a
-        second ``close`` does nothing. Arrays of earlier fetches stay valid.
+        Stores that the caller passed as objects stay open. Every later call raises KVCacheError,
+        but a second ``close`` does nothing. Arrays of earlier fetches stay valid.
 
         Notes
         -----
-        ``with manager:`` does it at the end. A manager that is dropped without it ends its threads
-        too, and does not wait for pages that are to be written. Calls of other threads that are
-        under way end as if they had come before.
+        A ``with manager:`` block closes the manager at its end. If a manager is deleted without
+        ``close``, its threads also end, but it does not wait for pages that must still be written.
+        Calls in progress on other threads complete as if they were made before ``close``.
         """
         mine = object()
         if self.__dict__.setdefault("_shut", mine) is not mine:
@@ -977,17 +1000,18 @@ class PagedKVCacheManager(StepEngine):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the manager."""
         self.close()
 
     @property
     def tier_metrics(self) -> Mapping[str, TierMetrics]:
         """Counters of each tier by its name; read-only, a copy.
 
-        "host"; then the stores in their order: "disk", "redis" and "mooncake" for kvcore's own, for
-        others the name of their class in lower case. Of several disks each is "disk:" and its first
-        path, of several other stores of a class each has its number behind the name, from 1 on.
-        Empty without tiers.
+        The first name is "host". The names of the stores follow in the order of the stores: "disk",
+        "redis" and "mooncake" for kvcore's own stores, or the name of the class in lower case for
+        other stores. With several disks, each name is "disk:" and the first path of the disk. With
+        several other stores of a class, each name ends in a number, starting at 1. The mapping is
+        empty without tiers.
         """
         self._require_open()
         found: dict[str, TierMetrics] = {}
@@ -1001,7 +1025,7 @@ class PagedKVCacheManager(StepEngine):
         return MappingProxyType(found)
 
     def reset_metrics(self) -> None:
-        """Set every counter to zero, those of tiers too, the peak to what is in use."""
+        """Set all counters to 0, also the counters of tiers, and the peak to the pages in use."""
         self._core.reset_metrics()
         self._reset_times()
         if self._tiers is not None:
@@ -1029,7 +1053,7 @@ class PagedKVCacheManager(StepEngine):
         *,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
     ) -> int:
-        """Begin to bring a prefix from stores into the host tier.
+        """Start to load a prefix from stores into the host tier.
 
         Parameters
         ----------
@@ -1037,24 +1061,25 @@ class PagedKVCacheManager(StepEngine):
         extra_key, cache_salt : str, optional
         replica_idx : int
         extra_keys : list of (int, int, bytes), optional
-            Those of a context that start in front of `n`.
+            The extra keys of a context whose start is below `n`.
 
         Returns
         -------
         int
-            Tokens that are on the device, in the host tier, or on their way there: whole pages.
-            Without stores those on the device.
+            Tokens of full pages that are on the device, in the host tier, or in flight to the host
+            tier. Without stores, the tokens on the device.
 
         Raises
         ------
         KVCacheError
-            The manager is closed, or this is a child of ``os.fork``.
+            The manager is closed, or this process is a child of ``os.fork``.
         IndexError, ValueError, TypeError
-            As of ``match_prefix``.
+            The same errors as in ``match_prefix``.
 
         Notes
         -----
-        Asks the stores which pages they have, and returns; threads read them.
+        The call queries the stores for the pages that they have, and returns. Threads read the
+        pages.
         """
         self._require_open()
         if self._side is None or self._tiers is None:
@@ -1074,7 +1099,8 @@ class PagedKVCacheManager(StepEngine):
     def poll(self) -> list[Hashable]:
         """Return the requests whose pages have arrived since the last call.
 
-        Each is reserved again: its context stands behind the longer hit.
+        Each request is reserved again, and the ``start_idx`` of its context moves past the longer
+        hit.
 
         Returns
         -------
@@ -1088,7 +1114,8 @@ class PagedKVCacheManager(StepEngine):
 
         Notes
         -----
-        Moves contexts: nobody else uses them meanwhile. O(requests that wait).
+        The call moves contexts, so other threads must not use the contexts during the call.
+        O(waiting requests).
         """
         self._require_open()
         arrived = [] if self._requests is None else self._requests.take()
@@ -1101,12 +1128,13 @@ class PagedKVCacheManager(StepEngine):
         ----------
         ctx : context
         timeout : float, optional
-            Seconds to wait at most.
+            Longest time to wait, in seconds.
 
         Returns
         -------
         bool
-            False where they have not arrived in time. True where none is on its way.
+            False if the pages did not arrive before `timeout`. True if the pages arrived, or the
+            request does not wait for pages.
 
         Raises
         ------
@@ -1124,14 +1152,14 @@ class PagedKVCacheManager(StepEngine):
 
     @contextmanager
     def _await_pages(self, batch: Iterable[ContextLike]) -> Iterator[None]:
-        """Wait for the pages of contexts that are to run now.
+        """Wait for the pages of contexts that run next.
 
-        Where the body raises, they wait again and stand where they stood.
+        If the body raises an error, the contexts return to their earlier indices and wait again.
         """
         moved: list[tuple[Arrival, int, int]] = []
         try:
             for context in batch:
-                # One that `fetch` refuses has no id.
+                # An object without an id is not a context: `fetch` raises the error.
                 if getattr(context, "pending", True) and hasattr(context, "request_id"):
                     self._await(context, moved)
             yield
@@ -1149,17 +1177,17 @@ class PagedKVCacheManager(StepEngine):
 
     def _wait_again(self, arrival: Arrival, start: int, active: int) -> None:
         assert self._requests is not None
-        with suppress(KVCacheError):  # released meanwhile, or the manager is closed
+        with suppress(KVCacheError):  # the request was released, or the manager is closed
             if arrival.context.start_idx != start:
                 self._stand_back(arrival.context, start, active)
             self._requests.put_back(arrival)
 
     def _reserve_again(self, arrival: Arrival) -> bool:
-        """Let a request that has pages have its longer hit; return whether it is still claimed."""
+        """Reserve a request with pages again for its longer hit; return whether it is claimed."""
         try:
             if len(self.get_req_blocks(arrival.context.request_id)):
                 self.maybe_reserve(arrival.context, max_hit=arrival.max_hit)
-        except KVCacheError:  # released meanwhile
+        except KVCacheError:  # another thread released the request
             return False
         return True
 
@@ -1180,14 +1208,14 @@ class PagedKVCacheManager(StepEngine):
 
 _log = logging.getLogger("kvcore")
 
-#: Checkpoints evicted for each slot and each hit, from which on slots are too few.
+#: Evicted checkpoints per slot, and per hit, from which the log warns of too few slots.
 _MANY_EVICTIONS = 4
 
 _Counts = TypeVar("_Counts", EvictionMetrics, GroupMetrics, StateMetrics)
 
 
 def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
-    """Sum the core's counts, which have the fields of a kind, over replicas."""
+    """Sum counts of the core over replicas, into a `kind` with the same fields."""
     names = [field.name for field in fields(kind)]
     return kind(**{name: sum(getattr(each, name) for each in stats) for name in names})
 
@@ -1195,12 +1223,12 @@ def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-#: Pages of which events wait, where the caller does not say how many.
+#: Default of the maximum number of pages whose events wait.
 DEFAULT_PAGES = 1 << 16
 
 
 def event_pages(events: bool | int) -> int:  # noqa: FBT001 - a manager's argument
-    """Return of how many pages events may wait; 0 for none.
+    """Return the maximum number of pages whose events may wait; 0 for no events.
 
     Raises
     ------
@@ -1222,21 +1250,22 @@ def _pages(tenant: str, quota: Any) -> tuple[int, int | None]:
     reserved = integer(f"reserved_pages of quotas[{tenant!r}]", reserved, 0)
     if most is None:
         return reserved, None
-    least = max(1, reserved)  # what is reserved, and never nothing at all
+    least = max(1, reserved)  # at least the reserved pages, and at least 1
     return reserved, integer(f"max_pages of quotas[{tenant!r}]", most, least, MOST_INT64)
 
 
 def checked_quotas(
     quotas: Mapping[str, tuple[int, int | None]] | None, num_pages: int
 ) -> dict[str, tuple[int, int | None]]:
-    """Return quotas by tenant, a copy, checked against the pages of a replica.
+    """Check the quotas against the pages of a replica, and return a copy by tenant.
 
     Raises
     ------
     ValueError
-        Less than 0 pages, more reserved than ``max_pages``, more in all than there are.
+        A number of pages is below 0, a tenant reserves more than its ``max_pages``, or all tenants
+        together reserve more than the pages of a replica.
     TypeError
-        A tenant that is not a string, pages that are no integers.
+        A tenant is not a string, or a number of pages is not an integer.
     """
     given: dict[str, tuple[int, int | None]] = {}
     for tenant, quota in dict(quotas or {}).items():
@@ -1266,12 +1295,12 @@ def checked_tier(
     host_eviction: EvictionPolicy | str,
     host_min_priority: int,
 ) -> dict[str, Any]:
-    """Return the arguments of ``CacheManager`` for them, which checks their values.
+    """Return the arguments of ``CacheManager`` for the host tier; the core checks their values.
 
     Raises
     ------
     ValueError
-        One of them is given without a host tier, or names no policy.
+        An argument is given without a host tier, or a name is not the name of a policy.
     TypeError
     """
     if not isinstance(write_policy, str):
@@ -1297,7 +1326,7 @@ _NEEDED = ("request_id", "tokens", "start_idx", "active_idx", "end_idx", "update
 
 
 def require_context(context: Any) -> None:
-    """Raise TypeError for what is no context."""
+    """Raise TypeError if `context` is not a context."""
     if isinstance(context, TextGenerationContext):
         return
     missing = [name for name in _NEEDED if not hasattr(context, name)]
@@ -1306,13 +1335,13 @@ def require_context(context: Any) -> None:
 
 
 def require_model(model: Any) -> None:
-    """Raise TypeError for a model that is no name."""
+    """Raise TypeError if `model` is neither a str nor None."""
     if model is not None and not isinstance(model, str):
         raise TypeError(f"model is a {type(model).__name__}, must be a str or None")
 
 
 def require_target(file: Any) -> None:
-    """Raise TypeError for what cannot be written to."""
+    """Raise TypeError if `file` is neither a path, a binary file nor None."""
     is_binary = hasattr(file, "write") and not isinstance(file, io.TextIOBase)
     if file is not None and not isinstance(file, str | os.PathLike) and not is_binary:
         raise TypeError(
@@ -1327,7 +1356,7 @@ Item = TypeVar("Item")
 
 
 def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.int64]:
-    """See ``PagedKVCacheManager.get_data_parallel_splits``; `homes`: the replica of each row."""
+    """Return the offsets of the replicas in a batch; `homes` has the replica of each row."""
     rows = np.asarray(homes, dtype=np.int64)
     if np.any(rows[1:] < rows[:-1]):
         row = int(np.argmax(rows[1:] < rows[:-1])) + 1
@@ -1339,7 +1368,7 @@ def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.
 
 
 def by_replica(items: Sequence[Item], homes: Sequence[int], num_replicas: int) -> list[list[Item]]:
-    """Return the items of each replica, in their order."""
+    """Return the items of each replica, in the order of `items`."""
     parts: list[list[Item]] = [[] for _ in range(num_replicas)]
     for item, home in zip(items, homes, strict=True):
         parts[home].append(item)

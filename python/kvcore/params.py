@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of a model's KV cache and what it costs."""
+"""The shape of a model's KV cache, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
 
 _SCALE_BYTES = 4  # float32
 _MAX_COUNT = 2**31 - 1  # page ids and shapes are int32
-_MOST_GIB = 2**33  # whose bytes are counted in int64
-_HF_GROUPS = True  # whether from_hf_config fills the groups in by itself
+_MOST_GIB = 2**33  # the bytes of fewer GiB fit in int64
+_HF_GROUPS = True  # default of the `groups` argument of from_hf_config
 
 
 def require_count(**values: int) -> None:
-    """Raise ValueError for a value outside 1 .. 2**31 - 1, TypeError for one that is no int."""
+    """Raise TypeError for a value that is not an int, ValueError for one outside 1 .. 2**31 - 1."""
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is a {type(value).__name__}, must be an int")
@@ -45,13 +45,13 @@ def require_count(**values: int) -> None:
 
 
 def require_params(params: object) -> None:
-    """Raise TypeError for what is no KVCacheParams."""
+    """Raise TypeError if `params` is not a KVCacheParams."""
     if not isinstance(params, KVCacheParams):
         raise TypeError(f"params is a {type(params).__name__}, must be a KVCacheParams")
 
 
 def require_one_group(params: KVCacheParams) -> None:
-    """Raise ValueError for params whose layers do not all keep all tokens in one slot."""
+    """Raise ValueError unless every layer keeps every token in the same slot."""
     if params.groups is None and params.shared is None:
         return
     packed = () if params.shared or params.state_groups else bundles(params)
@@ -77,47 +77,50 @@ class KVCacheParams:
     Parameters
     ----------
     dtype : str
-        float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8. The narrow ones store
+        float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8. float8 and int8 pools store
         unscaled values unless `kv_scale_granularity` is given.
     n_kv_heads, head_dim, num_layers : int
-        Of the whole model. `head_dim` counts elements; with MLA the latent row.
+        Sizes of the whole model. `head_dim` counts elements; with MLA, the elements of the latent
+        row.
     page_size : int
         Tokens per page.
     enable_prefix_caching : bool
-        Share the pages of equal prefixes.
+        Requests with equal prefixes share the pages of the prefix.
     enable_kvcache_swapping_to_host : bool
-        Keep a host tier below the device; needs prefix caching and
+        Keep a host tier below the device. The host tier needs `enable_prefix_caching` and
         `host_kvcache_swap_space_gb`.
     host_kvcache_swap_space_gb : float, optional
-        Host tier per replica, in GiB.
+        Size of the host tier of each replica, in GiB.
     n_devices : int
-        Devices altogether: data parallel replicas times tensor parallel shards.
+        All devices: data parallel replicas times tensor parallel shards.
     data_parallel_degree : int
-        Replicas; each is spread over ``n_devices / data_parallel_degree`` devices by heads.
+        Replicas; the heads of each replica are spread over ``n_devices / data_parallel_degree``
+        devices.
     is_mla : bool
-        One latent row per token in place of K and V; every shard holds all of it.
+        The cache has a latent row per token in place of K and V. Every shard holds the whole row.
     kv_scale_granularity : int, optional
         Elements of `head_dim` per float32 scale.
     v_head_dim : int, optional
-        Width of V where it is not `head_dim`; the pool is then two arrays.
+        Width of V if it differs from `head_dim`. The pool of a device is a pair of arrays in this
+        case.
     cache_strategy : str
         "paged".
     groups : sequence of FullAttention, SlidingWindow, ChunkedLocal and State, optional
-        Which layers keep which tokens, see ``kvcore.groups``; held as a tuple. A layer is in at
-        most one attention group and at most one State group; one in none caches nothing. None is
-        one FullAttention over all layers.
+        The tokens that each layer keeps, see ``kvcore.groups``; stored as a tuple. A layer is in at
+        most one attention group and at most one State group. A layer without a group caches no
+        tokens. None means a FullAttention group of all layers.
     shared : mapping of int to int, optional
-        Layers that read the K and V of another: {layer: owner}. The owner is in an attention group,
-        the layer in none. Held as a mapping that can be hashed.
+        Layers that read the K and V of another layer: {layer: owner}. The owner is in an attention
+        group, and the layer is not in an attention group. Stored as a hashable mapping.
 
     Raises
     ------
     ValueError
-        A size below 1, an unknown dtype, heads or devices that do not divide, a host tier without
-        prefix caching or space. Groups that name a layer twice or beyond `num_layers`, that hold
-        State alone, or whose pages cannot have one size.
+        A size is below 1, a dtype is unknown, heads or devices do not divide, or the host tier
+        lacks prefix caching or space. Groups name a layer twice or a layer beyond `num_layers`,
+        all groups are State groups, or the pages of the groups cannot have the same size.
     TypeError
-        A size that is no int, a flag that is no bool, a dtype that is no str.
+        A size is not an int, a flag is not a bool, or a dtype is not a str.
 
     Examples
     --------
@@ -173,7 +176,7 @@ class KVCacheParams:
             check_groups(self)
 
     def __repr__(self) -> str:
-        # What is not given is not shown of fields that came later.
+        # Newer fields appear only if they are given.
         given = [
             field.name
             for field in fields(self)
@@ -241,45 +244,47 @@ class KVCacheParams:
         assume: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> KVCacheParams:
-        """Read a Hugging Face ``config.json``.
+        """Build the params from a Hugging Face ``config.json``.
 
         Parameters
         ----------
         config : mapping, or path of the file or of the directory that holds it
-            Of a multimodal model the language model is read.
+            For a multimodal model, the config of the language model is used.
         dtype : str, optional
-            By default what ``quantization_config`` gives K and V (``kv_cache_scheme``,
+            The default is the dtype of K and V in ``quantization_config`` (``kv_cache_scheme``,
             ``kv_cache_quant_algo``), or else the config's ``dtype`` or ``torch_dtype``.
         groups : bool, optional
-            Fill in `groups` and `shared` where layers keep windows, chunks or states, or read the K
-            and V of others. False gives every layer every token, and refuses models that keep a
-            state.
+            Fill in `groups` and `shared` if layers keep windows, chunks or states, or read the K
+            and V of other layers. With False, every layer keeps every token, and a model that keeps
+            a state raises ValueError.
         mtp : bool
-            Count the MTP layers, which predict further tokens (``num_nextn_predict_layers``), too.
+            Also count the MTP layers (``num_nextn_predict_layers``), which predict further tokens.
         assume : mapping of str to str, optional
-            Names of fields and "ignored", as in ``{"kv_share_map": "ignored"}``: the config is
-            read as if it lacked these fields.
+            Maps names of fields to "ignored", as in ``{"kv_share_map": "ignored"}``: the config is
+            read without these fields.
         **overrides
             Other fields of KVCacheParams, such as ``page_size``.
 
         Raises
         ------
         ValueError
-            A field is missing or out of range; without `groups`, the model keeps a recurrent state
-            or its layers differ in their K and V; with them, a layer keeps what no group describes.
-            A field may change the cache by its name, and kvcore has no rule for it; the text has
-            its name, its value and the `assume` that goes on. What no file can be called; a file
-            that holds no JSON.
+            A field is missing or out of range. Without `groups`, the model keeps a recurrent state
+            or its layers differ in their K and V. With `groups`, no group describes the cache of a
+            layer. The name of a field suggests an effect on the cache, and kvcore has no rule for
+            the field; the message has its name, its value and the `assume` argument that ignores
+            it. The path is not a valid file name, or the file does not contain JSON.
         TypeError
-            Neither mapping nor path; another field than those of KVCacheParams.
+            `config` is neither a mapping nor a path, or `overrides` has a name that is not a field
+            of KVCacheParams.
         OSError
             The file cannot be read.
 
         Notes
         -----
-        A window counts where the config or its family says which layers have it; in other models
-        the layers keep every token, which serves them as well. Where layers have an indexer
-        (``index_head_dim``), the row of a token has the latent first and then the indexer's key.
+        Layers keep a window only if the config or its model family defines the layers with windows.
+        In other models the layers keep every token, which is also correct for these models. If
+        layers have an indexer (``index_head_dim``), the row of a token holds the latent row,
+        followed by the indexer's key.
 
         Examples
         --------
@@ -304,12 +309,12 @@ class KVCacheParams:
 
     @property
     def tensor_parallel_degree(self) -> int:
-        """Devices that one replica is spread over."""
+        """Number of devices of one replica."""
         return self.n_devices // self.data_parallel_degree
 
     @property
     def n_kv_heads_per_device(self) -> int:
-        """KV heads on one device; 1 for MLA, whose latent row every shard holds."""
+        """KV heads on one device; 1 for MLA, where every shard holds the latent row."""
         return 1 if self.is_mla else self.n_kv_heads // self.tensor_parallel_degree
 
     @property
@@ -319,14 +324,14 @@ class KVCacheParams:
 
     @property
     def row_widths(self) -> tuple[int, ...]:
-        """Elements per token, layer and head of each part: (K, V), or (latent,)."""
+        """Elements of each part, (K, V) or (latent,), per token, layer and head."""
         if self.is_mla:
             return (self.head_dim,)
         return (self.head_dim, self.head_dim if self.v_head_dim is None else self.v_head_dim)
 
     @property
     def attention_groups(self) -> tuple[AttentionGroup, ...]:
-        """The groups that keep K and V; for ``groups=None`` one of all layers but shared ones."""
+        """The groups that keep K and V; for None, a group of all layers not in `shared`."""
         if self.groups is None:
             shared = self.shared or {}
             if self.num_layers > MOST_LAYERS:
@@ -344,9 +349,10 @@ class KVCacheParams:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in every layer that caches it, over all devices of a replica.
+        """Bytes of one token in all layers that cache the token, over all devices of a replica.
 
-        Scales are included. A layer with a window has no bytes of a token that it has left behind.
+        The bytes include scales. After a token leaves the window of a layer, that layer no longer
+        stores the bytes of the token.
         """
         shards = self.tensor_parallel_degree
         if self.groups is None and self.shared is None:
@@ -359,9 +365,9 @@ class KVCacheParams:
 
     @property
     def flat_bytes_per_token(self) -> int:
-        """Bytes of one token where every layer keeps it, over all devices of a replica.
+        """Bytes of one token if every layer keeps the token, over all devices of a replica.
 
-        Layers that share K and V, or keep a state, count as if they had K and V of their own.
+        Layers that share K and V, or keep a state, count like layers with their own K and V.
         """
         rows = {
             layer: sum(row_elements(self, group))
@@ -375,7 +381,7 @@ class KVCacheParams:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all devices of a replica, with the places that stay empty."""
+        """Bytes of one page over all devices of a replica, including padding."""
         if self.groups is None and self.shared is None:
             return self.page_size * self.bytes_per_token
         page = page_shape(self)
@@ -383,18 +389,18 @@ class KVCacheParams:
 
     @property
     def layers_per_page(self) -> int:
-        """Places for layers in a page: the third dimension of the pool."""
+        """Number of layers that fit in a page: the third dimension of the pool."""
         if self.groups is None and self.shared is None:
             return self.num_layers
         return page_shape(self).layers
 
     @property
     def bytes_per_state_slot(self) -> int:
-        """Bytes of one request's states, of all State groups, over all devices of a replica."""
+        """Bytes of one request's states in all State groups, over all devices of a replica."""
         slot = sum(group.bytes_per_slot for group in self.state_groups)
         return slot * self.tensor_parallel_degree
 
     def _bytes_of(self, elements: int) -> int:
-        """Return the bytes of elements of whole rows, and of their scales."""
+        """Return the bytes of `elements`, which form whole rows, and of their scales."""
         scales = 0 if self.kv_scale_granularity is None else elements // self.kv_scale_granularity
         return elements * itemsize(self.dtype) + scales * _SCALE_BYTES

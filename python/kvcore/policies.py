@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is forgotten first when memory is full: the eviction policies, as values.
+"""Eviction policies as values: each policy orders the runs that a full cache evicts.
 
-Give an instance, or its name, to ``PagedKVCacheManager``, ``CacheManager`` or ``PrefixTree`` as
-`eviction`. A use is a reservation or an insertion that walks a run of pages, the first included.
+Pass an instance, or its name, to ``PagedKVCacheManager``, ``CacheManager`` or ``PrefixTree`` as
+`eviction`. A reservation or an insertion that walks a run of pages is a use of the run. The
+insertion that adds the run is its first use.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _INT32_HIGH = 2**31 - 1
 
 @dataclass(frozen=True)
 class EvictionPolicy:
-    """Name an order of eviction: the base of the policies, none itself.
+    """Name an order of eviction: the base class of the policies, not a policy itself.
 
     Attributes
     ----------
     name : str
-        What may stand for an instance with its defaults.
+        Name of the policy; it selects an instance with default parameters.
     """
 
     name: ClassVar[str] = ""
@@ -30,7 +31,7 @@ class EvictionPolicy:
 
 @dataclass(frozen=True)
 class LRU(EvictionPolicy):
-    """Forget what was let go of longest ago.
+    """Evict the run that was released longest ago.
 
     Examples
     --------
@@ -48,7 +49,7 @@ class LRU(EvictionPolicy):
 
 @dataclass(frozen=True)
 class LFU(EvictionPolicy):
-    """Forget what was used least often; of those, what was used longest ago.
+    """Evict the run with the fewest uses; among equals, the run used longest ago.
 
     Examples
     --------
@@ -65,23 +66,23 @@ class LFU(EvictionPolicy):
 
 @dataclass(frozen=True)
 class SLRU(EvictionPolicy):
-    """Forget what was used once before what was used again, each by recency."""
+    """Evict runs with one use before runs with more uses; each kind by recency."""
 
     name = "slru"
 
 
 @dataclass(frozen=True)
 class FIFO(EvictionPolicy):
-    """Forget what was cached first, however often it was used."""
+    """Evict the run that was cached first, regardless of its number of uses."""
 
     name = "fifo"
 
 
 @dataclass(frozen=True)
 class Priority(EvictionPolicy):
-    """Forget what has the lowest priority; of those, what was used longest ago.
+    """Evict the run with the lowest priority; among equals, the run used longest ago.
 
-    The only policy that looks at priorities.
+    Only this policy uses priorities.
 
     Examples
     --------
@@ -98,30 +99,31 @@ class Priority(EvictionPolicy):
 
 @dataclass(frozen=True)
 class Cost(EvictionPolicy):
-    """Forget what saves the least prefill time per byte.
+    """Evict the run that saves the least prefill time per byte.
 
-    Uses times the time to compute a page, where attention takes the longer the deeper it lies;
-    counted from what went last, so that nothing stays for what it was worth once (GDSF).
+    The value of a run is its number of uses times the time to compute a page. Attention for a page
+    takes longer the deeper the page is in its prefix. Each eviction raises the base value of runs
+    that are used later, so old uses lose their weight (GDSF).
 
     Parameters
     ----------
     attention_tokens : int
-        Tokens in front of one for which attention takes as long as all else that is computed for
-        it: about six times the width of a model with as many K/V heads as query heads.
+        Number of tokens before a token at which attention takes as long as all other computation
+        for the token: about six times the width of a model with as many K/V heads as query heads.
 
     Raises
     ------
     TypeError
-        `attention_tokens` is no int.
+        `attention_tokens` is not an int.
     ValueError
-        It is not 1 .. 2**31 - 1.
+        `attention_tokens` is not in 1 .. 2**31 - 1.
     """
 
     name = "cost"
     attention_tokens: int = 24_576
 
     def __post_init__(self) -> None:
-        """Check the number."""
+        """Check `attention_tokens`."""
         given = self.attention_tokens
         if isinstance(given, bool) or not isinstance(given, int):
             raise TypeError(f"attention_tokens is {given!r}, must be an int")
@@ -131,10 +133,11 @@ class Cost(EvictionPolicy):
 
 @dataclass(frozen=True)
 class ARC(EvictionPolicy):
-    """Go by recency or by repeated use, whichever served better lately.
+    """Evict by recency or by repeated use, and adapt the balance to the traffic.
 
-    Adaptive replacement: runs used once and runs used again, each by recency. What comes back after
-    its eviction tells which of the two had too small a share of the pages.
+    Adaptive replacement: runs with one use and runs with more uses are two lists, each ordered by
+    recency. If a run comes back after its eviction, the list of that run gets a larger share of
+    the pages.
     """
 
     name = "arc"
@@ -144,14 +147,14 @@ _BY_NAME = {each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, A
 
 
 def resolved(eviction: EvictionPolicy | str, name: str = "eviction") -> tuple[str, int]:
-    """Return the name of a policy and its `attention_tokens`, as the core takes them.
+    """Return the name of a policy and its `attention_tokens`, in the form that the core takes.
 
-    Errors call the argument `name`.
+    Error messages use `name` for the argument.
 
     Raises
     ------
     TypeError
-        Neither a policy nor a name.
+        `eviction` is neither a policy nor a name.
     ValueError
         No policy has that name.
     """

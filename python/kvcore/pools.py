@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory behind the page ids and slots: allocation, checks, copies, symbols."""
+"""The memory of pages and state slots: allocation, checks, copies, symbols."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def shard_shapes(params: KVCacheParams, num_pages: int) -> list[tuple[int, ...]]:
-    """Return the shape of each array of a device's pool: one, or two when V has its own width."""
+    """Return the shape of each array of a device's pool: 1 array, or 2 if V has its own width."""
     if params.groups is not None or params.shared is not None:
         return part_shapes(params, num_pages)
     heads, page = params.n_kv_heads_per_device, params.page_size
@@ -70,7 +70,7 @@ def allocate_shard(params: KVCacheParams, num_pages: int, device: Device) -> Sha
     Raises
     ------
     MemoryError
-        The device has less memory free; the text has both numbers.
+        The device has too little free memory; the message has both numbers.
     KVCacheError
         "CUDA unavailable: " and why.
     """
@@ -102,7 +102,7 @@ def _adopt_array(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], devic
 
 
 def _on_device(array: Any, device: Device) -> Any:
-    """See an array of the caller's where its device is."""
+    """Return a view of the caller's array, and check that the array is on `device`."""
     backend = backend_of(device.kind)
     seen = backend.array(array, "an array of blocks")
     found = backend.device_of(seen)
@@ -112,13 +112,13 @@ def _on_device(array: Any, device: Device) -> Any:
 
 
 def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any, device: Device) -> Shard:
-    """Take the caller's array (or pair of arrays) as one device's pool, without a copy.
+    """Use the caller's array, or pair of arrays, as one device's pool, without a copy.
 
     Raises
     ------
     TypeError, ValueError
-        Another shape or dtype, memory that is read-only or that elements share, or nothing that
-        numpy can look into.
+        An array has a different shape or dtype, is read-only, has elements that share memory, or
+        is of a type that numpy cannot read.
     """
     shapes = shard_shapes(params, num_pages)
     if len(shapes) == 2 and not isinstance(blocks, list | tuple):
@@ -134,7 +134,7 @@ def adopt_shard(params: KVCacheParams, num_pages: int, blocks: Any, device: Devi
 def make_shards(
     params: KVCacheParams, devices: tuple[Device, ...], num_pages: int, blocks: Any
 ) -> list[list[Shard]]:
-    """Return the pools by replica and device in it."""
+    """Return the pools of each replica, in the order of the devices of the replica."""
     if blocks is None:
         shards: list[Shard] = [(None, None)] * len(devices)
     elif isinstance(blocks, str):
@@ -164,14 +164,14 @@ def pools_on_gpus(
     params: KVCacheParams,
     loads_by_layer: bool,  # noqa: FBT001 - an argument of the manager
 ) -> DevicePools | None:
-    """Return what a manager with pools on GPUs needs there, None for pools in host memory.
+    """Return the DevicePools of a manager with pools on GPUs, None for pools in host memory.
 
     Raises
     ------
     TypeError
-        `loads_by_layer` is no bool.
+        `loads_by_layer` is not a bool.
     ValueError
-        Devices of both kinds, or a GPU that the driver does not show.
+        The devices are of both kinds, or the driver does not list a GPU.
     KVCacheError
         "CUDA unavailable: " and why.
     """
@@ -186,13 +186,13 @@ def pools_on_gpus(
 
 
 def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
-    """Return what copies pages within these pools, None where there are none.
+    """Return a copier of pages within these pools, None if there are no pools.
 
     Parameters
     ----------
     shards : list of list of Shard
     pools : DevicePools or None
-        As of ``pools_on_gpus``.
+        The result of ``pools_on_gpus``.
     """
     arrays = arrays_of(shards[0][0])
     return backend_of(kind_of(arrays[0])).copier(shards, pools) if arrays else None
@@ -201,20 +201,20 @@ def make_copier(shards: list[list[Shard]], pools: Any) -> Copier | None:
 def whole_pages(
     copier: Copier | None, params: KVCacheParams, shards: list[list[Shard]]
 ) -> Copier | None:
-    """Return a copier of whole pages, where what is said of their first tokens means nothing."""
+    """Return `copier`, or a copier of whole pages if bundles lay out their rows differently."""
     if copier is None or not mixes_pages(params):
         return copier
     return WholePageCopier(copier, arrays_of(shards[0][0])[0].shape[3])
 
 
 class WholePageCopier:
-    """Copy whole pages by another copier's means: where their first tokens lie depends on them.
+    """Copy whole pages with another copier: the layout of a page depends on its bundle.
 
     Parameters
     ----------
     copier : Copier
     page_size : int
-        Tokens of a page, as that one counts them.
+        Tokens of a page, as counted by `copier`.
     """
 
     def __init__(self, copier: Copier, page_size: int) -> None:
@@ -235,9 +235,9 @@ def make_mover(
     pools: Any,
     late_reads: Callable[[int], int],
 ) -> Mover | None:
-    """Return what moves the pages of a host tier, None where there is none.
+    """Return the mover of a host tier's pages, None without a host tier.
 
-    `late_reads` as of ``Backend.mover``.
+    `late_reads` is the argument of ``Backend.mover``.
     """
     if not num_pages:
         return None
@@ -258,14 +258,15 @@ def chosen_states(
     available_cache_memory: int | None = None,
     num_pages: int | None = None,
 ) -> int:
-    """Return the slots of states of each replica.
+    """Return the number of state slots of each replica.
 
-    By default those of the requests, and ``sizing.checkpoints_per_replica``.
+    The default is the slots of the requests plus ``sizing.checkpoints_per_replica``.
 
     Raises
     ------
     ValueError
-        Less than one for each request of the batch, or slots for a model without states.
+        `num_states` is below the number of requests of a replica's batch, or is not 0 for a model
+        without states.
     """
     batch = batch_per_replica(params, max_batch_size)
     each = 2 if max_draft_tokens > 0 else 1
@@ -289,29 +290,30 @@ def chosen_states(
 
 
 def intervals(params: KVCacheParams) -> list[int]:
-    """Return the tokens between checkpoints of each State group, 0 for none."""
+    """Return the tokens between checkpoints of each State group, 0 for no checkpoints."""
     return [group.interval or 0 for group in params.state_groups]
 
 
 class StateArrays:
-    """Hold the arrays of states of all devices, and copy slots in them.
+    """Own the state arrays of all devices, and copy slots within the arrays.
 
     Parameters
     ----------
     params : KVCacheParams
     devices : tuple of Device
-        Replica-major.
+        Devices in replica-major order.
     num_states : int
-        Slots of each replica.
+        State slots of each replica.
     pools : DevicePools or None
-        As of ``kvcore.pools.pools_on_gpus``.
+        The result of ``kvcore.pools.pools_on_gpus``.
     num_host_states : int
-        Slots of each replica's host tier.
+        State slots of each replica's host tier.
 
     Attributes
     ----------
     arrays : tuple of dict of str to list of array
-        For each State group, by name: [num_states, layers, ...] on each device, zeroed.
+        The arrays of each State group by name: [num_states, layers, ...] on each device,
+        initialized to zero.
     """
 
     def __init__(
@@ -336,7 +338,7 @@ class StateArrays:
             }
             for group in params.state_groups
         )
-        # A slot is a page of one token with one head.
+        # To the copiers, a slot is a page of one token with one head.
         each = [
             [array.reshape(len(array), 1, 1, 1, 1, -1) for array in arrays]
             for group in self.arrays
@@ -349,7 +351,7 @@ class StateArrays:
         ]
         self._mover: Mover | None = None
         if num_host_states:
-            # All arrays of a slot lie together there.
+            # In the host tier, all arrays of a slot are contiguous.
             shards = self._by_replica([(tuple(arrays), None) for arrays in zip(*each, strict=True)])
             self._mover = self._backend.mover(
                 shards, devices, num_host_states, pools, is_whole=True
@@ -360,12 +362,13 @@ class StateArrays:
         return [shards[first : first + step] for first in range(0, len(shards), step)]
 
     def run(self, copies: NDArray[np.int32]) -> None:
-        """Copy slots, or put the copies in front of everything that uses the slots later.
+        """Copy slots, or enqueue the copies before all later uses of the slots.
 
         Parameters
         ----------
         copies : int32 [n, 3]
-            Replica, source slot, destination slot. No slot is a source and a destination.
+            Replica, source slot, destination slot. A slot cannot be both a source and a
+            destination.
         """
         pages = np.ones((len(copies), 4), np.int32)
         pages[:, :3] = copies
@@ -373,12 +376,12 @@ class StateArrays:
             copier.run(pages)
 
     def move(self, orders: NDArray[np.int32]) -> None:
-        """Copy slots to the host tier or back, or put that in front of their later uses.
+        """Copy slots to or from the host tier, or enqueue the copies before their later uses.
 
         Parameters
         ----------
         orders : int32 [n, 4]
-            As ``Mover.run`` takes them, with slots in place of pages.
+            The argument of ``Mover.run``, with slots in place of pages.
         """
         self._host_mover().run(orders)
 
@@ -387,7 +390,7 @@ class StateArrays:
         return self._host_mover().memory(replica)
 
     def wait(self, replica: int) -> None:
-        """Block until the moves of a replica's slots given so far are done."""
+        """Block until all moves of a replica's slots that ``move`` was given are done."""
         self._host_mover().wait(replica)
 
     def _host_mover(self) -> Mover:
@@ -396,14 +399,14 @@ class StateArrays:
         return self._mover
 
     def on_device(self, index: int, slots: NDArray[np.int32]) -> Any:
-        """Return slots, int32 [B] of the host's, on the device of that index."""
+        """Return `slots`, int32 [B] in host memory, as an array on the device with that index."""
         return self._backend.current_place(self._devices[index].index).from_host(slots)
 
 
 # ---- symbols -------------------------------------------------------------------------------------
 
 
-#: A number, or the name of one that is known when arrays arrive.
+#: A size: a number, or the name of a number that the arrays of a step define.
 Extent = int | str
 
 
@@ -421,7 +424,8 @@ class ArraySymbol:
 class InputSymbols:
     """Describe the fields of a ``RaggedKVCacheInputs`` on one device.
 
-    Tables of several bundles may differ in their columns; the first one is `lookup_table`.
+    Tables of different bundles may have different numbers of columns. `lookup_table` is the first
+    table.
     """
 
     blocks: ArraySymbol | tuple[ArraySymbol, ...]
@@ -442,7 +446,7 @@ def pool_symbols(params: KVCacheParams, device: Device, count: str) -> tuple[Arr
 
 
 def input_symbols(params: KVCacheParams, device: Device) -> InputSymbols:
-    """Describe what a device's kernels are given."""
+    """Describe the inputs of a device's kernels."""
 
     def symbol(name: str, dtype: str, *shape: Extent) -> ArraySymbol:
         return ArraySymbol(name, dtype, shape, device)

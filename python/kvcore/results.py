@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen results of queries: a plan of a reservation, a shared prefix, a run of the prefix tree."""
+"""Frozen results of queries: a reservation plan, a shared prefix, a run of the prefix tree."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ __all__ = ["PrefixRun", "ReservePlan", "SharedPrefix"]
 
 @dataclass(frozen=True, slots=True)
 class ReservePlan:
-    """Tell what ``maybe_reserve`` would do now.
+    """Describe the effects that ``maybe_reserve`` would have now.
 
     Attributes
     ----------
     hit_tokens : int
-        Tokens that would be taken from the prefix cache, copied ones included.
+        Tokens that the request would take from the prefix cache, including copied tokens.
     new_pages : int
-        Pages that would be allocated.
+        Pages that the call would allocate.
     evicted_pages : int
-        Cached pages that would be given up for them.
+        Cached pages that the call would evict for the new pages.
     copied_tokens : int
-        Of `hit_tokens`, those copied out of a page that is equal in part.
+        Part of `hit_tokens`: tokens copied out of a cached page of which only the first tokens
+        match.
     fits : bool
-        False when the pages cannot be had, now or ever.
+        False if the pages do not fit now, or can never fit.
     active_idx : int or None
-        Where layers keep a state: the end of what would run next, which is cut where a checkpoint
-        is due. None without such layers.
+        If layers keep a state: the end of the tokens that would run next. The end is cut at the
+        position where a checkpoint is due. None if no layer keeps a state.
     evictable_hit_pages : int
-        Of the hit, pages that are evictable now: they count as free until the request has them. So
-        its replica has `new_pages` and these fewer afterwards, for a request without pages before.
+        Pages of the hit that are evictable now: they count as free until the request holds them.
+        If the request had no pages before the call, its replica has
+        ``new_pages + evictable_hit_pages`` fewer pages available after the call.
     """
 
     hit_tokens: int
@@ -46,14 +48,14 @@ class ReservePlan:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Tell which rows of a batch hold the same leading pages.
+    """List the rows of a batch that hold the same leading pages.
 
     Attributes
     ----------
     rows : tuple of int
         Rows of the replica's part of the batch, ascending, at least two.
     num_tokens : int
-        Tokens of those pages that all of the rows have written.
+        Tokens of the shared pages that all of the rows have written.
     replica : int
         The replica that the rows are on.
     """
@@ -65,17 +67,17 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixRun:
-    """A run of pages that only go on together.
+    """Describe a run of pages in the prefix tree, without a branch inside.
 
     Attributes
     ----------
     parent : int or None
-        Index, in the same list, of the run that it continues; None where it begins a prefix.
+        Index, in the same list, of the run that this run continues; None if it begins a prefix.
     start : int
-        Pages in front of it.
+        Number of pages before this run in its prefix.
     tokens : int32 or int64 [n * page_size]
-        As the tree has them: under extra keys they are ids below -2**30. In a tree of pairs one
-        more: the first one begins the first pair.
+        Token ids as the tree stores them: tokens with extra keys have ids below -2**30. In a tree
+        of pairs the array has 1 more token: its first token begins the first pair.
     pages : int32 [n]
     extra_key, cache_salt : str or None
         Namespace.

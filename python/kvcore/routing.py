@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which worker of a cluster has how much of a prompt, and who is to run it."""
+"""Track which worker of a cluster has which pages of a prompt, and choose a worker for it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Keys: TypeAlias = NDArray[np.uint64] | Sequence[bytes | int]
 
 Medium: TypeAlias = Literal["GPU", "CPU", "STORAGE"]
 
-#: What an event says: its kind, the pages, the medium as a bit; no pages where all are meant.
+#: A change by an event: its kind, the pages, the medium as a bit; None for pages means all pages.
 _Change: TypeAlias = tuple[str, NDArray[np.uint64] | None, int]
 
 _MEDIA: Final = {"GPU": 1, "CPU": 2, "STORAGE": 4}
-#: The media of events by the names that engines have for them; SGLang's are the last three.
+#: The media of events by the names that engines use; the last three names are SGLang's.
 _SENT_MEDIA: Final = {**_MEDIA, "CPU_PINNED": 2, "DISK": 4, "EXTERNAL": 4}
 _MOST_WORKERS = 4096
 _MOST_HELD = 1024
 
 
 class _Feed:
-    """The place of a worker: its number, and the events that came too early."""
+    """Hold a worker's number, and the event batches that arrived too early."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -40,36 +40,39 @@ class _Feed:
 
 
 class _Roster(NamedTuple):
-    """The workers as a question reads them: made anew when one comes or goes."""
+    """Hold the workers as a query reads them; a new roster is made when a worker comes or goes."""
 
     names: tuple[Hashable, ...]
-    numbers: NDArray[np.intp] | slice  # where each stands in what the C++ index counts
+    numbers: NDArray[np.intp] | slice  # the workers' indices in the C++ index
 
 
 class PrefixIndex:
-    """Know how much of a prompt each worker of a cluster has.
+    """Index how much of a prompt each worker of a cluster has.
 
     Parameters
     ----------
     workers : iterable of hashable
-        Their names: addresses, ranks, what one likes.
+        Their names: addresses, ranks or any other hashable values.
     max_workers : int, optional
-        With those that are added later, up to 4,096; by default the next multiple of 64.
+        Maximum, including workers that are added later, up to 4,096; by default the next multiple
+        of 64.
     group : int
-        Of models with groups: the number of the group whose pages count, one that keeps all tokens.
-        What windows need beside lies at the end of a hit and is not asked for, so a worker may have
-        to compute up to a window of what the index promises.
+        For models with groups: the number of the group whose pages count; its layers keep all
+        tokens. The index ignores pages of window groups, which a hit needs only at its end. A
+        worker may therefore have to compute up to a window of the tokens that the index reports as
+        cached.
 
     Notes
     -----
-    It is fed by `apply` with what `kvcore.events.EventSubscriber` receives, from kvcore, vLLM or
-    SGLang; or by `store`, `remove` and `clear`. A page is known by the low 64 bits of its key, as
-    events send them; salts and adapters are in keys. A page that a worker evicted from the middle
-    of a prompt ends what it has.
+    `apply` feeds the index with the batches that `kvcore.events.EventSubscriber` receives, from
+    kvcore, vLLM or SGLang; `store`, `remove` and `clear` change it directly. The low 64 bits of a
+    page's key identify the page, as events send them; keys include salts and adapters. If a worker
+    evicted a page from the middle of a prompt, its match ends before this page.
 
-    Any number of threads. A match of 128 pages takes microseconds, whatever the number of pages. In
-    memory a page takes 16 bytes at 3/8 to 3/4 full, and 24 bytes for each 64 workers where several
-    have it (64 bytes where these are 15 or less of more than 64).
+    Any number of threads may use the index. A match of 128 pages takes microseconds, for any number
+    of pages in the index. In memory a page takes 16 bytes, in a table that is 3/8 to 3/4 full. If
+    several workers have the page, it takes another 24 bytes for each 64 workers, or 64 bytes if at
+    most 15 of more than 64 workers have it.
 
     Examples
     --------
@@ -104,16 +107,16 @@ class PrefixIndex:
     # ---- workers ----------------------------------------
     @property
     def workers(self) -> tuple[Hashable, ...]:
-        """The workers, in the order of what `match` returns."""
+        """The workers, in the order of the results of `match`."""
         return self._roster.names
 
     def add_worker(self, worker: Hashable) -> None:
-        """Know one more worker, which has nothing yet.
+        """Add a worker, which has no pages yet.
 
         Raises
         ------
         ValueError
-            It is known, or there are `max_workers`.
+            The worker is already known, or the index has `max_workers`.
         """
         with self._lock:
             if worker in self._feeds:
@@ -126,12 +129,12 @@ class PrefixIndex:
             self._roster = _roster_of(self._feeds)
 
     def remove_worker(self, worker: Hashable) -> None:
-        """Forget a worker. O(pages of all).
+        """Remove a worker. O(pages of all).
 
         Raises
         ------
         ValueError
-            It is unknown.
+            The worker is unknown.
         """
         with self._lock:
             feed = self._feed(worker)
@@ -139,60 +142,63 @@ class PrefixIndex:
             self._roster = _roster_of(self._feeds)
             self._pages.clear(feed.number)
 
-    # ---- what they hold ----------------------------------------
+    # ---- pages of workers ----------------------------------------
     def store(self, worker: Hashable, keys: Keys, medium: Medium = "GPU") -> None:
-        """Note that a worker has pages.
+        """Record that a worker has pages.
 
         Parameters
         ----------
         worker : hashable
         keys : uint64 [n], or sequence of bytes and int
-            Their keys, or the low 64 bits of them.
+            The keys of the pages, or their low 64 bits.
         medium : str
-            "GPU", "CPU" or "STORAGE"; a page that is on several counts once.
+            "GPU", "CPU" or "STORAGE"; a page that is on several media counts once.
 
         Raises
         ------
         ValueError
-            The worker or the medium is unknown, or a key is none. Nothing has changed.
+            The worker or the medium is unknown, or an item of `keys` is not a key. Nothing has
+            changed.
         """
         self._note(self._pages.store, worker, keys, medium)
 
     def remove(self, worker: Hashable, keys: Keys, medium: Medium = "GPU") -> None:
-        """Note that a worker has pages no more on a medium; as `store`."""
+        """Record that a worker no longer has pages on a medium; arguments as for `store`."""
         self._note(self._pages.remove, worker, keys, medium)
 
     def clear(self, worker: Hashable) -> None:
-        """Note that a worker has nothing, on any medium. O(pages of all)."""
+        """Record that a worker has no pages, on any medium. O(pages of all)."""
         with self._lock:
             self._pages.clear(self._feed(worker).number)
 
     def _note(
         self, note: Callable[[int, Keys, int], None], worker: Hashable, keys: Keys, medium: str
     ) -> None:
-        hashes, bit = hashes_of(keys), _bit(medium)  # whose code may run, and change the workers
+        hashes, bit = hashes_of(keys), _bit(medium)  # the caller's code may change the workers
         with self._lock:
             note(self._feed(worker).number, hashes, bit)
 
     # ---- events ----------------------------------------
     def apply(self, worker: Hashable, batch: Any, sequence: int | None = None) -> bool:
-        """Take in a batch of events.
+        """Apply a batch of events to the index.
 
         Parameters
         ----------
         worker : hashable
         batch : KVEventBatch
-            Of `kvcore.events`, or any object with ``events`` that have the fields of vLLM's.
+            A batch of `kvcore.events`, or any object with ``events`` that have the fields of
+            vLLM's.
         sequence : int, optional
-            Its number, from 0 on: then a batch that came before is left out, and one that comes too
-            early waits for those in front of it. When 1,024 wait, the worker is taken to have
-            nothing, and the first of them is the next. Without numbers batches have to come once
-            and in order, which `EventSubscriber` sees to.
+            Number of the batch, starting at 0. With numbers, a batch that was applied before is
+            skipped, and a batch that arrives early waits for the batches before it. When 1,024
+            batches wait, the worker's pages are removed from the index, and the first waiting batch
+            is applied next. Without numbers, each batch must arrive once and in order, as
+            `EventSubscriber` delivers them.
 
         Returns
         -------
         bool
-            Whether it is in the index now.
+            Whether the batch is in the index now.
         """
         number = None if sequence is None else integer("sequence", sequence, 0)
         changes = self._changes(batch)
@@ -213,13 +219,13 @@ class PrefixIndex:
             return number < feed.next
 
     def missing(self, worker: Hashable) -> range:
-        """Return the numbers of the batches that others wait for: what to have sent again."""
+        """Return the numbers of missing batches, which the worker has to send again."""
         with self._lock:
             feed = self._feed(worker)
             return range(feed.next, min(feed.early, default=feed.next))
 
     def restart(self, worker: Hashable, sequence: int = 0) -> None:
-        """Forget what a worker has, whose next batch is this one: its publisher began anew."""
+        """Remove a worker's pages after its publisher restarted; its next batch is `sequence`."""
         number = integer("sequence", sequence, 0)
         with self._lock:
             feed = self._feed(worker)
@@ -231,7 +237,7 @@ class PrefixIndex:
                 feed.next += 1
 
     def _changes(self, batch: Any) -> list[_Change]:
-        """Read the events of a batch, all before the first is taken in."""
+        """Read all events of a batch before the first is applied."""
         found: list[_Change] = []
         for event in batch.events:
             kind = type(event).__name__
@@ -241,7 +247,7 @@ class PrefixIndex:
                 if getattr(event, "group_idx", None) not in (None, self._group):
                     continue
                 medium = getattr(event, "medium", None)
-                # One that is none of them is further away than all.
+                # An unknown medium counts as STORAGE, the slowest medium.
                 bit = _SENT_MEDIA.get("GPU" if medium is None else medium, _MEDIA["STORAGE"])
                 found.append((kind, hashes_of(event.block_hashes), bit))
         return found
@@ -255,18 +261,18 @@ class PrefixIndex:
             else:
                 self._pages.remove(feed.number, hashes, medium)
 
-    # ---- questions ----------------------------------------
+    # ---- queries ----------------------------------------
     def lookup(
         self, keys: Keys, media: Sequence[Medium] | None = None
     ) -> tuple[tuple[Hashable, ...], NDArray[np.int32]]:
-        """Return the workers, and how many leading pages of a prompt each has.
+        """Return the workers, and the number of leading pages of a prompt that each has.
 
         Parameters
         ----------
         keys : uint64 [n], or sequence of bytes and int
-            Of all its full pages, in order.
+            Keys of all full pages of the prompt, in order.
         media : sequence of str, optional
-            On which they count; by default on all.
+            Media whose pages count; by default all media.
 
         Returns
         -------
@@ -274,21 +280,21 @@ class PrefixIndex:
         pages : ndarray int32 [workers]
         """
         bits = 7 if media is None else sum({_bit(medium) for medium in media})
-        hashes = hashes_of(keys)  # whose code may run, and change the workers
+        hashes = hashes_of(keys)  # the caller's code may change the workers
         names, numbers = self._roster
         return names, self._pages.match(hashes, bits)[numbers]
 
     def match(self, keys: Keys, media: Sequence[Medium] | None = None) -> NDArray[np.int32]:
-        """Return the pages of `lookup` alone, in the order of `workers`."""
+        """Return only the page counts of `lookup`, in the order of `workers`."""
         return self.lookup(keys, media)[1]
 
     def best(self, keys: Keys) -> tuple[Hashable, int]:
-        """Return the worker that has most of a prompt, the first of several, and its pages.
+        """Return the worker that has most of a prompt, the first of equal workers, and its pages.
 
         Raises
         ------
         ValueError
-            There is no worker.
+            The index has no workers.
         """
         workers, held = self.lookup(keys)
         if not workers:
@@ -298,20 +304,20 @@ class PrefixIndex:
 
     @property
     def num_pages(self) -> int:
-        """Pages that some worker has."""
+        """Number of pages that at least one worker has."""
         return self._pages.num_pages
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the index takes."""
+        """Number of bytes that the index takes."""
         return self._pages.num_bytes
 
     def pages_of(self, worker: Hashable) -> int:
-        """Return how many pages a worker has, each once."""
+        """Return how many pages a worker has; a page on several media counts once."""
         return self._pages.pages_of(self._feed(worker).number)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError with the law that the index breaks. O(everything)."""
+        """Raise AssertionError with the broken invariant of the index. O(everything)."""
         self._pages.check_integrity()
 
     def _feed(self, worker: Hashable) -> _Feed:
@@ -342,26 +348,26 @@ _BY_PREFIX = ("prefix", "prefix+load")
 
 
 class Router:
-    """Choose workers for requests, and know which run where.
+    """Choose workers for requests, and record on which worker each request runs.
 
     Parameters
     ----------
     index : PrefixIndex
-        Its workers are chosen from.
+        Index with the workers to choose from.
     policy : str
-        - ``"prefix+load"``: least ``prefix_weight * n + m``, of n pages of the prompt that a worker
-          has not, and m pages of prompts that it runs; the cost function of NVIDIA Dynamo's router
-          (https://docs.nvidia.com/dynamo/, "KV cache routing").
-        - ``"prefix"``: least n; of those with as many, least m.
+        - ``"prefix+load"``: least ``prefix_weight * n + m``, for n pages of the prompt that the
+          worker does not have, and m pages of the prompts that it runs; the cost function of NVIDIA
+          Dynamo's router (https://docs.nvidia.com/dynamo/, "KV cache routing").
+        - ``"prefix"``: least n; among workers with equal n, least m.
         - ``"least-loaded"``: least m.
-        - ``"round-robin"``: one after the other.
+        - ``"round-robin"``: each worker in turn.
     prefix_weight : float
-        Of ``"prefix+load"``: how many pages of load a page to compute is worth.
+        For ``"prefix+load"``: the cost of a page to compute, in pages of load.
 
     Notes
     -----
-    Of several equal workers the one that was chosen longest ago. Any number of threads. O(workers),
-    and what `PrefixIndex.match` takes.
+    Among equal workers, the router chooses the worker that was chosen longest ago. Any number of
+    threads may use it. O(workers), and the cost of `PrefixIndex.match`.
 
     Examples
     --------
@@ -387,28 +393,28 @@ class Router:
             raise ValueError(f"prefix_weight is {self._weight}, must be 0 or more, and finite")
         self._running: dict[Hashable, tuple[Hashable, int]] = {}
         self._workers: tuple[Hashable, ...] = ()
-        self._places: dict[Hashable, int] = {}  # of workers in the arrays
-        self._loads = np.zeros(0, np.int64)  # pages of the prompts that each runs
+        self._places: dict[Hashable, int] = {}  # indices of the workers in the arrays
+        self._loads = np.zeros(0, np.int64)  # pages of the prompts that each worker runs
         self._chosen_at = np.zeros(0, np.int64)
-        self._times = 0  # that a worker was chosen
+        self._times = 0  # number of choices so far
         self._lock = Lock()
 
     def choose(self, request_id: Hashable, keys: Keys) -> Hashable:
-        """Return the worker that is to run a request, whose load it is until `finish`.
+        """Return the worker that is to run a request, which counts as its load until `finish`.
 
         Parameters
         ----------
         request_id : hashable
         keys : uint64 [n], or sequence of bytes and int
-            Of its prompt's full pages, in order; policies that ask for no prefix count them.
+            Keys of the prompt's full pages, in order; policies without a prefix only count them.
 
         Raises
         ------
         ValueError
-            There is no worker, or the request runs already.
+            The index has no workers, or the request already runs.
         """
         hashes = hashes_of(keys) if self._policy in _BY_PREFIX else None
-        pages = len(keys)  # of both the code may run, and ask this router
+        pages = len(keys)  # the caller's code may run here, and call this router
         with self._lock:
             if request_id in self._running:
                 raise ValueError(f"request {request_id!r} runs already; finish it first")
@@ -427,12 +433,12 @@ class Router:
             return workers[place]
 
     def finish(self, request_id: Hashable) -> None:
-        """Note that a request has ended.
+        """Record that a request has ended.
 
         Raises
         ------
         ValueError
-            It does not run.
+            The request does not run.
         """
         with self._lock:
             try:
@@ -446,7 +452,7 @@ class Router:
     def load_of(self, worker: Hashable) -> int:
         """Return the pages of the prompts that a worker runs.
 
-        O(1); O(requests that run) for one that has gone, or came since the last choice.
+        O(1); O(requests that run) for a worker that was removed, or added after the last choice.
         """
         with self._lock:
             place = self._places.get(worker)
@@ -455,7 +461,7 @@ class Router:
             return sum(pages for runs_on, pages in self._running.values() if runs_on == worker)
 
     def _follow(self, workers: tuple[Hashable, ...]) -> None:
-        """Keep arrays in the order of the index's workers, some of which may be new or gone."""
+        """Reorder the arrays to the index's workers, of which some may be new or removed."""
         if workers is self._workers:
             return
         chosen_at = dict(zip(self._workers, self._chosen_at.tolist(), strict=True))
@@ -468,7 +474,7 @@ class Router:
                 self._loads[self._places[worker]] += pages
 
     def _costs(self, pages: int, held: NDArray[Any] | None) -> list[NDArray[Any]]:
-        """Return what is to be small [workers], first things first; `held` are pages of each."""
+        """Return costs [workers] to minimise, main cost first; `held` are pages of each."""
         if self._policy == "round-robin":
             return [self._chosen_at]
         if held is None:
@@ -480,7 +486,7 @@ class Router:
 
 
 def _least(costs: list[NDArray[Any]]) -> int:
-    """Return the place of the least cost [workers], by the next one where several are equal."""
+    """Return the index of the least cost [workers]; the next cost decides between equal workers."""
     among = np.arange(len(costs[0]))
     for cost in costs:
         of_these = cost[among]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests run in the next step of an engine, and what becomes of memory that is short.
+"""Choose the requests of an engine's next step, and preempt requests if memory is short.
 
-A step runs the next token of every sequence that generates and, in what is left of its tokens, the
-prompts that are not computed yet, in chunks, oldest first. Requests are admitted as they came, with
-quotas those of each tenant. When the next tokens do not fit, the request that came last goes back
-to the front of the queue and its pages go; it comes back with what is still cached.
+A step runs the next token of every sequence that generates. The remaining tokens of the step run
+prompts that are not computed yet, in chunks, oldest first. Requests are admitted in order of
+arrival; with quotas, in order of arrival for each tenant. If the next tokens do not fit, the
+request that arrived last returns to the front of the queue and its pages are released; it resumes
+later with the pages that are still cached.
 
-With ``async_onload`` an admitted request whose pages are on their way from stores does not run
-before they have arrived. Requests behind it are admitted and run meanwhile, so that their loads
-overlap with its own and with steps.
+With ``async_onload`` an admitted request whose pages are still loading from stores runs only after
+they have arrived. Later requests are admitted and run meanwhile, so their loads overlap with its
+loads and with steps.
 """
 
 from __future__ import annotations
@@ -44,35 +45,36 @@ class Request:
     Parameters
     ----------
     context : context, or callable that returns one
-        Holds the prompt. A callable is called when the request is first tried, so that a long queue
-        holds no tokens; `num_prompt`, the tokens of the prompt, is then needed.
+        Holds the prompt. A callable is called before the first attempt to admit the request, so a
+        long queue holds no tokens; it needs `num_prompt`, the number of tokens of the prompt.
     left : int
-        Tokens still to generate, at most.
+        The most tokens that remain to be generated.
     stop_tokens : collection of int
-        Each of them ends the sequence.
+        Each of these tokens ends the sequence.
     siblings : list of Request
-        Sequences that go on from the same prompt, each with a context of its own that holds it:
-        they are forked when the prompt is computed.
+        Sequences that continue the same prompt, each with its own context that holds the prompt.
+        They are forked after the prompt is computed.
     owner : object
-        Whatever the caller wants to find again.
+        Any object of the caller, returned unchanged.
 
     Attributes
     ----------
     rank, replica : int
-        Place in the order of arrival, -1 before it was added; where it runs, or ran last.
+        Position in the order of arrival, -1 before the request is added; the replica on which it
+        runs or last ran.
     row : int
-        Index among the scheduler's `decodes`, -1 elsewhere.
+        Index in the scheduler's `decodes`, or -1.
     parent : Request or None
-        The request whose prompt it waits for, as one of its siblings.
+        For a sibling that waits for its prompt: the request that computes the prompt.
     cached_tokens : int
-        Tokens that were cached when it first ran, loaded ones included, -1 before; of a fork the
-        whole prompt.
+        Number of tokens that were cached when the request first ran, including loaded tokens; -1
+        before. For a fork the whole prompt.
     written : int
-        Tokens that were written when it was last preempted.
+        Number of tokens that were written when the request was last preempted.
     last_token : int
-        The token generated last, -1 before the first.
+        The last generated token, -1 before the first.
     finish_reason : "length", "stop", "cancelled" or None
-        Why it has ended.
+        Reason for the end of the request.
     """
 
     context: Any
@@ -101,13 +103,13 @@ class Request:
 
 
 def tenant_of(request: Request, quotas: Collection[str]) -> str | None:
-    """Return whose pages a request takes, where that one has a quota."""
+    """Return the tenant whose quota a request uses, or None if the tenant has no quota."""
     tenant = getattr(request.context, "tenant", None) if quotas else None
     return tenant if tenant in quotas else None
 
 
 def most_tokens(manager: PagedKVCacheManager, request: Request, most_at_once: int) -> int:
-    """Return the tokens that a request could have, were it alone; so many run in one step."""
+    """Return the longest length of a request with no other; `most_at_once` tokens run per step."""
     pages, quotas = manager.total_num_pages, manager.quotas
     if quotas and not callable(request.context):
         tenant = tenant_of(request, quotas)
@@ -120,7 +122,7 @@ def most_tokens(manager: PagedKVCacheManager, request: Request, most_at_once: in
 def rivals(
     requests: Iterable[Request], short: Request, quotas: Collection[str]
 ) -> Iterator[Request]:
-    """Yield those whose pages would serve one that is short: of its replica and tenant."""
+    """Yield the requests of the same replica and tenant, whose pages can serve a short request."""
     tenant = tenant_of(short, quotas)
     for request in requests:
         if request.replica == short.replica and tenant_of(request, quotas) == tenant:
@@ -129,29 +131,30 @@ def rivals(
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Batch:
-    """Say what a step runs: B rows, of which S sequences get a token.
+    """Hold a step's work: B rows, of which S sequences get a token.
 
     Attributes
     ----------
     contexts : list of contexts [B]
-        The rows, replica after replica.
+        Contexts of the rows, replica after replica.
     inputs : list of RaggedKVCacheInputs
-        What the kernels need, one per device.
+        Inputs of the kernels, one per device.
     requests : list of Request [S]
-        Who gets a token. A row whose prompt goes on in a later step gets none, one whose prompt
-        ends gets one more for each sibling, directly behind its own.
+        The requests that get a token. A row whose prompt continues in a later step gets no entry. A
+        row whose prompt ends gets an entry, followed by an entry for each sibling.
     rows : int64 [S]
-        The row whose last logits tell each of them.
+        For each entry, the row whose last logits give its token.
     num_steps : int
-        Tokens for each of them; more than 1 only where no prompt runs.
+        Number of tokens for each entry; more than 1 only if no prompt runs.
     completed : list of Request
-        Those whose prompt, with what they had generated before a preemption, ends with this step.
+        Requests whose prompt, including the tokens generated before a preemption, ends with this
+        step.
     admitted, preempted : list of Request
-        Those that run from this step on, for the first time or again; those that were sent back to
+        Requests that run from this step on, for the first time or again; requests that returned to
         the queue.
     copies : int32 [n, 4]
-        For a manager without a pool, ``take_copies()``: to be done before the kernels run, in this
-        order. A batch that was not booked leaves its own to the next one.
+        For a manager without a pool, ``take_copies()``: do these copies before the kernels run, in
+        this order. If a batch is not booked with `update`, the next batch repeats its copies.
     """
 
     contexts: list[Any]
@@ -170,13 +173,13 @@ def hand_out(
     tokens: NDArray[np.int32],
     update: Callable[[list[Any], NDArray[np.int32]], object],
 ) -> list[Request]:
-    """Give every row its tokens, step by step; return the requests that end."""
+    """Pass every row its tokens, step by step; return the requests that end."""
     contexts, requests = batch.contexts, batch.requests
     by_row = np.zeros((len(tokens), len(contexts)), np.int32)
-    by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # of a family the first, which comes last
+    by_row[:, batch.rows[::-1]] = tokens[:, ::-1]  # reversed: the first of a family is written last
     ended: list[Request] = []
     for step in range(len(tokens)):
-        update(contexts, by_row[step])  # drops the token of a prompt that goes on
+        update(contexts, by_row[step])  # drops the token of an unfinished prompt
         for request, token in zip(requests, tokens[step].tolist(), strict=True):
             request.last_token = token
             request.left -= 1
@@ -184,7 +187,7 @@ def hand_out(
             if is_stop or request.left == 0:
                 request.finish_reason = "stop" if is_stop else "length"
                 ended.append(request)
-        if ended and step + 1 < len(tokens):  # the rest goes on, a row each
+        if ended and step + 1 < len(tokens):  # the other requests continue, each with its own row
             going_on = [row for row, r in enumerate(requests) if r.finish_reason is None]
             requests = [requests[row] for row in going_on]
             contexts = [contexts[row] for row in going_on]
@@ -198,19 +201,19 @@ def hand_out(
 def is_soon_cached(
     manager: PagedKVCacheManager, request: Request, prefills: Iterable[Request]
 ) -> bool:
-    """Tell whether a prompt being computed now will save another one half of its tokens.
+    """Return whether a prompt being computed will save a request half of its tokens.
 
     Parameters
     ----------
     manager : PagedKVCacheManager
     request : Request
-        One that waits. Where its context is still a callable the answer is False.
+        A waiting request. If its context is still a callable, the result is False.
     prefills : iterable of Request
-        Those whose prompts are being computed, as ``scheduler.prefills``.
+        Requests whose prompts are being computed, as ``scheduler.prefills``.
 
     Notes
     -----
-    Changes nothing. Costs a match, and comparing the prompt with each of `prefills`.
+    Changes nothing. Matches the prompt once, and compares it with each of `prefills`.
 
     Examples
     --------
@@ -244,7 +247,7 @@ def is_soon_cached(
 
 
 def _names(context: Any) -> tuple[Any, Any, Any]:
-    """Return what keeps the prefixes of contexts apart; contexts of other classes may have none."""
+    """Return the values that separate prefixes of contexts; other context classes may lack them."""
     extra_key, cache_salt = (getattr(context, name, None) for name in ("extra_key", "cache_salt"))
     return extra_key, cache_salt, getattr(context, "extra_keys", None)
 
@@ -262,27 +265,32 @@ class Scheduler:
     Parameters
     ----------
     manager : PagedKVCacheManager
-        With or without a pool, with any number of replicas and tiers; others may use it as well.
+        A manager with or without a pool, with any number of replicas and tiers; other code may also
+        use it.
     max_running : int, optional
-        Sequences that run at a time; by default as many as the manager takes.
+        Number of sequences that run at a time; by default the manager's maximum.
     max_batch_tokens, max_prompt_tokens : int
-        Tokens of a step, and of these those of prompts; by default whatever is left.
+        Tokens of a step, and tokens of prompts in a step; by default prompts may use all remaining
+        tokens of the step.
     num_steps : int
-        Tokens per sequence in a step that runs no prompt, or 1 where so many do not fit the pool.
+        Tokens per sequence in a step that runs no prompt, or 1 if this number does not fit the
+        pool.
     hold : callable(request) -> bool, optional
-        Asked before a request joins others: True leaves it in the queue, and others may go first;
-        see ``is_soon_cached``.
+        Called before a request joins running requests. True leaves the request in the queue, and
+        later requests may be admitted before it; see ``is_soon_cached``.
     update : callable(contexts, tokens)
-        Hands contexts their tokens.
+        Called to append tokens to contexts.
 
     Attributes
     ----------
     waiting, loading, prefills, decodes : list of Request
-        To be read only: in the queue, without pages; admitted, with pages on their way from stores;
-        with a prompt that is not computed, whose siblings are nowhere yet; generating, in rows of
-        which the last one fills a hole.
+        Read these lists only. `waiting`: requests in the queue, without pages. `loading`: admitted
+        requests whose pages are loading from stores. `prefills`: requests whose prompt is not
+        computed yet; their siblings are in no list. `decodes`: generating requests by row; the last
+        row moves to the row of a request that ends.
     num_preemptions, recomputed_tokens : int
-        How often a request was sent back to the queue, and the tokens run again for that.
+        Number of times that a request returned to the queue, and number of tokens that ran again
+        after it.
 
     Examples
     --------
@@ -317,17 +325,17 @@ class Scheduler:
         self._budgets = max_batch_tokens, max_prompts
         self._num_steps = num_steps
         self._most_at_once = max(min(self._budgets), num_steps)
-        self._has_windows = has_windows(manager.params)  # which get pages for what runs next
+        self._has_windows = has_windows(manager.params)  # reserve only for tokens that run next
         self._hold = hold
         self._update = update
         self._live: dict[int, Request] = {}  # by rank
         self._ranks = count()
-        self._may_admit = True  # something was released since a request did not fit
-        self._batch: Batch | None = None  # handed out, not booked yet
-        self._copies = _NO_COPIES  # of batches that were not booked: nobody may have done them
-        self._running: list[Request] = []  # the rows of the last one
+        self._may_admit = True  # pages were released after a request did not fit
+        self._batch: Batch | None = None  # returned by next_batch, not booked yet
+        self._copies = _NO_COPIES  # of batches that were not booked, maybe not done yet
+        self._running: list[Request] = []  # the rows of the last batch
         self._contexts: list[Any] = []
-        self._queue: list[Request] = []  # by rank, with requests that were cancelled since
+        self._queue: list[Request] = []  # by rank, may contain requests that were cancelled later
         self._has_cancelled = False  # a request of the queue was cancelled
         self.loading: list[Request] = []
         self.prefills: list[Request] = []
@@ -346,7 +354,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Request]:
-        """Requests in the queue. O(1), or O(queue) once after requests of it were cancelled."""
+        """Requests in the queue. O(1), or O(queue) once after a cancellation in the queue."""
         if self._has_cancelled:
             self._queue = [each for each in self._queue if each.finish_reason is None]
             self._has_cancelled = False
@@ -360,9 +368,9 @@ class Scheduler:
         Raises
         ------
         CapacityError
-            It can never fit the pool, or the manager's ``max_seq_len``.
+            The request can never fit the pool, or exceeds the manager's ``max_seq_len``.
         ValueError
-            It was added before.
+            The request was added before.
         """
         family = (request, *request.siblings)
         for each in family:
@@ -379,7 +387,7 @@ class Scheduler:
         if request.rank >= 0:
             raise ValueError(f"request {request.rank} was added before; it is served once")
         pool = most_tokens(self._manager, request, self._most_at_once)
-        tokens = request.num_prompt + request.left - 1  # the last one is not written
+        tokens = request.num_prompt + request.left - 1  # the last token is not written
         if tokens > pool or tokens + self._num_steps - 1 > self._manager.max_seq_len:
             raise CapacityError(
                 f"a request comes to {tokens} tokens in steps of {self._num_steps}, the pool holds "
@@ -387,11 +395,12 @@ class Scheduler:
             )
 
     def cancel(self, request: Request) -> None:
-        """End a request, and the siblings that wait for its prompt; a batch that is out is void.
+        """End a request and the siblings that wait for its prompt; a batch in flight becomes void.
 
         Notes
         -----
-        O(siblings) for a request that waits or generates; else also O(prompts that run or load).
+        O(siblings) for a request that waits or generates; otherwise also O(prompts that run or
+        load).
         """
         family = (request, *request.siblings)
         if request.parent is not None and request in request.parent.siblings:
@@ -420,17 +429,17 @@ class Scheduler:
     # -- a step ------------------------------------------------------------------------------
 
     def next_batch(self, *, admit: bool = True) -> Batch | None:
-        """Choose what runs next and fetch it; None when there is nothing.
+        """Choose the requests of the next step and fetch them; return None without requests.
 
         Parameters
         ----------
         admit : bool
-            Whether requests that wait may join those that run.
+            Whether waiting requests may join running requests.
 
         Raises
         ------
         InsufficientBlocksError
-            Others hold so many pages that not one request fits.
+            No request fits, because other users of the manager hold too many pages.
         """
         self._batch = None
         admitted, preempted = list[Request](), list[Request]()
@@ -439,7 +448,7 @@ class Scheduler:
         is_admitting = may_admit and self.waiting and self.num_running < self._max_running
         num_steps = 1 if is_admitting else self._num_steps
         if is_admitting:
-            self._make_room(preempted)  # for those that run, before anybody else takes it
+            self._make_room(preempted)  # for running requests, before new requests take pages
             if not preempted:
                 self._admit(admitted)
         while self.num_running or (admit and self._admit(admitted)):
@@ -458,19 +467,19 @@ class Scheduler:
         return None
 
     def update(self, batch: Batch, tokens: Any) -> list[Request]:
-        """Book a step: hand out its tokens, commit its pages, release what has ended.
+        """Book a step: append its tokens, commit its pages, release the requests that ended.
 
         Parameters
         ----------
         batch : Batch
-            What ``next_batch`` handed out last.
+            The last batch that ``next_batch`` returned.
         tokens : int [S], or [num_steps, S]
-            For ``batch.requests``; those behind the last one of a sequence are dropped.
+            Tokens for ``batch.requests``; tokens after the last token of a sequence are dropped.
 
         Returns
         -------
         list of Request
-            Those that have ended.
+            The requests that ended.
 
         Raises
         ------
@@ -492,7 +501,8 @@ class Scheduler:
             for sibling in request.siblings:
                 self._fork(request, sibling)
             request.siblings = []
-        # The last row first: holes are filled with one that stays. A sibling may have none.
+        # Release the highest row first: then only a row that stays fills a hole. A sibling that
+        # ends with its first token has no row.
         rows = [each.row for each in ended if each.row >= 0]
         for row in sorted(rows, reverse=True):
             self._release(self.decodes[row])
@@ -503,7 +513,7 @@ class Scheduler:
     # -- memory ------------------------------------------------------------------------------
 
     def _make_room(self, preempted: list[Request], num_steps: int = 1) -> int:
-        """Reserve the next tokens of all that run: one by preemption, `num_steps` if they fit."""
+        """Reserve one next token of each request, by preemption, or `num_steps` if they fit."""
         while True:
             if self._has_windows:
                 for request in self.prefills[len(self._cut_chunks()) :]:
@@ -528,7 +538,7 @@ class Scheduler:
         return num_steps
 
     def _admit(self, admitted: list[Request]) -> bool:
-        """Admit in order while there is room in the step, the batch and the pool."""
+        """Admit requests in order until the step, the batch or the pool is full."""
         budget = self._prompt_budget() - sum(request.unwritten for request in self.prefills)
         place, quotas, short = 0, self._manager.quotas, set[str | None]()
         while place < len(self.waiting) and budget > 0 and self.num_running < self._max_running:
@@ -544,13 +554,13 @@ class Scheduler:
                     self._begin_prompt(self.loading.pop(), admitted)
                     budget -= request.unwritten
             elif quotas:
-                short.add(tenant_of(request, quotas))  # others may fit
+                short.add(tenant_of(request, quotas))  # requests of other tenants may fit
             else:
                 break
         return bool(self.num_running)
 
     def _take_loaded(self, admitted: list[Request], *, waits: bool = False) -> None:
-        """Have requests run whose pages have arrived; with `waits` at least the oldest one."""
+        """Start the requests whose pages have arrived; `waits` waits for the oldest one."""
         wait = self._manager.wait
         loaded = [
             request
@@ -564,7 +574,7 @@ class Scheduler:
             self._begin_prompt(request, admitted)
 
     def _begin_prompt(self, request: Request, admitted: list[Request]) -> None:
-        """Have a request run from where its context stands."""
+        """Start a request at the position of its context."""
         start = request.context.start_idx
         if request.cached_tokens < 0:
             request.cached_tokens = start
@@ -577,10 +587,10 @@ class Scheduler:
         self.decodes.append(request)
 
     def _claim(self, request: Request, budget: int) -> bool:
-        """Claim and reserve on the replica with the best hit or, when it is full, the emptiest."""
+        """Claim and reserve on the replica with the best hit or, if it is full, on the emptiest."""
         if callable(request.context):
             request.context = request.context()
-        if self._has_windows:  # one token less than that finds no hit
+        if self._has_windows:  # with one token less, the lookup finds no hit
             request.context.start_idx = 0
             request.context.active_idx = min(request.context.end_idx, max(2, budget))
         if self._manager.num_replicas == 1:
@@ -592,7 +602,7 @@ class Scheduler:
         manager, context = self._manager, request.context
         try:
             manager.claim(context.request_id, replica)
-        except CapacityError:  # others have claimed the rest of the replica
+        except CapacityError:  # other users have claimed the rest of the replica
             return False
         fits = False
         try:
@@ -605,14 +615,14 @@ class Scheduler:
         return fits
 
     def _fork(self, parent: Request, sibling: Request) -> None:
-        """Start a sibling on the pages of its prompt, later where there is no room now."""
+        """Fork a sibling from its prompt's pages; put it in the queue if there is no room now."""
         sibling.context.update(sibling.last_token)
         if sibling.finish_reason is None:
             try:
                 if self.num_running == self._max_running:
                     raise CapacityError("all rows are taken")
                 self._manager.fork(parent.context.request_id, sibling.context)
-            except CapacityError:  # or others have claimed the rest of the replica
+            except CapacityError:  # or other users have claimed the rest of the replica
                 insort(self.waiting, sibling, key=_rank)
                 return
             sibling.replica = parent.replica
@@ -636,7 +646,7 @@ class Scheduler:
         return min(self._budgets[0] - len(self.decodes), self._budgets[1])
 
     def _cut_chunks(self) -> list[Request]:
-        """Share the step's tokens among the prompts, oldest first."""
+        """Divide the step's tokens among the prompts, oldest first."""
         budget = self._prompt_budget()
         chunks = []
         for request in self.prefills:
@@ -649,13 +659,13 @@ class Scheduler:
         return chunks
 
     def _fetch(self, num_steps: int, come: list[Request], gone: list[Request]) -> Batch | None:
-        """Fetch all that runs in this step; None where its next tokens do not fit the pool."""
+        """Fetch the rows of this step; return None if their next tokens do not fit the pool."""
         manager, chunks = self._manager, self._cut_chunks()
         num_steps = 1 if chunks else num_steps
         running = self.decodes + chunks
         if manager.num_replicas > 1:
             running.sort(key=attrgetter("replica"))
-        if running != self._running:  # the manager knows a list again
+        if running != self._running:  # fetch is faster with the same list
             self._running = running
             self._contexts = [request.context for request in running]
         try:
@@ -665,7 +675,7 @@ class Scheduler:
         requests, rows = running, np.arange(len(running))
         completed = [r for r in chunks if r.context.active_idx == r.context.end_idx]
         if chunks:
-            # Where layers keep a state a chunk may be cut in front of one that is not.
+            # If layers keep a state, a chunk that is cut may precede a chunk that is not cut.
             going_on = [r for r in chunks if r.context.active_idx < r.context.end_idx]
             families = [() if r in going_on else (r, *r.siblings) for r in running]
             requests = [request for family in families for request in family]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pages, tokens and requests fit into how many bytes."""
+"""Compute how many pages, tokens and requests fit into a number of bytes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
     "sequence_bytes",
 ]
 
-#: Slots of states for each request: its own, and one for a checkpoint.
+#: State slots per request: the slot of the request, and a slot for a checkpoint.
 STATES_PER_REQUEST = 2
-#: Checkpoints below which few prompts share one: prompts of a chat take two to three each.
+#: With fewer checkpoints, few prompts share a checkpoint: each chat prompt takes two to three.
 _FEWEST_CHECKPOINTS = 16
-_SHARE_OF_CHECKPOINTS = 8  # the part of a replica's memory that goes to reach that number
+_SHARE_OF_CHECKPOINTS = 8  # 1 / 8 of a replica's memory may go to these checkpoints
 
 _GIB = 1 << 30
 _MOST_TOKENS = 2**31 - 1
@@ -44,7 +44,7 @@ _MOST_TOKENS = 2**31 - 1
 def rederived(
     params: KVCacheParams, *, num_layers: int | None = None, page_size: int | None = None
 ) -> KVCacheParams:
-    """Return the params with the given values in place of their own."""
+    """Return a copy of the params with `num_layers` and `page_size` replaced where given."""
     require_params(params)
     return replace(
         params,
@@ -66,9 +66,9 @@ def _bytes(memory: int) -> int:
 
 
 def pages_per_replica(params: KVCacheParams, memory: int, num_states: int = 0) -> int:
-    """Return the pages of one replica when `memory` bytes are shared by all.
+    """Return the pages of one replica if all replicas share `memory` bytes.
 
-    Each has `num_states` slots for states beside them.
+    The share of each replica also holds `num_states` state slots.
     """
     require_params(params)
     share = _bytes(memory) // params.data_parallel_degree
@@ -83,11 +83,13 @@ def checkpoints_per_replica(
     available_cache_memory: int | None,
     num_pages: int | None,
 ) -> int:
-    """Return the slots for checkpoints of one replica where the caller does not say a number.
+    """Return the default number of checkpoint slots of one replica.
 
-    One for each request. Where that is less than 16, up to 16 in an eighth of the memory: of
-    `available_cache_memory` what the longest sequences of the batch leave, beside `num_pages` as
-    many bytes as an eighth of these pages.
+    The replica gets a slot for each request. If the replica takes fewer than 16 requests, it gets
+    up to 16 slots if the additional slots fit into an eighth of the memory. With
+    `available_cache_memory`, the additional slots must also fit into the memory that the longest
+    sequences of the batch leave. With `num_pages`, the additional slots take at most the bytes of
+    an eighth of the pages, in addition to the pages.
     """
     batch = batch_per_replica(params, max_batch_size)
     slot = params.bytes_per_state_slot
@@ -101,9 +103,10 @@ def checkpoints_per_replica(
 
 
 def batch_with_slots(params: KVCacheParams, memory: int, num_pages: int, most: int) -> int:
-    """Return how many of `most` requests one replica has slots for, beside so many pages.
+    """Return the requests, at most `most`, whose state slots fit in addition to `num_pages`.
 
-    At least 1: whether that leaves pages, ``pages_per_replica`` says.
+    `memory` is the memory of one replica. The result is at least 1: ``pages_per_replica`` returns
+    0 if the slots leave no room for a page.
     """
     slots = STATES_PER_REQUEST * params.bytes_per_state_slot
     if not slots:
@@ -112,19 +115,20 @@ def batch_with_slots(params: KVCacheParams, memory: int, num_pages: int, most: i
 
 
 def _host_bytes(params: KVCacheParams) -> int:
-    """Return the space of a replica's host tier; 0 without a tier."""
+    """Return the bytes of a replica's host tier; 0 without a tier."""
     if not params.enable_kvcache_swapping_to_host:
         return 0
     return int((params.host_kvcache_swap_space_gb or 0) * _GIB)
 
 
 def host_states_per_replica(params: KVCacheParams, num_host_states: int | None = None) -> int:
-    """Return the slots of a replica's host tier for checkpoints, by default in half of its space.
+    """Return the checkpoint slots of a replica's host tier, by default in half of its space.
 
     Raises
     ------
     ValueError
-        Slots without a host tier or a State group, or so many that no page has room beside them.
+        `num_host_states` is not 0 without a host tier or a State group, or the slots leave no room
+        for a page.
     """
     slot = params.bytes_per_state_slot
     space = _host_bytes(params)
@@ -144,16 +148,16 @@ def host_states_per_replica(params: KVCacheParams, num_host_states: int | None =
 
 
 def host_pages_per_replica(params: KVCacheParams, num_host_states: int | None = None) -> int:
-    """Return the pages that the host tier's space holds for a replica; 0 without a tier.
+    """Return the pages that fit into a replica's host tier; 0 without a tier.
 
-    They have what its slots of states leave.
+    The pages get the space that the state slots leave.
     """
     slots = host_states_per_replica(params, num_host_states)
     return (_host_bytes(params) - slots * params.bytes_per_state_slot) // params.bytes_per_page
 
 
 def host_pages(params: KVCacheParams, num_host_states: int | None = None) -> int:
-    """Return the pages that the host tier's space holds, over all replicas; 0 without a tier."""
+    """Return the pages that fit into the host tier, over all replicas; 0 without a tier."""
     return host_pages_per_replica(params, num_host_states) * params.data_parallel_degree
 
 
@@ -164,15 +168,15 @@ def chosen_pages(
     num_states: int = 0,
     first_page: int = 0,
 ) -> int:
-    """Return the pages of one replica, of which exactly one size is given.
+    """Return the pages of one replica, from a number of bytes or a number of pages.
 
-    The memory has to hold `num_states` slots for states as well, and the `first_page` pages in
-    front of them.
+    The caller gives either `available_cache_memory` or `num_pages`, and not both. The memory must
+    also hold `num_states` state slots and the `first_page` pages reserved for the caller.
 
     Raises
     ------
     CapacityError
-        The memory does not hold one page.
+        The memory holds less than one page.
     ValueError, TypeError
     """
     if (available_cache_memory is None) == (num_pages is None):
@@ -200,7 +204,7 @@ def chosen_pages(
 def pages_per_sequence(
     params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
 ) -> int:
-    """Return the most pages that a sequence holds, of all bundles.
+    """Return the largest number of pages that a sequence holds, over all bundles.
 
     Parameters
     ----------
@@ -208,7 +212,8 @@ def pages_per_sequence(
     max_seq_len : int
         Tokens of the sequence.
     max_chunk_tokens : int
-        Tokens of it that run in one step at most: a window needs room for them beside its own.
+        Largest number of tokens of the sequence that run in one step: a window needs room for
+        these tokens in addition to the tokens of the window.
     """
     require_params(params)
     require_count(max_seq_len=max_seq_len, max_chunk_tokens=max_chunk_tokens)
@@ -218,7 +223,7 @@ def pages_per_sequence(
 def _pages_of(params: KVCacheParams, tokens: int, max_chunk_tokens: int) -> int:
     if params.groups is None:
         return -(-tokens // params.page_size)
-    # Where bundles have pages of several sizes, a request takes what the largest one covers.
+    # If bundles have pages of several sizes, a request takes pages in units of the largest page.
     run = column_tokens(params)
     return sum(
         pages * bundle.group.max_pages(tokens, run, max_chunk_tokens)
@@ -229,7 +234,7 @@ def _pages_of(params: KVCacheParams, tokens: int, max_chunk_tokens: int) -> int:
 def sequence_bytes(
     params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
 ) -> int:
-    """Return the most bytes that a sequence takes over a replica's devices, with its states."""
+    """Return the largest number of bytes of a sequence and its states on a replica's devices."""
     pages = pages_per_sequence(params, max_seq_len, max_chunk_tokens)
     return pages * params.bytes_per_page + STATES_PER_REQUEST * params.bytes_per_state_slot
 
@@ -241,7 +246,7 @@ def estimated_memory_size(
     memory: int,
     max_chunk_tokens: int = MAX_CHUNK_TOKENS,
 ) -> int:
-    """Return the bytes over all replicas: at most `memory`, at most what the batch can use."""
+    """Return the bytes over all replicas: `memory`, or less if the batch cannot use all of it."""
     require_params(params)
     require_count(max_batch_size=max_batch_size)
     needed = sequence_bytes(params, max_seq_len, max_chunk_tokens)
@@ -253,9 +258,10 @@ def estimated_memory_size(
 def max_supported_sequence_length(
     params: KVCacheParams, memory: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
 ) -> int:
-    """Return the tokens that one replica holds, a multiple of the page size.
+    """Return the tokens that fit into one replica, a multiple of the page size.
 
-    Where no group keeps every token, and the window fits, it is the largest one below 2**31.
+    If no group keeps every token and the window fits, the result is the largest multiple of the
+    page size below 2**31.
     """
     require_count(max_chunk_tokens=max_chunk_tokens)
     pages = pages_per_replica(params, memory, STATES_PER_REQUEST)
@@ -263,15 +269,15 @@ def max_supported_sequence_length(
 
 
 def longest_sequence(params: KVCacheParams, pages: int, max_chunk_tokens: int) -> int:
-    """Return the tokens of the longest sequence that `pages` hold, a multiple of the page size.
+    """Return the tokens of the longest sequence that fits in `pages`, a multiple of the page size.
 
     Parameters
     ----------
     params : KVCacheParams
     pages : int
-        Of one replica.
+        Pages of one replica.
     max_chunk_tokens : int
-        Tokens of it that run in one step at most.
+        Largest number of tokens of the sequence that run in one step.
     """
     if params.groups is None:
         return pages * params.page_size
@@ -292,7 +298,7 @@ def infer_optimal_batch_size(
     memory: int,
     max_chunk_tokens: int = MAX_CHUNK_TOKENS,
 ) -> int:
-    """Return how many longest sequences fit, over all replicas."""
+    """Return the number of sequences of `max_seq_len` tokens that fit, over all replicas."""
     require_params(params)
     share = _bytes(memory) // params.data_parallel_degree
     needed = sequence_bytes(params, max_seq_len, max_chunk_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to the elements of a KV cache: numpy arrays and whatever speaks DLPack."""
+"""Operate on the elements of a KV cache, in numpy arrays or arrays of any DLPack library."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over the plain arrays of a paged cache in host memory."""
+"""Attend over the plain arrays of a paged cache in host memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Array = NDArray[Any]
 
 
 class AttentionOptions(NamedTuple):
-    """Hold what ``attend_kv`` takes beside arrays."""
+    """Hold the arguments of ``attend_kv`` that are not arrays."""
 
     scale: float
     window: int | None
@@ -28,7 +28,7 @@ class AttentionOptions(NamedTuple):
     threads: int
 
     def checked(self) -> AttentionOptions:
-        """Return these as numbers; ValueError or TypeError for what they cannot be."""
+        """Return the options as checked numbers; raise ValueError or TypeError for bad values."""
         scale = number("scale", self.scale)
         cap = None if self.soft_cap is None else number("soft_cap", self.soft_cap)
         if not isfinite(scale):
@@ -93,7 +93,7 @@ def _attend(
     cache: Sequence[_Array], new_tokens: int, queries: _Array, options: AttentionOptions
 ) -> _Array:
     keys, values, table, lengths = cache
-    # An unused entry, -1, becomes the largest of these numbers; no query sees what is there.
+    # As uint32, the entry -1 of an unused column is the largest id; no query reads its page.
     batch = PagedBatch(
         keys,
         values,

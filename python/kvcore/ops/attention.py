@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over the pages of a batch, and the merge of partial results."""
+"""Attend over the pages of a batch, and merge partial results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvcore.support.arguments import flag, integer, pair_of
 
 __all__ = ["attention", "cascade_attention", "merge_states"]
 
-# Of queries, and of arrays for results: nothing keeps those behind a call.
+# Types of queries and of result arrays. No array is kept after the call returns.
 _host_view = call_array_viewer(host_array)
 
 
@@ -47,52 +47,54 @@ def attention(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Attend over the cached and the new tokens of each row, where they lie.
+    """Attend over the cached and the new tokens of each row, without copying their pages.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
-        What ``fetch`` handed out, or the caller's own pools. K and V of this step are in their
-        pages already (``append``).
+        The inputs that ``fetch`` returned, or the caller's own pools. The K and V of this step are
+        already in their pages (``append``).
     layer : int
     q : array float32, float16 or bfloat16 [tokens, q_heads, head_dim]
-        Of any library with DLPack, where the pool is; axes but the last may be strided, as those of
-        a fused QKV are. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of head
-        ``h // (q_heads // heads)``.
+        An array of any DLPack library, on the pool's device. All axes but the last may be strided,
+        as in a fused QKV. ``q_heads`` is a multiple of the pool's heads; head h reads K and V of
+        head ``h // (q_heads // heads)``.
     row_offsets : integers [B + 1]
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; the j-th stands at position
-        ``cache_lengths[b] + j``.
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; token j of the row has
+        position ``cache_lengths[b] + j``.
     scale : float, optional
-        Of the products of q and K; ``head_dim ** -0.5`` by default. For MLA pass the model's own.
+        Factor of the products of q and K; ``head_dim ** -0.5`` by default. For MLA pass the model's
+        own.
     causal : bool
-        Whether a token sees only itself and what stands before it in its row.
+        Whether a token sees only itself and the earlier tokens of its row.
     window : int, optional
-        Tokens that a token sees: itself and the ``window - 1`` before it; without `causal` also
-        what stands behind it.
+        Number of tokens that a token sees: itself and the ``window - 1`` before it. Without
+        `causal` a token also sees all later tokens.
     chunk : int, optional
-        Tokens of a chunk, as Llama 4 has them: the token at position p sees those from
-        ``p // chunk * chunk`` on. Without `causal` also what stands behind it in its chunk. With
-        a window it sees what both let it see. Window and chunk are by default those of the layer's
-        group, where the manager has groups; there they may only be narrower, and a chunk one that
-        divides the group's.
+        Tokens of a chunk, as in Llama 4: the token at position p sees the tokens from
+        ``p // chunk * chunk`` on. Without `causal` it also sees the later tokens of its chunk. With
+        a window and chunks, a token sees the tokens that both allow. By default window and chunk
+        are those of the layer's group, if the manager has groups. For a layer of a group they may
+        only be narrower, and `chunk` must divide the group's chunk.
     soft_cap : float, optional
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : array float32, float16 or bfloat16 [q_heads], optional
-        A score of each head that takes weight and has no value.
+        One extra score per head, which takes weight and has no value.
     return_lse : bool
-        Whether to return the logarithms of the sums of exponentials as well.
+        Whether to also return the logarithms of the sums of exponentials.
     out : array [tokens, q_heads, v_head_dim], optional
-        Where the result goes: of q's dtype, last axis contiguous. With `return_lse` also a pair:
-        this array, and one for the logarithms, float32 [tokens, q_heads] in C order.
+        Array for the result, in q's dtype, with a contiguous last axis. With `return_lse` it may
+        also be a pair: this array, and an array for the logarithms, float32 [tokens, q_heads] in C
+        order.
     v_head_dim : int, optional
-        Elements of a value to use, the first ones; all by default. DeepSeek's latent rows of 576
+        Number of leading elements of a value to use; all by default. DeepSeek's latent rows of 576
         elements have values of 512.
     splits : int, optional
-        On GPUs: parts of up to 64 that the tokens of a row are read in side by side. By default as
-        many as the GPU has room for, if rows have room for enough tokens. The same number gives the
-        same bytes.
+        On GPUs: into how many parts, up to 64, a row's tokens are divided; the parts are read in
+        parallel. By default as many as the GPU can run at once, if rows have room for enough
+        tokens. The same number of splits gives the same bytes.
     scratch : array float32, optional
-        On GPUs: memory for the results of splits; see ``attention_scratch``.
+        On GPUs: memory for the results of the splits; see ``attention_scratch``.
 
     Returns
     -------
@@ -100,7 +102,7 @@ def attention(
         In q's dtype and library, or `out`. Zeros for a token that sees nothing.
     lse : array float32 [tokens, q_heads]
         With `return_lse`: natural logarithms, sinks included; -inf for a token that sees nothing.
-        In q's library, or the second one of `out`.
+        In q's library, or the second array of `out`.
 
     Raises
     ------
@@ -109,22 +111,24 @@ def attention(
     ValueError
         Shapes that do not fit, a window or chunk below 1 or wider than the layer keeps, a soft cap
         that is not above 0, a scale or sink that is not finite, an `out` that is read-only or
-        overlaps what is read, a pair whose arrays overlap.
+        overlaps an input, a pair whose arrays overlap.
     TypeError
         Another dtype; a pair as `out` without `return_lse`.
     KVCacheError
-        Arrays on a GPU, and no Triton: "attention on GPUs unavailable: " and why.
+        Arrays on a GPU without Triton: "attention on GPUs unavailable: " and the reason.
 
     Notes
     -----
-    Everything is checked before `out` is written. Scores, weights and sums are float32, and the
-    result is the same for every number of threads. On a GPU weights have the dtype of `q`, what
-    lies there is not read back to be checked, a position without a page is skipped, and rows may
-    end before `q` does: what is behind them is not written. With `out`, a pair where there are
-    logarithms, and `scratch`, where there are splits, nothing is allocated there. Costs reading the
-    K and V that a row's tokens see once or, where many query heads share them, their
-    multiplications. What no token of a row sees is neither read nor looked up: there the table may
-    hold anything, as behind a window.
+    All arguments are checked before `out` is written. Scores, weights and sums are float32, and the
+    result is the same for every number of threads. The call reads the K and V that a row's tokens
+    see once; if many query heads share them, the multiplications take longer than the reads. K and
+    V that no token of a row sees are not read, and their table entries are not looked up: these
+    entries may hold any value, as the entries before a window.
+
+    On a GPU weights have the dtype of `q`. Arrays on the GPU are not read back for checks: a
+    position without a page is skipped, and rows may end before `q` does; the rest of the output is
+    not written. The call allocates nothing if `out` is given (a pair with `return_lse`), and
+    `scratch` if there are splits.
 
     Examples
     --------
@@ -164,17 +168,17 @@ def cascade_attention(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Attend as ``attention`` does, reading what rows share once for all of them.
+    """Attend as ``attention`` does, and read pages that rows share once for all of these rows.
 
     Parameters
     ----------
     inputs, layer, q, row_offsets
         As for ``attention``.
     shared : sequence of SharedPrefix
-        What ``manager.shared_prefixes(batch)`` returns after the ``fetch`` of `inputs`. Groups may
-        lie in each other.
+        The result of ``manager.shared_prefixes(batch)`` after the ``fetch`` of `inputs`. A group
+        may contain another group.
     replica : int
-        The replica that `inputs` are of: groups of others are left out.
+        The replica of `inputs`; groups of other replicas are ignored.
     scale, causal, window, chunk, soft_cap, sinks, return_lse, out, v_head_dim
     splits, scratch, stream, threads
         As for ``attention``.
@@ -182,22 +186,24 @@ def cascade_attention(
     Returns
     -------
     o, lse
-        As ``attention`` returns them, but for the rounding of float32 sums.
+        As ``attention`` returns them, except for the rounding of float32 sums.
 
     Raises
     ------
     IndexError
-        Rows that the batch does not have or that are not ascending; as for ``attention``.
+        Row indices that the batch does not have or that do not ascend; as for ``attention``.
     ValueError
-        Rows whose tables name different pages for what they see, tokens that a row has not cached,
-        groups that overlap without one lying in the other; as for ``attention``.
+        Rows of a group whose tables name different pages for the shared tokens, more shared tokens
+        than a row has cached, groups that overlap without containing each other; as for
+        ``attention``.
     TypeError
-        Groups that are no SharedPrefix; as for ``attention``.
+        Groups that are not SharedPrefix; as for ``attention``.
 
     Notes
     -----
-    Checking the groups costs comparing their rows of the table. With a window or chunks, rows share
-    what both of them see: the row that is not as long reads it for the others.
+    The check of the groups compares their rows of the table. With a window or chunks, rows share
+    only the tokens that all of them see: the shortest row of a group reads these tokens for the
+    others.
     """
     options = Options(stream, threads, out)
     rule = _Rule(scale, causal, window, chunk, soft_cap, sinks)
@@ -216,23 +222,23 @@ def merge_states(
     stream: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any]:
-    """Merge two partial attentions over different keys into the one over all of them.
+    """Merge two partial attentions over different keys into one attention over all keys.
 
     Parameters
     ----------
     o_a, o_b : array float32, float16 or bfloat16 [..., v_head_dim]
-        Results; copied first where they are not in C order.
+        Results; an array that is not in C order is copied first.
     lse_a, lse_b : array float32 [...]
-        Natural logarithms of their sums of exponentials; -inf or +inf marks an empty one, whose
-        elements do not count.
+        Natural logarithms of their sums of exponentials; -inf or +inf marks an empty result, whose
+        elements are ignored.
     out : (array, array), optional
-        Where result and logarithms go, in C order: arrays of their own, or ``(o_a, lse_a)``.
+        Arrays for the result and the logarithms, in C order: separate arrays, or ``(o_a, lse_a)``.
 
     Returns
     -------
     o : array [..., v_head_dim]
     lse : array float32 [...]
-        In the library of `o_a`, or `out`. Two empty ones give zeros and -inf.
+        In the library of `o_a`, or `out`. Two empty results give zeros and -inf.
 
     Raises
     ------
@@ -243,7 +249,7 @@ def merge_states(
 
     Notes
     -----
-    Costs reading both and writing the result.
+    Reads both results and writes the merged result once.
 
     Examples
     --------
@@ -269,7 +275,7 @@ def merge_states(
 
 
 class _Rule(NamedTuple):
-    """What a token sees, and how scores become weights."""
+    """Hold which tokens a token sees, and how scores become weights."""
 
     scale: Any
     causal: Any
@@ -279,7 +285,7 @@ class _Rule(NamedTuple):
     sinks: Any
 
     def of(self, pools: LayerPools, layer: SupportsIndex) -> _Rule:
-        """Return the rule of a layer, which sees no more than its group keeps."""
+        """Return the rule of a layer, which is limited to the tokens that its group keeps."""
         if pools.window is None and pools.chunk is None:
             return self
         window, chunk = self.window, self.chunk
@@ -301,7 +307,7 @@ class _Rule(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What is to be returned, and how a GPU gets there."""
+    """Hold which results to return, and how a GPU computes them."""
 
     v_head_dim: Any
     return_lse: Any
@@ -310,7 +316,7 @@ class _Wanted(NamedTuple):
 
 
 def _small(place: Place, given: Any, name: str) -> Any:
-    """See an array that may come from the host wherever the call runs."""
+    """Return a small array, which may come from the host, as a view on the call's device."""
     if place is HOST:
         return host_array(given, name)
     array = any_array(given, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation works on: one layer's pools, the page table and the lengths of a batch."""
+"""Hold the inputs of an operation: one layer's pools, the page table and lengths of a batch."""
 
 from __future__ import annotations
 
@@ -19,58 +19,61 @@ from kvcore.support.arguments import integer
 
 __all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools", "own_pools"]
 
-_set = object.__setattr__  # of what is frozen
+_set = object.__setattr__  # sets a field of a frozen dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """Name the pools of a layer or a model, of any affine layout, and the pages of a batch in them.
+    """Hold the pools of a layer or a model, in any affine layout, and the pages of a batch in them.
 
     Parameters
     ----------
     key_pool : array [pages, page_size, heads, head_dim]
         "NHD"; with "HND" the axes are [pages, heads, page_size, head_dim], with "MLA" they are
-        [pages, page_size, dim]: latent rows, which are keys and values. Any library with DLPack, in
-        host memory or on a GPU, any strides but for the last axis, which is contiguous.
+        [pages, page_size, dim]: latent rows, which are keys and values. An array of any DLPack
+        library, in host memory or on a GPU. The last axis is contiguous; the others have any
+        strides.
     value_pool : array, or None
-        Likewise; its head_dim may differ. None where values are the first elements of the keys.
-        With "MLA" the ends of the keys (rope) [pages, page_size, rope_dim], or None where they are
-        part of the rows; ``append`` takes whole keys and ``gather`` returns them in both cases.
+        Likewise; its head_dim may differ. None if values are the first elements of the keys. With
+        "MLA": the ends of the keys (rope) [pages, page_size, rope_dim], or None if they are part of
+        the rows; ``append`` takes whole keys and ``gather`` returns them in both cases.
     lookup_table : uint32 [B, columns]
         Page ids of each row in logical order; ids from ``pages`` on mean "unassigned".
     cache_lengths : uint32 [B]
         Tokens of each row before this step.
     layout : {"NHD", "HND", "MLA", "MLA_FP8"}
         "MLA_FP8": latent rows uint8 [pages, page_size, 656], which hold 512 float8_e4m3fn, their 4
-        float32 scales and 64 bfloat16 that positions rotate.
+        float32 scales and 64 bfloat16 with rotary positions.
     key_scales : array float32 like `key_pool`, array float32 [heads] or float, optional
-        Of a float8 or int8 pool: a stored code times its scale is the value. The last axis has an
-        entry for each group of elements; ``append`` writes such scales and only reads others.
+        For a float8 or int8 pool: a stored code times its scale is the value. With the axes of the
+        pool, the last axis has an entry for each group of elements, and ``append`` writes these
+        scales. Other scales are only read.
     value_scales : likewise, optional
         Of the same kind as `key_scales`; None with "MLA".
     global_scales : (K's, V's), each a float or an array float32 of one element, optional
-        Of pools in nvfp4: then pools are uint8 [pages, page_size, heads, head_dim / 2], two codes
-        in a byte, and `key_scales` and `value_scales` float8_e4m3fn [pages, page_size, heads,
-        head_dim / 16] (or both "HND"), as ``ops.quantize`` makes them. 1.0 each by default. One on
-        a GPU is read there when work runs.
+        For pools in nvfp4. These pools are uint8 [pages, page_size, heads, head_dim / 2], two codes
+        in a byte, and `key_scales` and `value_scales` are float8_e4m3fn [pages, page_size, heads,
+        head_dim / 16] (or all in "HND"), as ``ops.quantize`` returns them. 1.0 each by default. A
+        global scale on a GPU is read on the device when the work runs.
     params : KVCacheParams, optional
-        Of pools of all layers: then `layer` is the model's everywhere. Pools and scales are lists
-        with one for each place of a layer in a page (``params.layers_per_page``; without groups
-        there is one for each layer), `lookup_table` has a table for each bundle, as
-        ``inputs.tables``. A pool whose pages are in one piece may hold rows of several shapes.
+        For pools of all layers. With `params`, every `layer` argument is the model's layer number.
+        Pools and scales are lists with one entry for each layer place in a page
+        (``params.layers_per_page``; without groups, one for each layer), and `lookup_table` has a
+        table for each bundle, as ``inputs.tables``. A pool whose pages are contiguous may hold rows
+        of several shapes.
 
     Raises
     ------
     ValueError
-        Another layout, another rank, scales that do not fit the pool or each other, arrays that are
-        not those of `params`.
+        Another layout, another rank, scales that do not fit the pool or each other, arrays that do
+        not match `params`.
     TypeError
-        Something that is no array, scales of another dtype.
+        An argument that is not an array, scales of another dtype.
 
     Notes
     -----
-    All arrays are in host memory, or all on one GPU; `key_scales` and `value_scales` of a pool on a
-    GPU may come from the host, which waits until they are copied.
+    All arrays are in host memory, or all on one GPU. `key_scales` and `value_scales` of a pool on a
+    GPU may come from the host; the host waits until they are copied.
 
     Examples
     --------
@@ -116,8 +119,8 @@ class PagedBatch:
         Parameters
         ----------
         lookup_table, cache_lengths
-            As of the constructor: with `params`, ``inputs.tables`` and ``inputs.cache_lengths`` of
-            what was fetched.
+            As for the constructor: with `params`, ``inputs.tables`` and ``inputs.cache_lengths`` of
+            the fetched inputs.
 
         Returns
         -------
@@ -125,7 +128,7 @@ class PagedBatch:
 
         Notes
         -----
-        Costs O(bundles): the pools are not looked at again.
+        Costs O(bundles): the pools are not checked again.
         """
         other = object.__new__(PagedBatch)
         pools = self._pools.with_tables(lookup_table, cache_lengths)
@@ -143,14 +146,14 @@ class PagedBatch:
 
 
 def given_pool(inputs: RaggedKVCacheInputs | PagedBatch) -> Any:
-    """Return an array of the library that the caller's pools are of; None for the manager's."""
+    """Return an array of the library of the caller's pools; None for the manager's pools."""
     if not isinstance(inputs, PagedBatch):
         return None
     return inputs.key_pool if inputs.params is None else inputs.key_pool[0]
 
 
 def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
-    """Take one layer out of what an operation was given.
+    """Take one layer out of the inputs of an operation.
 
     Raises
     ------
@@ -159,7 +162,7 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
     ValueError
         Inputs without a pool.
     TypeError
-        Something else.
+        Inputs of another type.
     """
     if isinstance(inputs, PagedBatch):
         if isinstance(inputs._pools, ModelPools):  # noqa: SLF001
@@ -190,12 +193,12 @@ def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) 
 
 
 def own_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
-    """Take out a layer that is to be written.
+    """Take out a layer that an operation will write.
 
     Raises
     ------
     IndexError, ValueError, TypeError
-        As ``layer_pools``; ValueError also for a layer that reads the K and V of another one.
+        As ``layer_pools``; ValueError also for a layer that reads the K and V of another layer.
     """
     pools = layer_pools(inputs, layer)
     if pools.owner is not None:
@@ -207,7 +210,7 @@ def own_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) ->
 
 
 def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
-    """Take out a layer that shares pages with others of its group."""
+    """Take out a layer that shares pages with other layers of its group."""
     pools = _rows_of(inputs.blocks, "blocks", place, 1)
     scales = None
     if inputs.kv_scales is not None:
@@ -233,7 +236,7 @@ def _parts(arrays: Any) -> list[Any]:
 
 
 def _rows_of(arrays: Any, name: str, place: LayerPlace, per_entry: int) -> list[NDArray[Any]]:
-    """See a layer's rows in each kv entry; a last-axis entry stands for so many elements."""
+    """View a layer's rows in each kv entry; a last-axis entry holds `per_entry` elements."""
     seen = [any_array(part, name) for part in _parts(arrays)]
     entries = [part[:, kv, place.position] for part in seen for kv in range(part.shape[1])]
     widths = place.widths if len(place.widths) == len(entries) else place.widths[:1] * len(entries)

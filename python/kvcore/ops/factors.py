@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of heads that a call brings."""
+"""Check the scales of heads that a call passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["head_factors"]
 
 
 def head_factors(place: Place, scale: Any, heads: int) -> Any:
-    """Return one factor for each head, where the pool is; values on a GPU are not looked at."""
+    """Return one factor for each head on the pool's device; values on a GPU are not checked."""
     if is_on_gpu(scale):
         factors = any_array(scale, "scale")
         if factors.shape != (heads,):
@@ -31,7 +31,7 @@ def head_factors(place: Place, scale: Any, heads: int) -> Any:
 
 
 def _numbers(scale: Any) -> NDArray[np.float32]:
-    """Return numbers as float32; TypeError for others."""
+    """Return numbers as float32; raise TypeError for other values."""
     values = np.asarray(scale)
     if values.dtype.kind not in "iuf" and values.dtype.name not in WIDE:
         is_huge = values.dtype.kind == "O" and all(type(each) is int for each in values.flat)

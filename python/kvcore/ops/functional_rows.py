@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of ``kvcore.functional`` where the pools are on a GPU.
+"""Run the functions of ``kvcore.functional`` on pools that are on a GPU.
 
-The table and the lengths are checked on the host. Where they lie on the GPU they are read back,
-which waits for the stream; kept in host memory, nothing is.
+The table and the lengths are checked on the host. If they are on the GPU, each call reads them back
+and waits for the stream. If they are in host memory, no call waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Rows", "allocate_blocks", "append_rows", "gather_rows", "rows_of"]
 
 
 class Rows(NamedTuple):
-    """Hold the arrays of a cache and what the host knows of them.
+    """Hold the arrays of a cache and their copies on the host.
 
     Attributes
     ----------
@@ -28,9 +28,9 @@ class Rows(NamedTuple):
     pools : tuple of cupy.ndarray
         Keys and values.
     given : tuple of array
-        Table and lengths as the caller has them, on the GPU or in host memory.
+        The caller's table and lengths, on the GPU or in host memory.
     table, lengths : int32 array
-        Copies of them on the host.
+        Copies of the table and the lengths on the host.
     """
 
     place: Place
@@ -40,11 +40,11 @@ class Rows(NamedTuple):
     lengths: NDArray[np.int32]
 
     def args(self) -> tuple[Any, ...]:
-        """Return what the checks take."""
+        """Return the arguments of the checks."""
         return *self.pools, self.table, self.lengths
 
     def written(self, which: int, host: NDArray[np.int32], *, donate: bool) -> Any:
-        """Return the table (0) or the lengths (1) with new values, in their place if donated."""
+        """Return the table (0) or the lengths (1) with new values, in place if donated."""
         given = self.given[which]
         if isinstance(given, np.ndarray):
             if not donate:
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(cache: Any) -> Rows:
-    """Look at a cache whose pools are on a GPU.
+    """Read the arrays of a cache whose pools are on a GPU.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def _here(place: Place, array: Any, name: str) -> NDArray[Any]:
 def allocate_blocks(
     rows: Rows, sequence_idx: Any, num_new_tokens: Any, free_block_ids: Any, *, donate: bool
 ) -> tuple[Any, Any, int]:
-    """Return the table, the lengths and how many blocks were entered."""
+    """Return the table, the lengths and the number of blocks that were added to the table."""
     if donate:
         _require_writable(block_table=rows.given[0])
     asked = sequence_idx, num_new_tokens, free_block_ids
@@ -95,7 +95,7 @@ def allocate_blocks(
 def append_rows(
     rows: Rows, sequence_idx: Any, keys_new: Any, values_new: Any, *, donate: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """Write tokens behind those of a row; return the cache's arrays."""
+    """Write new tokens after the tokens of a row; return the cache's arrays."""
     new = [
         rows.place.checked(any_array(array, name), name)
         for array, name in ((keys_new, "keys_new"), (values_new, "values_new"))
@@ -112,7 +112,7 @@ def append_rows(
 
 
 def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
-    """Copy the tokens of a row: keys, values, tokens."""
+    """Copy the tokens of a row; return keys, values and the number of tokens."""
     count = rows.place.kernels.check_gather(*rows.args(), sequence_idx)
     shape = (count, *rows.pools[0].shape[2:])
     results = [rows.place.empty(shape, pool.dtype, "the tokens") for pool in rows.pools]
@@ -127,7 +127,7 @@ def gather_rows(rows: Rows, sequence_idx: Any) -> tuple[Any, Any, int]:
 
 
 def _write(rows: Rows, pools: Any, index: Any, length: int, tokens: list[Any]) -> None:
-    """Write tokens [n, heads, head_dim] behind the `length` ones of a row."""
+    """Write tokens [n, heads, head_dim] after the `length` tokens of a row."""
     table, begin, offsets = _batch(rows, index, length, len(tokens[0]))
     named = zip(("keys_new", "values_new"), pools, tokens, strict=True)
     parts = [(name, pool, None, None, array) for name, pool, array in named]
@@ -135,10 +135,10 @@ def _write(rows: Rows, pools: Any, index: Any, length: int, tokens: list[Any]) -
 
 
 def _batch(rows: Rows, index: int, begin: int, count: int) -> tuple[Any, Any, Any]:
-    """Return a row as a batch of one on the device: table, where it begins, row offsets."""
+    """Return a row as a batch of one on the device: table, start position, row offsets."""
     columns = rows.table.shape[1]
     host = np.array([begin, 0, count], np.uint32)
-    row = np.ascontiguousarray(rows.table[index]).view(np.uint32)  # -1 is no page
+    row = np.ascontiguousarray(rows.table[index]).view(np.uint32)  # -1 becomes 2^32 - 1: no page
     sent = rows.place.from_host(np.concatenate([row, host]), "block_table")
     offsets = host[1:], sent[columns + 1 :]
     return sent[:columns].reshape(1, columns), sent[columns : columns + 1], offsets
@@ -151,7 +151,7 @@ def _dense(place: Place, array: Any) -> Any:
 
 
 def _require_own_memory(rows: Rows) -> None:
-    """Raise ValueError for arrays that an append cannot update in their place."""
+    """Raise ValueError for arrays that an append cannot update in place."""
     keys, values = rows.pools
     lengths = rows.given[1]
     _require_writable(key_pool=keys, value_pool=values, seq_lengths=lengths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advancing fetched inputs by one step of a multi-step run."""
+"""Advance fetched inputs by one step of a multi-step run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
 
 
 def checked_offsets(prev_model_inputs: Any, rows: list[int]) -> tuple[Any, list[int]]:
-    """Return the row offsets of a batch and where its replicas begin."""
+    """Return the row offsets of a batch and the first row of each replica."""
     offsets = _row_offsets(prev_model_inputs)
     splits = _splits(prev_model_inputs, rows)
     if len(offsets) != splits[-1] + 1:
@@ -94,7 +94,7 @@ def added_tokens(prev_model_inputs: Any, rows: list[int]) -> np.ndarray[Any, np.
     ValueError
         Row offsets or splits that do not belong to these rows.
     TypeError
-        No row offsets.
+        The inputs have no row offsets.
     """
     offsets, _ = checked_offsets(prev_model_inputs, rows)
     added: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets.astype(np.int64))
@@ -138,7 +138,7 @@ def _require_inputs(inputs: Any) -> None:
 def _advance_on_gpus(
     inputs: Sequence[RaggedKVCacheInputs], prev_model_inputs: Any, rows: list[int]
 ) -> list[RaggedKVCacheInputs]:
-    """Advance the lengths of each device on its current stream; nothing is read back."""
+    """Advance the lengths of each device on its current stream, without reading them back."""
     offsets, splits = checked_offsets(prev_model_inputs, rows)
     if isinstance(offsets, np.ndarray):
         offsets = np.ascontiguousarray(offsets, np.uint32)

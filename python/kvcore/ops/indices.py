@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a batch in the form that attention kernels of others take."""
+"""List the pages of a batch for the attention kernels of other libraries."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _INT32 = np.dtype(np.int32)
 
 
 class PageIndices(NamedTuple):
-    """Hold the pages of a batch, row behind row, as int32.
+    """Hold the page ids of a batch, row after row, as int32.
 
     Attributes
     ----------
     indptr : int32 [B + 1]
         Row b has the pages ``indices[indptr[b] : indptr[b + 1]]``.
     indices : int32 [B * columns]
-        Page ids. An entry without a page, as behind a window, is 0: a page that is there, and that
-        nobody looks at. What is behind the last row means nothing.
+        Page ids. An entry without a page, as before a window, is 0: page 0 exists, but no kernel
+        reads the entry. Entries after the last row have no meaning.
     last_page_len : int32 [B]
         Tokens in the last page of each row, 1 to page_size; 0 for a row without tokens.
     kv_lengths : int32 [B]
@@ -56,11 +56,12 @@ def page_indices(
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
     row_offsets : integers [B + 1]
-        Of this step's new tokens, which count: their K and V are in their pages when others read.
+        Offsets of this step's new tokens, which are counted: their K and V are in their pages when
+        the kernels read the lists.
     layer : int
-        One of the layers that share the pages; of a model without groups any.
+        One of the layers that share the pages; any layer of a model without groups.
     out : four int32 arrays, optional
-        Where the results go, in C order; the list of pages may have room for more.
+        Arrays for the results, in C order; the array of page ids may be longer than necessary.
 
     Returns
     -------
@@ -70,7 +71,7 @@ def page_indices(
     Raises
     ------
     IndexError
-        A layer that does not exist; more tokens in a row than the table has columns for.
+        A layer that does not exist; a row with more tokens than its table columns can hold.
     ValueError
         Shapes that do not fit, an `out` that is read-only or strided.
     TypeError
@@ -78,9 +79,9 @@ def page_indices(
 
     Notes
     -----
-    Costs O(B + pages). On a GPU nothing is read back, so that a captured call serves other lengths;
-    there, rows are cut at the columns of the table. docs/gpu.md shows the calls of those who take
-    the lists.
+    Costs O(B + pages). On a GPU nothing is read back, so a captured call can run with other
+    lengths; rows that exceed the table are cut at its last column. docs/gpu.md shows how to pass
+    the lists to attention kernels.
 
     Examples
     --------

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of ``kvcore.functional`` while jax traces a function that it compiles.
+"""Run the functions of ``kvcore.functional`` in a function that jax traces and compiles.
 
-Shapes and dtypes are checked here. What only the running program knows (a row's length, its blocks)
-is checked when it runs, and ends it with an error. Where kvcore was built beside jaxlib, XLA calls
-kvcore's handlers; otherwise it calls back into Python, which copies the pools.
+Shapes and dtypes are checked during tracing. Values that exist only at run time (a row's length,
+its blocks) are checked when the compiled program runs; a failed check ends the program with an
+error. If kvcore was built with jaxlib, XLA calls kvcore's handlers; otherwise XLA calls back into
+Python, which copies the pools.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DTYPES = tuple(map(numpy_dtype, (*_WIDE, "float8_e4m3fn", "float8_e5m2", "int8"
 
 
 def _register() -> frozenset[str]:
-    """Tell XLA of kvcore's handlers, where they were built; return their names."""
+    """Register kvcore's handlers with XLA, if they were built; return their names."""
     try:
         handlers: Mapping[str, Any] = import_module("kvcore._jax").handlers
     except ImportError:
@@ -42,14 +43,14 @@ _HANDLERS = _register()
 
 
 def has_handlers() -> bool:
-    """Whether XLA calls kvcore's handlers; otherwise it calls back into Python."""
+    """Return whether XLA calls kvcore's handlers; otherwise XLA calls back into Python."""
     return bool(_HANDLERS)
 
 
 def append_rows(
     cache: Sequence[Any], sequence_idx: Any, keys_new: Any, values_new: Any
 ) -> tuple[Any, ...]:
-    """Trace ``append_kv``: the arrays of the cache with the new tokens."""
+    """Trace ``append_kv``; return the arrays of the cache with the new tokens."""
     keys, values, table, lengths = _checked(cache)
     index = _row(sequence_idx, len(table))
     new = [_new_rows(keys_new, "keys_new", keys), _new_rows(values_new, "values_new", keys)]
@@ -64,7 +65,7 @@ def append_rows(
 
 
 def gather_rows(cache: Sequence[Any], sequence_idx: Any) -> tuple[Any, Any, Any]:
-    """Trace ``gather_kv``: as many tokens as the table can hold, zeros behind the row's own."""
+    """Trace ``gather_kv``: results fill the table's capacity, with zeros after the row."""
     keys, _, table, _ = arrays = _checked(cache)
     index = _row(sequence_idx, len(table))
     rows = jax.ShapeDtypeStruct((table.shape[1] * keys.shape[1], *keys.shape[2:]), keys.dtype)
@@ -168,7 +169,7 @@ def _call(
     aliases: dict[int, int],
     **attributes: Any,
 ) -> Sequence[Any]:
-    """Let XLA call a handler, or Python where there is none."""
+    """Emit a call of a handler, or a callback into Python if the handler was not built."""
     if name in _HANDLERS:
         call = jax.ffi.ffi_call(name, out, input_output_aliases=aliases, vmap_method="sequential")
         results: Sequence[Any] = call(*operands, **attributes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 656-byte row of latent caches: codes, their scales and the part that positions rotate."""
+"""Split the 656-byte row of latent caches: codes, scales, elements with rotary positions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROW_BYTES = _SCALES_END + _ROTATED * 2
 def latent_fp8_parts(
     rows: NDArray[np.uint8],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-    """See rows of 656 bytes as their parts, without a copy.
+    """View rows of 656 bytes as their parts, without a copy.
 
     Parameters
     ----------
     rows : uint8 [pages, page_size, 656]
-        Any strides but for the last axis, which is contiguous.
+        Any strides, but the last axis is contiguous.
 
     Returns
     -------
@@ -40,12 +40,12 @@ def latent_fp8_parts(
     Raises
     ------
     ValueError
-        Another shape or dtype, bytes of a row that are strided, an address or strides that are no
-        multiples of 4.
+        Another shape or dtype, strided bytes of a row, an address or strides that are not multiples
+        of 4.
 
     Notes
     -----
-    A scale is what ``quantize`` finds: the largest finite magnitude over 448, at least 1e-12.
+    A scale is computed as in ``quantize``: the largest finite magnitude over 448, at least 1e-12.
     """
     if rows.dtype != np.uint8 or rows.ndim != 3 or rows.shape[2] != ROW_BYTES:
         raise ValueError(

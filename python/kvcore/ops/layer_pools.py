@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer's pools as operations see them, and a caller's arrays in any layout as such."""
+"""View one layer's pools, from a manager or from a caller in any layout, as operations do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvcore.support.dtypes import NARROW
 
 __all__ = ["AXES", "LayerPools", "OwnArrays", "own_arrays"]
 
-#: Layouts of a pool, and how many axes it has.
+#: Layouts of a pool, and their number of axes.
 AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
 
 
@@ -31,26 +31,27 @@ class LayerPools(NamedTuple):
     Attributes
     ----------
     pools : list of array
-        Keys, then values. Of latent rows: the rows, then what their keys end with where that is
-        stored apart.
+        Keys, then values. For latent rows: the rows, then the ends of the keys if these are stored
+        in a separate array.
     scales : list of float32 array [pages, page_size, heads, groups], or None
-        Of each pool; the ends of latent keys have none. Of nvfp4 float8_e4m3fn.
+        Scales of each pool; the ends of latent keys have no scales. In nvfp4 float8_e4m3fn.
     lookup_table : uint32 [B, columns]
     cache_lengths : uint32 [B]
     is_latent : bool
         Values are the first elements of the keys (MLA).
     factors : list of float32 array [heads], or None
-        Of each pool: the scale of all its tokens, where the caller keeps it.
+        For each pool, the scale of all its tokens, if the caller passed scales per head or one
+        scale.
     window, chunk : int or None
-        Tokens that the layer's queries read, where its group says so.
+        Number of tokens that the layer's queries read, if its group limits it.
     owner : int or None
-        The layer that writes them, where that is another one.
+        The layer that writes the K and V, if this layer reads those of another layer.
     loads : LayerLoads or None
-        By which its part of some pages is still on the way from the host tier.
+        Loads from the host tier that still write this layer's part of some pages.
     position : int
-        Its place in a page.
+        Index of the layer within a page.
     global_scales : (float or array, float or array) or None
-        Of K and V in nvfp4, whose pools are uint8 [pages, page_size, heads, dim / 2].
+        Global scales of K and V in nvfp4, whose pools are uint8 [pages, page_size, heads, dim / 2].
     """
 
     pools: list[NDArray[Any]]
@@ -76,15 +77,15 @@ class LayerPools(NamedTuple):
     def in_batch(
         self, lookup_table: NDArray[np.uint32], cache_lengths: NDArray[np.uint32]
     ) -> LayerPools:
-        """Return the same pools with another table and lengths, as ``any_array`` returns them."""
+        """Return the same pools with a table and lengths, given as ``any_array`` returns them."""
         return LayerPools._make((*self[:2], lookup_table, cache_lengths, *self[4:]))
 
     def width(self, i: int) -> int:
-        """Return the elements of a head of a pool."""
+        """Return the number of elements of a head of a pool."""
         return int(self.pools[i].shape[3]) * (1 if self.global_scales is None else 2)
 
     def parts(self) -> tuple[NDArray[Any] | None, ...]:
-        """Return keys, values, ends of keys, scales of keys and of values; None for none."""
+        """Return keys, values, ends of keys, key scales, value scales; None if missing."""
         k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
         v, rope = (None, second) if self.is_latent else (second, None)
         return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
@@ -92,9 +93,9 @@ class LayerPools(NamedTuple):
     def place(
         self, options: Options, named: Sequence[tuple[str, Any]] = (), beside: Sequence[Any] = ()
     ) -> Place:
-        """Return where all arrays lie, those of the call included; see ``place_of``.
+        """Return the device of all arrays, including the arrays of the call; see ``place_of``.
 
-        Its stream waits for what is still on the way of the layer.
+        The stream of this place waits for the pending loads of the layer.
         """
         if options.stream is None and are_numpy((self, named)):
             return HOST
@@ -111,7 +112,7 @@ class LayerPools(NamedTuple):
         return place
 
     def await_loads(self, place: Any) -> None:
-        """Let the stream of a GPU wait for what is still on the way of the layer."""
+        """Make the stream of a GPU wait for the pending loads of the layer."""
         if self.loads is not None:
             self.loads.wait(self.position, place.stream)
 
@@ -123,7 +124,7 @@ class LayerPools(NamedTuple):
 
 
 class OwnArrays(NamedTuple):
-    """Hold the arrays of one layer as a caller gives them; of each see ``PagedBatch``."""
+    """Hold a caller's arrays of one layer; ``PagedBatch`` documents each."""
 
     key_pool: Any
     value_pool: Any
@@ -134,12 +135,12 @@ class OwnArrays(NamedTuple):
 
 
 def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
-    """See the arrays of one layer, and a batch in them, as operations do.
+    """View the arrays of one layer, and a batch in them, as operations do.
 
     Raises
     ------
     ValueError, TypeError
-        What does not fit.
+        Arrays that do not fit.
     """
     scales: list[NDArray[np.float32]] | None
     factors: list[NDArray[np.float32]] | None
@@ -164,7 +165,7 @@ def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
 
 
 def _nvfp4(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
-    """See pools of codes with block scales."""
+    """View pools of codes with block scales."""
     if given.layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {given.layout!r}, must be 'NHD' or 'HND' for nvfp4")
     pools, scales = [], []
@@ -188,7 +189,7 @@ def _latent_fp8(given: OwnArrays) -> tuple[list[Any], list[Any]]:
 
 
 def _with_heads(given: Any, name: str, layout: str) -> Any:
-    """See an array in any layout as [pages, page_size, heads, dim]."""
+    """View an array in any layout as [pages, page_size, heads, dim]."""
     array = any_array(given, name)
     if array.ndim != AXES[layout]:
         raise ValueError(f"{name} has shape {array.shape}, must have {AXES[layout]} axes")
@@ -200,7 +201,7 @@ def _with_heads(given: Any, name: str, layout: str) -> Any:
 def _scales(
     arrays: OwnArrays, pools: list[NDArray[Any]]
 ) -> tuple[list[NDArray[np.float32]] | None, list[NDArray[np.float32]] | None]:
-    """Return the scales of tokens, or those of heads."""
+    """Return the scales of tokens, or the scales of heads."""
     given = [("key_scales", arrays.key_scales), ("value_scales", arrays.value_scales)]
     if arrays.key_scales is None and arrays.value_scales is None:
         return None, None
@@ -218,7 +219,7 @@ def _scales(
 
 
 def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
-    """Return scales [pages, page_size, heads, groups] or [heads]; None is 1."""
+    """Return scales [pages, page_size, heads, groups] or [heads]; None means 1."""
     if pool.dtype.name not in NARROW:
         raise TypeError(
             f"{name[:-7]}_pool has dtype {pool.dtype}, must be one of {', '.join(NARROW)} "
@@ -239,7 +240,7 @@ def _scale(given: Any, name: str, pool: NDArray[Any], layout: str) -> Any:
 
 
 def _where_pool_is(pool: Any, factors: NDArray[np.float32]) -> Any:
-    """Return factors where a pool is, for any stream: on a GPU the host waits for the copy."""
+    """Copy factors to the pool's device, for any stream; the host waits for the copy."""
     if isinstance(pool, np.ndarray) or not isinstance(factors, np.ndarray):
         return factors
     place = place_of(None, {"pool": pool})

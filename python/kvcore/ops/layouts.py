@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole caches, and where their elements lie."""
+"""Describe the memory layout of whole caches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ _UNIT = 16  # bytes of K that vLLM keeps together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolLayout:
-    """Name the memory of a whole cache and how its elements lie there.
+    """Describe the memory of a whole cache and the layout of its elements.
 
     Parameters
     ----------
     arrays : array, pair of arrays, or lists of arrays
-        Any library with DLPack, the elements of a head contiguous and all other strides as they
-        please. One array has the axes of `layout` and head_dim behind them; a tuple
-        is K and V, without the axis `kv` (or with one of length 1); a list has an array for each
-        layer, without the axis `layer`. One array without the axis `kv` has keys alone, as latent
-        rows (MLA) are.
+        Arrays of any DLPack library. The elements of a head are contiguous; all other strides are
+        free. One array has the axes of `layout`, followed by head_dim. A tuple holds K and V,
+        without the axis `kv` (or with one of length 1). A list has an array for each layer, without
+        the axis `layer`. One array without the axis `kv` has keys only, as latent rows (MLA).
     layout : str
         - "max": [page, kv, layer, token, head], what kvcore allocates
         - "layer_first_nhd": [kv, layer, page, token, head]; "layer_first_hnd": head before token
@@ -49,15 +48,15 @@ class PoolLayout:
     Attributes
     ----------
     pages, layers, page_size, heads, head_dim, v_head_dim : int
-        Sizes; `v_head_dim` is 0 where there are keys alone.
+        Sizes; `v_head_dim` is 0 if the cache has keys only.
     dtype : numpy.dtype
 
     Raises
     ------
     ValueError
-        Another layout, axes that are not the layout's, sizes of K, V or layers that differ.
+        Another layout, axes that do not match the layout, sizes of K, V or layers that differ.
     TypeError
-        No array, or several dtypes.
+        An argument that is not an array, or arrays of several dtypes.
 
     Examples
     --------
@@ -123,12 +122,12 @@ class PoolLayout:
         layout : str
         pages, layers, page_size, heads, head_dim : int
         v_head_dim : int, optional
-            `head_dim` by default, which gives one array; 0 for keys alone; otherwise `arrays` is a
-            pair.
+            `head_dim` by default, which gives one array; 0 gives keys only; for any other size
+            `arrays` is a pair.
         dtype : str
-            As that of KVCacheParams.
+            A dtype as in KVCacheParams.
         device : str
-            "cpu"; "cuda:0" and on; "pinned": host memory that GPUs can read and write.
+            "cpu"; "cuda:0" and higher; "pinned": host memory that GPUs can read and write.
 
         Returns
         -------
@@ -140,7 +139,7 @@ class PoolLayout:
             Another layout, dtype or device, a negative size, a head_dim that vLLM's layout cannot
             split.
         KVCacheError
-            No GPU here: "CUDA unavailable: " and why.
+            No GPU is available: "CUDA unavailable: " and the reason.
         """
         for name, value in (("layout", layout), ("dtype", dtype), ("device", device)):
             if not isinstance(value, str):
@@ -161,7 +160,7 @@ class PoolLayout:
 
 
 def tensors_of(pool: PoolLayout) -> list[Tensor]:
-    """Return K, and V where there is one; of each an array, or one for each layer."""
+    """Return K, and V if the cache has it, each as an array or as one array per layer."""
     return pool._tensors  # noqa: SLF001
 
 
@@ -177,7 +176,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _affine(pool: PoolLayout) -> list[Tensor]:
-    """Return K, and V where there is one: [pages, layers, page_size, heads, dim] or by layer."""
+    """Return K, and V if present: [pages, layers, page_size, heads, dim], or a list by layer."""
     parts = pool.arrays if isinstance(pool.arrays, tuple) else (pool.arrays,)
     if not 1 <= len(parts) <= 2:
         raise ValueError(f"arrays is a tuple of {len(parts)}, must be a pair: K and V")
@@ -198,7 +197,7 @@ def _of_part(part: Any, layout: str) -> list[Tensor]:
 
 
 def _by_kv(given: Any, axes: tuple[str, ...]) -> list[NDArray[Any]]:
-    """Return K, and V where the array has it."""
+    """Return K, and V if the array has it."""
     array = any_array(given, "an array of the pool")
     named = axes if array.ndim == len(axes) + 1 else tuple(a for a in axes if a != "kv")
     if array.ndim != len(named) + 1:
@@ -230,7 +229,7 @@ def _packed(arrays: Any) -> list[Tensor]:
 
 
 def _packed_tensor(name: str, part: Any, rank: int) -> Tensor:
-    """Return K, or V with units of one element; `rank` is that of the whole array."""
+    """Return K, or V with units of one element; `rank` is the rank of the whole array."""
     is_list = isinstance(part, list)
     seen = [any_array(array, f"{name} of the pool") for array in (part if is_list else [part])]
     for array in seen:

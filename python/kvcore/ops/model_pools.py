@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pools of all layers of a model, as a caller gives them."""
+"""Hold a caller's pools of all layers of a model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _SEQUENCES = list, tuple
 
 
 class ModelPools:
-    """Find a layer's rows in arrays of which each is one place of a layer in every page.
+    """Find a layer's rows in arrays that each hold one layer place of every page.
 
     Parameters
     ----------
     params : KVCacheParams
-        Whose groups say which layers share a place.
+        Its groups define which layers share a place.
     arrays : OwnArrays
-        Each a list with one for each place.
+        Each field is a list with one array for each place.
     lookup_table : list of uint32 [B, columns]
-        One for each bundle; the only one may come by itself.
+        One table for each bundle; a single table may be given without a list.
     cache_lengths : uint32 [B]
 
     Raises
     ------
     ValueError, TypeError
-        Too few arrays or too many, or such as do not fit the layers that lie there.
+        Too few or too many arrays, or arrays that do not fit the layers of their places.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class ModelPools:
             )
         for layer in (layer for bundle in made for layer in bundle.layers):
             self._seen(self._layers[layer], layer)
-        self._rows: dict[int, LayerPools] = {}  # of the layers asked for so far, in no batch
+        self._rows: dict[int, LayerPools] = {}  # of the layers used so far, without a batch
         self._take(lookup_table, cache_lengths, [None] * len(made), None)
 
     def _take(
@@ -88,7 +88,7 @@ class ModelPools:
             any_array(table, "lookup_table", last_tables[i]) for i, table in enumerate(tables)
         ]
         self._lengths = any_array(cache_lengths, "cache_lengths", last_lengths)
-        self._at: dict[int, LayerPools] = {}  # the same, in this batch
+        self._at: dict[int, LayerPools] = {}  # the same layers, in this batch
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelPools:
         """Return the same pools with the pages and lengths of another batch."""
@@ -105,7 +105,7 @@ class ModelPools:
         Raises
         ------
         IndexError
-            A layer that does not exist, or is in no attention group.
+            A layer that does not exist, or belongs to no attention group.
         """
         index = layer if type(layer) is int else integer("layer", layer)
         found = self._at.get(index)
@@ -120,7 +120,7 @@ class ModelPools:
         return found
 
     def _seen(self, place: LayerPlace, layer: int) -> LayerPools:
-        """See the arrays of a place as the rows of a layer that lies there."""
+        """View the arrays of a place as the rows of a layer at this place."""
         pools = self._places[place.position]
         wanted = [(place.page_size, place.heads, width) for width in place.widths]
         found = [pool.shape[1:] for pool in pools.pools]
@@ -178,7 +178,7 @@ def _seen_scales(
 
 
 def _holds(array: Any, shape: tuple[int, int, int]) -> bool:
-    """Tell whether rows of a shape lie in front of every page, whose elements are in one piece."""
+    """Return whether every page is contiguous and large enough for rows of a shape."""
     _, tokens, heads, width = array.shape
     strides, size = array.strides, array.dtype.itemsize
     is_whole = strides[1:] == (heads * width * size, width * size, size)

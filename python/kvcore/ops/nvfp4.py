@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4: codes of four bits in blocks of sixteen, a scale for each block and one for a tensor."""
+"""Check NVFP4 scales: 4-bit codes in blocks of 16, a scale per block and one per tensor."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ _NUMBERS = int, float, np.integer, np.floating
 
 
 def global_scale_at(place: Place, given: Any, name: str = "global_scale") -> Any:
-    """Return the scale of a tensor as kernels take it: a float, or an array where the call runs.
+    """Return a tensor's scale for kernels: a float, or an array on the call's device.
 
     Parameters
     ----------
     place : Place
     given : float or array float32 of one element
-        Of the host, or on a GPU, where it is read when the work runs and not looked at here.
+        From the host, or on a GPU; a scale on a GPU is read when the work runs and is not checked
+        here.
     name : str
-        What error texts call it.
+        The name in error texts.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def _checked(value: float, name: str) -> float:
 
 
 def has_block_scales(scales: Any) -> bool:
-    """Tell whether scales, as a caller gives them, are those of nvfp4."""
+    """Return whether scales, as a caller gives them, are nvfp4 block scales."""
     is_array = scales is not None and not isinstance(scales, float | int)
     return is_array and bool(any_array(scales, "scales").dtype.name == SCALES)
 
@@ -97,7 +98,7 @@ def checked_blocks(pool: NDArray[Any], scales: NDArray[Any], name: str) -> NDArr
 
 
 def seen_pair(given: Any) -> tuple[Any, Any]:
-    """Return the global scales of K and V: numbers that are checked, arrays as they are."""
+    """Return the global scales of K and V: checked numbers, or arrays as given."""
     pair = (1.0, 1.0) if given is None else pair_of("global_scales", given)
     return _seen(pair[0], "global_scales[0]"), _seen(pair[1], "global_scales[1]")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls on pools in nvfp4 hand to kernels."""
+"""Prepare the kernel arguments of calls on pools in nvfp4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["global_scales_of", "nvfp4_transfers"]
 
 
 def global_scales_of(pools: LayerPools, place: Place) -> tuple[Any, Any] | None:
-    """Return the global scales of K and V as kernels take them, None of other pools."""
+    """Return the global scales of K and V for kernels, or None for other pools."""
     if pools.global_scales is None:
         return None
     k, v = pools.global_scales
@@ -28,7 +28,7 @@ def global_scales_of(pools: LayerPools, place: Place) -> tuple[Any, Any] | None:
 def nvfp4_transfers(
     pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]]
 ) -> list[tuple[str, NDArray[Any], Any, Any, NDArray[Any]]]:
-    """Return what kernels take of K and V: name of tokens, pool, scales, global scale, tokens."""
+    """Return kernel arguments for K and V: token name, pool, scales, global scale, tokens."""
     factors = global_scales_of(pools, place) or ()
     return [
         (name, pools.pools[i], pools.scales and pools.scales[i], factors[i], tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every verb takes beside its arrays: a stream, threads, and where results go."""
+"""Hold the options that every verb takes: a stream, threads, and arrays for results."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _NEXT_SECTION = re.compile(r"\n\n(?=\w+\n-{3,}\n)")
 
 
 class Options:
-    """Say how a verb runs.
+    """Hold how a verb runs.
 
     Parameters
     ----------
     stream : stream, optional
         See ``kvcore.cuda.stream_handle``.
     threads : int
-        Of the host's kernels, which check it.
+        Number of threads for the host's kernels, which check it.
     out : array or tuple of arrays, optional
-        Where results go; fresh arrays by default.
+        Arrays for results; new arrays by default.
     """
 
     __slots__ = ("out", "stream", "threads")
@@ -56,11 +56,11 @@ class Options:
         self.out = out
 
     def place(self, arrays: dict[str, Any], *beside: Any) -> Place:
-        """Return where all arrays of the call lie; see ``place_of``."""
+        """Return the device of all arrays of the call; see ``place_of``."""
         return place_of(self.stream, arrays, beside)
 
     def result(self, place: Place, given: Any, *fresh: Any) -> Any:
-        """Return `out` as the caller has it, or the fresh arrays in the library of `given`."""
+        """Return the caller's `out`, or the new arrays in the library of `given`."""
         if self.out is not None:
             return self.out
         made = tuple(place.in_library_of(given, array) for array in fresh)
@@ -68,17 +68,17 @@ class Options:
 
 
 def array_at(place: Place, given: Any, name: str) -> Any:
-    """See an array of the caller's; ValueError for one that is not where the call runs."""
+    """View a caller's array; raise ValueError if it is not on the call's device."""
     return place.checked(any_array(given, name), name)
 
 
 def offsets_at(place: Place, given: Any) -> Any:
-    """See row offsets, of any integer dtype or a list, as uint32 where the call runs.
+    """Return row offsets, an array of any integer dtype or a list, as uint32 on the call's device.
 
     Raises
     ------
     TypeError
-        Something that holds no integers; int64 on a GPU, where they are not looked at.
+        Values that are not integers; int64 on a GPU, where the values are not checked.
     ValueError
         A number outside 0 .. 2^32 - 1.
     """
@@ -89,7 +89,7 @@ def offsets_at(place: Place, given: Any) -> Any:
 
 
 def _as_uint32(array: Any) -> Any:
-    if not isinstance(array, list | tuple | np.ndarray):  # on a GPU
+    if not isinstance(array, list | tuple | np.ndarray):  # an array on a GPU
         return array.view(_UINT32) if array.dtype == np.int32 else array
     if getattr(array, "dtype", None) == _UINT32:
         return array
@@ -97,7 +97,7 @@ def _as_uint32(array: Any) -> Any:
 
 
 def documents_options(verb: _Verb) -> _Verb:
-    """Add the paragraphs of a verb's `stream` and `threads` to the parameters it documents."""
+    """Add the paragraphs of `stream` and `threads` to the parameters in a verb's docstring."""
     if verb.__doc__ is None:  # python -OO
         return verb
     text = inspect.cleandoc(verb.__doc__)

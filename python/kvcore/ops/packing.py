@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a step, side by side."""
+"""Pack the tokens of a step into one array."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["Packed", "pack"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Packed:
-    """Hold what a model takes of a batch of B rows with T new tokens, in host memory.
+    """Hold a model's inputs for a batch of B rows with T new tokens, in host memory.
 
     Attributes
     ----------
     tokens : int32 [T]
         The active tokens, row after row.
     positions : int64 [T]
-        Their places in their sequences.
+        The positions of the tokens in their sequences.
     row_offsets : uint32 [B + 1]
         Row b's tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     last_rows : int64 [B]
-        Where the last token of each row is, whose logits tell what comes next.
+        Index of each row's last token, whose logits give the next token.
     max_length : int
-        Most tokens of a row.
+        The largest number of tokens of a row.
     """
 
     tokens: NDArray[np.int32]
@@ -50,14 +50,14 @@ def pack(
     inputs: RaggedKVCacheInputs | PagedBatch,
     contexts: Sequence[TextGenerationContext | ContextLike],
 ) -> Packed:
-    """Put the active tokens of a batch side by side.
+    """Pack the active tokens of a batch into one array.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
-        What ``fetch`` handed out for `contexts`.
+        The inputs that ``fetch`` returned for `contexts`.
     contexts : sequence of contexts [B]
-        The rows of `inputs`, in the same order, not updated since.
+        The contexts of the rows of `inputs`, in the same order, not updated since the ``fetch``.
 
     Returns
     -------
@@ -66,14 +66,14 @@ def pack(
     Raises
     ------
     ValueError
-        Not as many contexts as rows, or one that stands elsewhere than its row.
+        A number of contexts other than the number of rows, or a context whose position differs from
+        its row's length.
     TypeError
-        Something that is no context.
+        A value that is not a context.
 
     Notes
     -----
-    One native call, O(B + T). Lengths on a GPU are not read back, so that only their number is
-    checked.
+    One native call, O(B + T). Lengths on a GPU are not read back, so only their number is checked.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole pages of a pool: copies, fills, digests."""
+"""Copy, fill and digest whole pages of a pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["checksum", "copy_pages", "fill_pages", "integer_array", "zero_pages"
 
 
 def _parts(blocks: Any) -> list[NDArray[Any]]:
-    """Return the arrays of a pool, which is one or a pair."""
+    """Return the arrays of a pool, which is one array or a pair."""
     given = list(blocks) if isinstance(blocks, tuple) else [blocks]
     if not 1 <= len(given) <= 2:
         raise ValueError(f"blocks is a tuple of {len(given)}, must be a pair: K and V")
@@ -28,21 +28,21 @@ def _parts(blocks: Any) -> list[NDArray[Any]]:
 def _located(
     options: Options, blocks: Any, name: str, ids: Any, columns: int = 1
 ) -> tuple[Place, list[NDArray[Any]], Any]:
-    """Return where a pool lies, its arrays, and page ids as kernels take them."""
+    """Return the device of a pool, its arrays, and page ids as kernels take them."""
     parts = _parts(blocks)
     place = options.place({"blocks": parts}, ids)
     return place, parts, place.index_array(integer_array(name, ids, columns), name)
 
 
 def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
-    """Return integers as int64 [n], or [n, columns] for more than one; on a GPU they are such.
+    """Return integers as int64 [n], or [n, columns] for several columns; GPU arrays stay as given.
 
     Raises
     ------
     TypeError
         Other dtypes.
     ValueError
-        Numbers beyond int64.
+        Numbers outside int64.
     """
     if is_on_gpu(values):
         return any_array(values, name)  # type: ignore[no-any-return]
@@ -54,16 +54,16 @@ def integer_array(name: str, values: Any, columns: int) -> NDArray[np.int64]:
 
 @documents_options
 def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1) -> None:
-    """Copy pages within a pool, all layers.
+    """Copy pages within a pool, in all layers.
 
     Parameters
     ----------
     blocks : array [pages, ...], or pair of arrays
-        The pool; a page is one run of bytes.
+        The pool; a page is one contiguous run of bytes.
     pairs : integers [n, 2]
-        Source and destination of each copy. For a pool on a GPU they may come from the host, or
-        be int64 there: then they are not checked, and a pair with a page outside the pool is
-        skipped.
+        Source and destination of each copy. For a pool on a GPU they may come from the host, or be
+        int64 on the GPU. Pairs on the GPU are not checked, and a pair with a page outside the pool
+        is skipped.
 
     Raises
     ------
@@ -71,10 +71,10 @@ def copy_pages(blocks: Any, pairs: Any, *, stream: Any = None, threads: int = 1)
         A page outside the pool.
     ValueError
         A page that is a source and a destination, or a destination twice; a strided or read-only
-        pool, one whose elements share memory, or a pair that does. Nothing has been copied, in
-        neither array of a pair.
+        pool, a pool whose elements share memory, or two arrays that share memory. Nothing has been
+        copied, in either array of a pair.
     TypeError
-        Pairs that are no integers; no array.
+        Pairs that are not integers; `blocks` that is not an array.
 
     Examples
     --------
@@ -120,13 +120,13 @@ def fill_pages(
     ids : integers [n]
         On a GPU as for ``copy_pages``.
     byte : int
-        0 .. 255. 0xff is NaN in every floating dtype of a cache: poison free pages with it, and
-        whatever reads beyond a sequence's end shows.
+        0 .. 255. 0xff is NaN in every floating dtype of a cache: fill free pages with it, and any
+        read after a sequence's end becomes visible.
 
     Raises
     ------
     IndexError, ValueError, TypeError
-        As for ``copy_pages``, or another byte.
+        As for ``copy_pages``, or a byte outside 0 .. 255.
 
     Examples
     --------
@@ -150,15 +150,15 @@ def checksum(blocks: Any, ids: Any, *, stream: Any = None, threads: int = 1) -> 
     Parameters
     ----------
     blocks : array [pages, ...], or pair of arrays
-        Of a pair, the digests are added up.
+        The digests of a pair's two arrays are added.
     ids : integers [n]
         On a GPU as for ``copy_pages``; the digest of a page outside the pool is 0.
 
     Returns
     -------
     uint64 [n]
-        On the GPU that the pool is on. The same for the same bytes on every machine. Finds
-        accidents, not adversaries.
+        On the pool's GPU, if it has one. The same bytes have the same digest on every machine. The
+        digest detects accidental changes, not deliberate ones.
 
     Raises
     ------

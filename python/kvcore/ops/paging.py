@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens into pages, and out of them."""
+"""Write tokens into pages, and read them back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["append", "gather", "scatter"]
 
-# What _core takes of each pool: the name of the tokens, the pool, its scales [pages, page_size,
-# heads, groups], those of its heads [heads], and the tokens.
+# The arguments of _core for each pool: the name of the tokens, the pool, its scales [pages,
+# page_size, heads, groups], the scales of its heads [heads], and the tokens.
 _Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
@@ -44,42 +44,45 @@ def append(
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
-        What ``fetch`` handed out, or the caller's own pools.
+        The inputs that ``fetch`` returned, or the caller's own pools.
     layer : int
     k : array [tokens, heads, head_dim]
-        Any library with DLPack, where the pool is; axes but the last may be strided, as those of a
-        fused QKV are. Of the pool's dtype; a float8 or int8 pool also takes float32, float16 and
-        bfloat16 and quantises them, one in nvfp4 takes these alone. Latent keys (MLA) have one head
-        and all their elements.
+        An array of any DLPack library, on the pool's device. All axes but the last may be strided,
+        as in a fused QKV. It has the pool's dtype. A float8 or int8 pool also takes float32,
+        float16 and bfloat16, and ``append`` quantises them; a pool in nvfp4 takes only these three.
+        Latent keys (MLA) have one head and all their elements.
     v : array [tokens, heads, v_head_dim], or None
         Likewise; None for pools of latent rows.
     row_offsets : integers [B + 1]
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``. From the host also for a
-        pool on a GPU; offsets on a GPU may end before the tokens do, those behind are padding.
+        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``. Offsets may come from the
+        host, also for a pool on a GPU. Offsets on a GPU may end before the tokens do; the remaining
+        tokens are padding.
     scale : float or array float32 [heads], or a pair of them for K and V, optional
-        For a float8 or int8 pool without scales of its own: a stored code times it is the value.
+        For a float8 or int8 pool without scales of its own: a stored code times `scale` is the
+        value.
 
     Raises
     ------
     IndexError
         A layer that does not exist, or a position without a page.
     ValueError
-        Shapes that do not fit, a `v` that is missing or too many, a bad `scale`; a pool or scales
-        that are read-only, whose elements share memory (as broadcast ones do) or that share it with
-        each other; a layer that reads the K and V of another one. Nothing has been written.
+        Shapes that do not fit, a `v` that is missing or must be omitted, a bad `scale`; a pool or
+        scales that are read-only, whose elements share memory (as in broadcast arrays) or that
+        share memory with each other; a layer that reads the K and V of another layer. Nothing has
+        been written.
     TypeError
         Another dtype.
 
     Notes
     -----
-    Token j of row b goes to position ``cache_lengths[b] + j``. A pool with scales gets one for
-    each group of elements, as from ``quantize``; without, codes are the values themselves. Blocks
-    in nvfp4 get their scales too, beside the global one of the PagedBatch.
-    Everything is checked before anything is written. Costs reading the tokens once and writing
-    their bytes, whatever the layout and dtype.
+    Token j of row b is written to position ``cache_lengths[b] + j``. A pool with scales gets a
+    scale for each group of elements, as from ``quantize``; without scales, codes are the values
+    themselves. A block in nvfp4 also gets its scale, in addition to the global scale of the
+    PagedBatch. All arguments are checked before anything is written. The call reads the tokens once
+    and writes their bytes, for every layout and dtype.
 
-    On a GPU the call enqueues its work and waits for nothing. What lies there is not read back, so
-    that positions without a page do not raise: their tokens are skipped.
+    On a GPU the call enqueues its work and does not wait. Arrays on the GPU are not read back, so
+    positions without a page do not raise: their tokens are skipped.
     """
     pools = own_pools(inputs, layer)
     options = Options(stream, threads)
@@ -102,12 +105,12 @@ def scatter(
     Parameters
     ----------
     inputs, layer, k, v, row_offsets, scale, stream, threads
-        As of ``append``. ``cache_lengths`` are not looked at.
+        As for ``append``, but ``cache_lengths`` are not read.
 
     Raises
     ------
     IndexError, ValueError, TypeError
-        As ``append``.
+        As for ``append``.
 
     Examples
     --------
@@ -141,43 +144,43 @@ def gather(
     inputs : RaggedKVCacheInputs or PagedBatch
     layer : int
     lengths : integers [B], optional
-        Tokens of each row; ``cache_lengths`` by default. From the host also for a pool on a GPU,
-        where they are uint32.
+        Tokens of each row; ``cache_lengths`` by default. They may come from the host, also for a
+        pool on a GPU; on the GPU they are uint32.
     dtype : {"float32", "float16", "bfloat16"}, optional
-        Of the results. By default the pool's, and float32 where there are scales.
+        Dtype of the results. By default the pool's, or float32 if the pool has scales.
     out : (array, array or None[, array]), optional
-        Where K [tokens, heads, head_dim] and V go, axes but the last strided or not; in place of
-        `dtype`. A third one takes the row offsets, uint32 [B + 1] in C order.
+        Arrays for K [tokens, heads, head_dim] and V, instead of `dtype`; all axes but the last may
+        be strided. A third array receives the row offsets, uint32 [B + 1] in C order.
 
     Returns
     -------
     k : array [tokens, heads, head_dim]
-        One row behind the other, in the library of a PagedBatch's pools; latent keys (MLA) whole.
+        Row after row, in the library of a PagedBatch's pools; latent keys (MLA) are whole.
     v : array [tokens, heads, v_head_dim], or None
         None for latent rows.
     row_offsets : uint32 [B + 1]
-        On the GPU that the pool is on.
+        On the pool's GPU, if it has one.
 
     Raises
     ------
     IndexError
         A layer that does not exist, or a position without a page.
     ValueError
-        Arrays that do not fit, negative `lengths` or more than 2^32 - 1 tokens, `dtype` beside
-        `out`, an `out` that is read-only, whose elements share memory or that overlaps what is
-        read. Nothing has been written.
+        Arrays that do not fit, negative `lengths` or more than 2^32 - 1 tokens, `dtype` together
+        with `out`, an `out` that is read-only, whose elements share memory or that overlaps an
+        input. Nothing has been written.
     TypeError
-        Another dtype; `lengths` that are no integers.
+        Another dtype; `lengths` that are not integers.
 
     Notes
     -----
-    Codes are multiplied by their scales and rounded to the nearest. Costs reading the bytes once
-    and writing the results.
+    Codes are multiplied by their scales and rounded to the nearest value. The call reads the bytes
+    once and writes the results.
 
-    On a GPU the number of tokens must be known before the results are allocated. It is where
-    `lengths` come from the host, or where `out` is given, which may then be longer than the tokens;
-    otherwise the host waits for the stream once. Tokens without a page do not raise, what they
-    would have written stays as it was.
+    On a GPU the number of tokens must be known before the results are allocated. It is known if
+    `lengths` come from the host, or if `out` is given, which may be longer than the tokens;
+    otherwise the host waits for the stream once. Tokens without a page do not raise; their elements
+    of the result stay unchanged.
     """
     options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
@@ -205,7 +208,7 @@ def gather(
 
 
 def _room_for_offsets(place: Place, out: Any, rows: int) -> Any:
-    """Return the array that a caller has for row offsets, None for none."""
+    """Return a caller's array for row offsets, or None if there is no array."""
     if not isinstance(out, tuple) or len(out) < 3 or out[2] is None:
         return None
     array = array_at(place, out[2], "out[2]")
@@ -219,7 +222,7 @@ def _room_for_offsets(place: Place, out: Any, rows: int) -> Any:
 
 
 def _lengths(pools: LayerPools, given: Any) -> Any:
-    """Return the tokens of each row, uint32 where they are the host's and checked."""
+    """Return the tokens of each row; lengths on the host are checked and become uint32."""
     taken = pools.cache_lengths if given is None else any_array(given, "lengths")
     if taken.shape != pools.cache_lengths.shape:
         raise ValueError(
@@ -281,7 +284,7 @@ def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]
 
 
 def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
-    """Refuse to round what the caller may want as it is; beside codes it was not to be kept."""
+    """Refuse a dtype that the pool cannot store unchanged; latent keys of a code pool may round."""
     is_beside_codes = pools.is_latent and pools.pools[0].dtype.name in NARROW
     if pool.name in NARROW or is_beside_codes or pools.global_scales is not None:
         return
@@ -291,7 +294,7 @@ def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: L
 def _parts(
     pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
 ) -> list[tuple[str, NDArray[Any]]]:
-    """Return each pool's part of the tokens: latent keys may lie in two."""
+    """Return each pool's part of the tokens: latent keys may be stored in two pools."""
     if len(arrays) == len(pools.pools):
         return list(zip(names, arrays, strict=False))
     keys = arrays[0]
@@ -354,7 +357,7 @@ def _pair(given: Any, count: int) -> list[Any]:
 def _targets(
     pools: LayerPools, place: Place, total: int, dtype: str | None, out: Any
 ) -> list[NDArray[Any]]:
-    """Return where K and V go, or latent keys."""
+    """Return the arrays for K and V, or for latent keys."""
     each = range(len(pools.pools))
     outputs = [[*each]] if pools.is_latent else [[i] for i in each]
     if out is not None:

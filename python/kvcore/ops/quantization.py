@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Narrow codes for wide values, and back."""
+"""Convert wide values to narrow codes, and back."""
 
 from __future__ import annotations
 
@@ -45,53 +45,54 @@ def quantize(
     stream: Any = None,
     threads: int = 1,
 ) -> tuple[Any, Any]:
-    """Quantise values, so that ``x`` is about ``values * scales``, in nvfp4 times `global_scale`.
+    """Quantise values: ``x`` is about ``values * scales``, in nvfp4 also times `global_scale`.
 
     Parameters
     ----------
     x : array float32, float16 or bfloat16 [..., n]
-        Copied first where it is not in C order.
+        An array that is not in C order is copied first.
     dtype : {"float8_e4m3fn", "float8_e5m2", "int8", "nvfp4"}
     granularity : int, "head" or "tensor"
-        Elements of the last axis per scale, its length for one per token and head; or one scale
-        for each index of the last but one axis; or one for all. 16 for nvfp4, whose last axis has
-        whole blocks.
+        Number of elements of the last axis per scale (the length of the axis gives a scale per
+        token and head), "head" for a scale per index of the second-last axis, or "tensor" for one
+        scale. 16 for nvfp4, whose last axis consists of whole blocks.
     global_scale : float or array float32 of one element
-        Of nvfp4: one more scale of all elements. On a GPU it is read on the device, by each replay
-        of a captured graph anew.
+        For nvfp4: an additional scale of all elements. A scale on a GPU is read on the device,
+        again in each replay of a captured graph.
     out : (array, array), optional
-        Where values and scales go, in C order.
+        Arrays for values and scales, in C order.
 
     Returns
     -------
     values : array `dtype` [..., n]
     scales : array float32 [..., n / granularity], [heads] or [1]
         Both in the library of `x`, or `out`. In nvfp4 values are uint8 [..., n / 2], two codes in a
-        byte, those of even indices in its lower half, and scales float8_e4m3fn [..., n / 16].
+        byte, with the code of the even index in the lower half, and scales are float8_e4m3fn [...,
+        n / 16].
 
     Raises
     ------
     ValueError
         A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
-        or order, or that shares memory with `x`; a `global_scale` that is not finite and positive,
-        or is given for another dtype than nvfp4.
+        or order, or an `out` that shares memory with `x`; a `global_scale` that is not finite and
+        positive, or that is given for a dtype other than nvfp4.
     TypeError
         An `x` or `out` of another dtype, a granularity that is neither int nor str.
 
     Notes
     -----
     A scale is the largest finite magnitude of its group over the largest value of `dtype` (127 for
-    int8), at least 1e-12; a code is ``x * (1 / scale)`` to the nearest, ties to even. Infinities
-    and NaN do not count for the scale. An infinity takes the last code of its sign, in int8 127 and
-    -128; NaN stays NaN, in int8 it is 0. The codes are the same on every processor, whatever its
-    instruction set. Costs reading `x` twice (from cache where a group fits) and writing the codes.
+    int8), at least 1e-12; a code is ``x * (1 / scale)`` to the nearest, ties to even. The scale
+    ignores infinities and NaN. An infinity becomes the last code of its sign, in int8 127 and -128;
+    NaN stays NaN, in int8 it becomes 0. The codes are the same on every processor, with every
+    instruction set. The call reads `x` twice (from cache if a group fits) and writes the codes.
 
     nvfp4 has the codes 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign (e2m1). A block's scale is its largest
     finite magnitude over ``6 * global_scale`` to the nearest float8_e4m3fn, at least 2^-9 and at
     most 448; a code is ``x * (1 / (scale * global_scale))`` to the nearest, ties to the even code.
-    Each of these steps is rounded to float32. What is beyond 6, infinities included, is 6 of its
-    sign, NaN is 0. The format is that of NVIDIA's "Introducing NVFP4 for Efficient and Accurate
-    Low-Precision Inference" (2025), its codes are those of OCP's Microscaling formats.
+    Each of these steps is rounded to float32. A magnitude above 6, or an infinity, becomes 6 with
+    its sign; NaN becomes 0. The format is defined in NVIDIA's "Introducing NVFP4 for Efficient and
+    Accurate Low-Precision Inference" (2025); its codes are defined in OCP's Microscaling formats.
 
     Examples
     --------
@@ -136,20 +137,20 @@ def dequantize(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Return ``values * scales``, in nvfp4 times `global_scale`.
+    """Return ``values * scales``, in nvfp4 also times `global_scale`.
 
     Parameters
     ----------
     values : array float8_e4m3fn, float8_e5m2 or int8 [..., n], or uint8 [..., n / 2]
-        uint8 are codes of nvfp4.
+        uint8 values are codes of nvfp4.
     scales : array float32 [..., groups], [heads] or [1]
-        As ``quantize`` returns them: groups of the last axis, one for each index of the last but
-        one axis, or one for all. Of nvfp4 float8_e4m3fn [..., n / 16].
+        As ``quantize`` returns them: one per group of the last axis, one per index of the
+        second-last axis, or one for all elements. In nvfp4 float8_e4m3fn [..., n / 16].
     global_scale : float or array float32 of one element
-        Of nvfp4, as ``quantize`` took it.
+        For nvfp4, the same as for ``quantize``.
     dtype : {"float32", "float16", "bfloat16"}
     out : array `dtype` [..., n], optional
-        Where the result goes, in C order.
+        Array for the result, in C order.
 
     Returns
     -------
@@ -159,15 +160,15 @@ def dequantize(
     Raises
     ------
     ValueError
-        Scales of another shape, another `dtype`, an `out` that shares memory with what is read; a
-        `global_scale` as ``quantize`` refuses it.
+        Scales of another shape, another `dtype`, an `out` that shares memory with an input; a
+        `global_scale` that ``quantize`` refuses.
     TypeError
         Arrays of other dtypes.
 
     Notes
     -----
-    The product is rounded once, to the nearest, ties to even. Of nvfp4 it is ``code * (scale *
-    global_scale)``, both products rounded to float32.
+    The product is rounded once, to the nearest, ties to even. In nvfp4 it is
+    ``code * (scale * global_scale)``, with both products rounded to float32.
     """
     options = Options(stream, threads, out)
     given = any_array(values, "values"), any_array(scales, "scales")
@@ -250,7 +251,7 @@ def _values_of_blocks(
 
 
 def _target(place: Place, name: str, given: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return the array that a result goes to."""
+    """Return the array for a result."""
     if given is None:
         kind = np.dtype(np.uint8) if dtype == "uint8" else numpy_dtype(dtype)
         return place.empty(shape, kind, "the values")

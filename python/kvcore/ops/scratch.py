@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory attention on a GPU needs beside its arguments."""
+"""Compute the size of the scratch memory of attention on a GPU."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def attention_scratch(
     layer: SupportsIndex = 0,
     v_head_dim: SupportsIndex | None = None,
 ) -> int:
-    """Return how many float32 the `scratch` of ``attention`` must hold.
+    """Return the number of float32 elements that the `scratch` of ``attention`` must hold.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
     q : array [tokens, q_heads, head_dim]
-        Of the shape that the calls have.
+        An array with the shape of q in the calls.
     splits : int
-        As of ``attention``.
+        As for ``attention``.
     layer : int
         Any layer with heads of the same size.
     v_head_dim : int, optional
-        As of ``attention``.
+        As for ``attention``.
 
     Returns
     -------
     int
-        Elements: ``splits * tokens * q_heads * (v_head_dim + 1)``, and 0 for one split.
+        Elements: ``splits * tokens * q_heads * (v_head_dim + 1)``, or 0 for one split.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: the places of a step's tokens, computed once and used for every layer; rows of a batch."""
+"""Compute a step's slots once for all layers; advance and compact the rows of a batch."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ def build_slots(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Return the slot of each of this step's tokens: page * page_size + place in the page.
+    """Return the slot of each of this step's tokens: page * page_size + offset in the page.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
-        What ``fetch`` handed out, or the caller's own pools.
+        The inputs that ``fetch`` returned, or the caller's own pools.
     row_offsets : integers [B + 1]
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``.
     layer : int
-        Any one of the layers that the slots are for: those of a bundle have the same, so all have
-        where the cache has no groups.
+        Any of the layers that use the slots. All layers of a bundle have the same slots, so without
+        groups all layers of the cache have the same slots.
     out : int64 or int32 array [at least tokens], optional
-        Where the slots go; what is behind the last token becomes -1, which ``append_slots`` skips.
+        Array for the slots; elements after the last token become -1, which ``append_slots`` skips.
 
     Returns
     -------
     int64 [tokens], or `out`
-        Token j of row b stands at position ``cache_lengths[b] + j`` of its sequence.
+        Token j of row b has position ``cache_lengths[b] + j`` in its sequence.
 
     Raises
     ------
     IndexError
         A position without a page.
     ValueError
-        Shapes that do not fit, int32 for a pool with more slots than that.
+        Shapes that do not fit, int32 for a pool with more slots than int32 can hold.
     TypeError
         Another dtype.
 
     Notes
     -----
-    O(tokens). Build them once per step for each bundle of layers. On a GPU a position without a
-    page does not raise, its slot is -1; offsets that lie there need an `out`, since how many slots
-    there are is not read back.
+    O(tokens). Build the slots once per step for each bundle of layers. On a GPU a position without
+    a page does not raise: its slot is -1. Offsets on a GPU need an `out`, because the number of
+    slots is not read back.
 
     Examples
     --------
@@ -94,44 +94,44 @@ def append_slots(
     stream: Any = None,
     threads: int = 1,
 ) -> Any:
-    """Write the K and V of tokens to their slots, and return how many were beyond the pool.
+    """Write the K and V of tokens to their slots; return the number of slots beyond the pool.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs or PagedBatch
-        Its table and lengths are not read.
+        The table and the lengths are not read.
     layer : int
     k : array [at least len(slots), heads, head_dim]
-        Of the pool's dtype, for one in nvfp4 float32, float16 or bfloat16; any library with DLPack,
-        where the pool is; axes but the last may be strided, as those of a fused QKV are. Latent
-        rows (MLA) that the pool keeps in two arrays come as one.
+        An array of the pool's dtype, or for a pool in nvfp4 of float32, float16 or bfloat16. It may
+        come from any DLPack library, on the pool's device. All axes but the last may be strided, as
+        in a fused QKV. Latent rows (MLA) that the pool stores in two arrays are given as one array.
     v : array [at least len(slots), heads, v_head_dim], or None
         Likewise; None for latent rows.
     slots : int64 or int32 [n]
-        From the host also for a pool on a GPU. Of the first n tokens, as ``build_slots`` returns
-        them. Negative ones are padding: their tokens are not written.
+        Slots of the first n tokens, as ``build_slots`` returns them. They may come from the host,
+        also for a pool on a GPU. A negative slot is padding: its token is not written.
     out : int32 array [1], optional
-        Where the number goes; for calls that are captured into a graph.
+        Array for the returned number, for calls that are captured into a graph.
 
     Returns
     -------
     int, or int32 [1] on the GPU that the pool is on, or `out`
-        Tokens that were skipped because their slots are not below pages * page_size.
+        Number of tokens that were skipped because their slots are not below pages * page_size.
 
     Raises
     ------
     IndexError
         A layer that does not exist.
     ValueError
-        Shapes that do not fit, a slot twice, a float8 or int8 pool with scales, a layer
-        that reads the K and V of another one.
+        Shapes that do not fit, a slot twice, a float8 or int8 pool with scales, a layer that reads
+        the K and V of another layer.
     TypeError
         Another dtype.
 
     Notes
     -----
-    Everything is checked before anything is written. Costs copying the bytes. On a GPU slots that
-    lie there are not looked at: of one that is named twice, either token's bytes stay.
+    All arguments are checked before anything is written. The call copies the bytes. Slots on a GPU
+    are not checked: if a slot occurs twice, the bytes of either token remain.
     """
     pools = own_pools(inputs, layer)
     is_nvfp4 = pools.global_scales is not None
@@ -164,7 +164,7 @@ def advance_lengths(
     active : bool [B], optional
         Rows that grow; all by default.
     out : uint32 array [B], optional
-        Where the new lengths go; `lengths` itself for in place.
+        Array for the new lengths; pass `lengths` itself to update in place.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def advance_lengths(
     ------
     ValueError
         Shapes that do not fit, offsets that descend, a length beyond uint32. Nothing has changed.
-        Of arrays on a GPU only the shapes are looked at.
+        For arrays on a GPU only the shapes are checked.
     TypeError
         Another dtype.
 
@@ -208,18 +208,19 @@ def compact_table(
     stream: Any = None,
     threads: int = 1,
 ) -> None:
-    """Move the rows of a batch that stay to the front, in place.
+    """Move the remaining rows of a batch to the front, in place.
 
     Parameters
     ----------
     lookup_table : uint32 or int32 array [B, columns]
-        Rows may be strided. Not one of ``fetch`` in host memory, which is read-only.
+        Rows may be strided. A table of ``fetch`` in host memory is read-only and cannot be passed.
     cache_lengths : uint32 or int32 array [B], or None
     kept : integers [at most B]
-        The rows that stay, ascending; a -1 (or 2^32 - 1) ends them. For a batch on a GPU they may
-        come from the host, or be int32 or uint32 there.
+        The remaining rows, ascending; the first -1 (or 2^32 - 1) ends the list. For a batch on a
+        GPU they may come from the host, or be int32 or uint32 on the GPU.
     row_offsets : uint32 or int32 array [B + 1], optional
-        Of the rows' new tokens, from 0 on, in memory of the batch's: each row keeps as many.
+        Offsets of the rows' new tokens, starting at 0, on the batch's device: each row keeps its
+        number of new tokens.
 
     Raises
     ------
@@ -233,10 +234,10 @@ def compact_table(
 
     Notes
     -----
-    Rows behind those that stay become empty: no page (2^32 - 1, or -1) in any column, length 0, no
-    new tokens. Costs copying the bytes. On a GPU it is one launch, which a graph can capture, and
-    rows that lie there are not read back: the first that does not ascend or does not exist ends
-    them.
+    The rows after the remaining rows become empty: no page (2^32 - 1, or -1) in any column, length
+    0, no new tokens. The call copies the bytes. On a GPU the call is one launch, which a graph can
+    capture. Row indices on the GPU are not read back: the first index that does not ascend or does
+    not exist ends the list.
 
     Examples
     --------
@@ -260,7 +261,7 @@ def compact_table(
 
 
 def _kept_at(place: Place, given: Any) -> Any:
-    """See the rows that stay as uint32 where the call runs; what lies on a GPU is not looked at."""
+    """Return the remaining rows as uint32 on the call's device; unchecked on a GPU."""
     array = given if isinstance(given, list | tuple) else any_array(given, "kept")
     if isinstance(array, list | tuple | np.ndarray):
         array = integers("kept", array, -1, MOST_UINT32).astype(np.uint32)
@@ -268,7 +269,7 @@ def _kept_at(place: Place, given: Any) -> Any:
 
 
 def _as_uint32(array: Any) -> Any:
-    """See int32 as uint32, and -1 as 2^32 - 1; others as they are."""
+    """View int32 as uint32, and -1 as 2^32 - 1; return other dtypes unchanged."""
     return array.view(np.uint32) if array.dtype == np.int32 else array
 
 

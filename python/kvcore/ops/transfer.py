@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages between caches of different layouts, and the starts of pages within one."""
+"""Copy pages between caches of different layouts, and the first tokens of pages within a pool."""
 
 from __future__ import annotations
 
@@ -29,41 +29,43 @@ def transfer(
     stream: Any = None,
     threads: int = 1,
 ) -> None:
-    """Copy pages from one cache to another, whatever the layouts.
+    """Copy pages from one cache to another, between any two layouts.
 
     Parameters
     ----------
     source, destination : PoolLayout
-        Of the same sizes and dtype but for the number of pages; no memory in common.
+        Caches of the same sizes and dtype, which share no memory; only the number of pages may
+        differ.
     source_ids, destination_ids : integers [n]
-        Page ``source_ids[i]`` goes to page ``destination_ids[i]``, none of which is named twice.
-        Where either is negative, nothing is copied: padding.
+        Page ``source_ids[i]`` is copied to page ``destination_ids[i]``; no destination occurs
+        twice. A pair with a negative id is padding and is not copied.
     layers : int or range, optional
         One layer, or a range of step 1; all by default.
     max_blocks : int
-        Thread blocks of a GPU to use at most, so that a model can run beside the copy; 0 for as
-        many as are of use.
+        The most thread blocks of a GPU that the copy uses, so that a model can run at the same
+        time; 0 chooses the largest useful number.
 
     Raises
     ------
     IndexError
         A page or layer that a cache does not have.
     ValueError
-        Sizes that differ, a destination twice, memory in common, read-only or strided rows, a
+        Sizes that differ, a destination twice, shared memory, read-only or strided rows, a
         destination whose elements share memory. Nothing has been copied.
     TypeError
-        Dtypes that differ, or ids that are no integers.
+        Dtypes that differ, or ids that are not integers.
 
     Notes
     -----
-    Costs the bytes. Where elements lie alike on both sides, they move in the longest runs there
-    are: rows of a head, tokens, pages, neighbouring pages. From and to "vllm" pages are transposed.
-    On a GPU V is then moved by the element, several times slower, unless page size and head size
-    are multiples of 8, and addresses and strides of 16 bytes.
+    The call copies the bytes. If elements have the same order on both sides, they move in the
+    longest possible runs: rows of a head, tokens, pages, neighbouring pages. From and to "vllm",
+    pages are transposed. On a GPU, V is then copied element by element, which is several times
+    slower, unless page size and head size are multiples of 8, and addresses and strides are
+    multiples of 16 bytes.
 
-    On a GPU the call enqueues its work and waits for nothing. One of the caches may be in pinned
-    host memory, which the caller keeps until the copy is done. Ids that lie on the GPU are int64
-    and not checked: a pair with a page outside its cache is skipped.
+    On a GPU the call enqueues its work and does not wait. One of the caches may be in pinned host
+    memory, which the caller keeps until the copy is done. Ids on the GPU are int64 and are not
+    checked: a pair with a page outside its cache is skipped.
     """
     for name, given in (("source", source), ("destination", destination)):
         if not isinstance(given, PoolLayout):
@@ -80,17 +82,18 @@ def transfer(
 
 @documents_options
 def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int = 1) -> None:
-    """Copy the first tokens of pages within a pool, all layers.
+    """Copy the first tokens of pages within a pool, in all layers.
 
     Parameters
     ----------
     blocks : array [pages, kv, layers, page_size, heads, head_dim], pair of arrays, or PoolLayout
         The pool; any layout but "vllm".
     copies : integers [n, 3]
-        Source page, destination page and tokens of each, done as if in their order: what
-        ``take_copies`` returns behind its first column. For a pool on a GPU they may come from the
-        host, or be int64 there: then they are not checked and done in any order; a copy with a
-        page outside the pool is skipped, and at most a page of tokens is copied.
+        Source page, destination page and number of tokens of each copy, with the result of copies
+        in this order: the columns of ``take_copies`` after its first column. For a pool on a GPU
+        they may come from the host, or be int64 on the GPU. Copies on the GPU are not checked and
+        run in any order; a copy with a page outside the pool is skipped, and at most one page of
+        tokens is copied.
 
     Raises
     ------
@@ -100,7 +103,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
         More tokens than a page has, a page copied to itself, a read-only pool, strided rows, or
         elements that share memory. Nothing has been copied.
     TypeError
-        Copies that are no integers; no array.
+        Copies that are not integers; `blocks` that is not an array.
 
     Examples
     --------
@@ -125,14 +128,14 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
 
 
 def _cache(pool: PoolLayout) -> tuple[list[Tensor], bool]:
-    """Return a cache as places take it: with whether K is packed."""
+    """Return a cache's tensors, and whether K is packed."""
     return tensors_of(pool), pool.layout == PACKED
 
 
 def _common_place(
     source: PoolLayout, destination: PoolLayout, options: Options, *ids: Any
 ) -> Place:
-    """Return where both caches lie; one may be in pinned host memory, which a GPU reads as well."""
+    """Return the device of both caches; pinned host memory of one counts as the GPU's."""
     named = {
         name: [array for tensor in tensors_of(pool) for array in tensor]
         for name, pool in (("source", source), ("destination", destination))
@@ -146,7 +149,7 @@ def _common_place(
 
 
 def _check_pinned(place: Place, arrays: list[NDArray[Any]], name: str) -> None:
-    """Raise ValueError unless a GPU reads and writes arrays of the host's."""
+    """Raise ValueError unless a GPU can read and write the host's arrays."""
     if not all(map(place.reaches, arrays)):
         raise ValueError(
             f"the {name} is in host memory that is not pinned, the other cache on a GPU; allocate "
@@ -155,7 +158,7 @@ def _check_pinned(place: Place, arrays: list[NDArray[Any]], name: str) -> None:
 
 
 def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
-    """Return pages and where they go, int64 [n, 2]."""
+    """Return source and destination pages, int64 [n, 2]."""
     sources = integer_array("source_ids", source_ids, 1)
     destinations = integer_array("destination_ids", destination_ids, 1)
     for name, ids in (("source_ids", sources), ("destination_ids", destinations)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose pages are still on their way from the host tier."""
+"""Wait for the pages of a layer that are still loading from the host tier."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ __all__ = ["wait_layer"]
 
 @documents_options
 def wait_layer(inputs: RaggedKVCacheInputs, layer: SupportsIndex, *, stream: Any = None) -> None:
-    """Let a stream wait until a layer's part of all pages has arrived from the host tier.
+    """Make a stream wait until a layer's part of all pages has arrived from the host tier.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs
-        What ``fetch`` handed out.
+        The inputs that ``fetch`` returned.
     layer : int
-        Those in front of it in a page have arrived then as well: the last one stands for all.
+        After this wait, the earlier layers of a page have also arrived, so a wait for the last
+        layer waits for all layers.
 
     Raises
     ------
@@ -30,14 +31,13 @@ def wait_layer(inputs: RaggedKVCacheInputs, layer: SupportsIndex, *, stream: Any
     ValueError
         Inputs without a pool; a stream that is captured into a graph.
     TypeError
-        Something else than inputs.
+        An argument that is not inputs.
 
     Notes
     -----
-    For kernels of the caller's that read or write the pages of a manager with
-    ``layerwise_loads=True``, before each of them; the other functions of ``kvcore.ops`` do it
-    themselves. Nothing happens where all pages are there, as in host memory. The host does not
-    wait. O(1).
+    Call it before each kernel of your own that reads or writes the pages of a manager with
+    ``layerwise_loads=True``; the other functions of ``kvcore.ops`` wait themselves. The call does
+    nothing if all pages have arrived, as in host memory. The host does not wait. O(1).
 
     Examples
     --------

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of pages below the device: the protocol, stores on disks and servers, names of tiers.
+"""Provide stores of pages below the device: the protocol, disk and server stores, tier names.
 
-A store's module, with its sockets or clients, is imported when its name is asked for.
+The module of a store, with its sockets or clients, is imported when its name is first used.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the package
+if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name of the package
 
     def __getattr__(name: str) -> object:
-        """Import the module that has a public name when the name is asked for."""
+        """Import the module of a public name when the name is first used."""
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module 'kvcore.stores' has no attribute {name!r}")

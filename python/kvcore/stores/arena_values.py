@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lay the values of a batch out in memory that another process reads and writes."""
+"""Lay out the values of a batch in memory that another process reads and writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ArenaValues", "batches"]
 
 
 class ArenaValues:
-    """Values: heads, and parts of pages behind them where they are not there already.
+    """Place the values of a batch in an arena: heads, and page parts that are not in the arena yet.
 
-    Each value is in as few pieces as can be: the engine makes a transfer of each. A whole
-    buffer of the arena has its head in front of it.
+    Each value has as few pieces as possible, because the engine makes a transfer of each piece. If
+    a page is a whole buffer of the arena, its head is directly before the buffer.
 
     Parameters
     ----------
@@ -25,14 +25,14 @@ class ArenaValues:
     Attributes
     ----------
     num_bytes : int
-        That have to be taken for `place`.
+        Number of bytes to take from the arena for `place`.
     """
 
     def __init__(self, arena: SharedArena, pages: Sequence[Parts]) -> None:
         self._arena = arena
         self._heads: list[bytes] = []
-        self._parts: list[list[tuple[int | None, memoryview]]] = []  # and where they are already
-        # A whole buffer as a whole page: whoever puts it writes the same head there.
+        self._parts: list[list[tuple[int | None, memoryview]]] = []  # with places in the arena
+        # True for a page that is a whole buffer: every writer puts the same head before it.
         self._is_in_front: list[bool] = []
         self.num_bytes = 0
         for page in pages:
@@ -45,7 +45,7 @@ class ArenaValues:
             self.num_bytes += 0 if self._is_in_front[-1] else len(head)
 
     def place(self, begin: int) -> list[list[tuple[int, int]]]:
-        """Lay them out from there; return where the pieces of each begin, and their bytes."""
+        """Lay out the values from `begin`; return the places and sizes of each value's pieces."""
         self._places: list[list[int]] = []  # of each head, and of its parts
         pieces: list[list[tuple[int, int]]] = []
         for head, parts, is_in_front in zip(
@@ -64,7 +64,7 @@ class ArenaValues:
         return pieces
 
     def write(self) -> None:
-        """Write all values."""
+        """Write all values to the arena."""
         for head, parts, places in zip(self._heads, self._parts, self._places, strict=True):
             self._arena.view(places[0], len(head))[:] = head
             for (at, view), place in zip(parts, places[1:], strict=True):
@@ -72,7 +72,7 @@ class ArenaValues:
                     self._arena.view(place, len(view))[:] = view
 
     def read(self, i: int, size: int) -> bool:
-        """Copy the parts of a value that came with so many bytes; whether it has just these."""
+        """Copy the parts of value i if it has exactly these parts; return whether it has."""
         head, parts, places = self._heads[i], self._parts[i], self._places[i]
         if size != len(head) + sum(len(view) for _, view in parts):
             return False
@@ -88,7 +88,7 @@ class ArenaValues:
 
 
 def _joined(places: list[int], sizes: list[int]) -> list[tuple[int, int]]:
-    """Return pieces, of which one that begins where the last ends goes on with it."""
+    """Return pieces; a piece that begins at the end of the piece before it is joined to it."""
     found: list[tuple[int, int]] = []
     for begin, size in zip(places, sizes, strict=True):
         if found and sum(found[-1]) == begin:
@@ -99,12 +99,12 @@ def _joined(places: list[int], sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def batches(arena: SharedArena, pages: Sequence[Parts]) -> list[tuple[slice, ArenaValues]]:
-    """Split pages so that a quarter of the memory is enough for each batch, or one page is alone.
+    """Split pages into batches that take a quarter of the memory at most, or that have one page.
 
     Raises
     ------
     ValueError
-        A page alone takes more than half.
+        A single page takes more than half of the memory.
     """
     found: list[tuple[slice, ArenaValues]] = []
     first = taken = 0
@@ -124,4 +124,4 @@ def batches(arena: SharedArena, pages: Sequence[Parts]) -> list[tuple[slice, Are
     return found
 
 
-_HEAD_BYTES = 1 << 10  # at most, of a value
+_HEAD_BYTES = 1 << 10  # the most bytes of a value's head

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leave a store alone that fails, and find out when it works again."""
+"""Stop calls to a store that fails, and detect when it works again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Breaker"]
 
 
 class Breaker:
-    """Count failures in a row; after so many nothing is tried for some time.
+    """Count consecutive failures; after `failures` of them, admit no call for `seconds`.
 
-    Then one call at a time is let through. One that succeeds ends it; one that fails begins the
-    time again.
+    After this time the breaker admits one call at a time. A call that succeeds closes the breaker;
+    a call that fails starts the time again.
 
     Parameters
     ----------
     failures : int
-        In a row.
+        Number of consecutive failures that open the breaker.
     seconds : float
     clock : callable
         Returns seconds.
@@ -37,13 +37,13 @@ class Breaker:
 
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
-        """Whether calls are let through: all, none, or one at a time."""
+        """The state: "closed" admits all calls, "open" no call, "half-open" one call at a time."""
         if self._failures < self._most:
             return "closed"
         return "open" if self._clock() < self._until else "half-open"
 
     def admits(self) -> bool:
-        """Ask to make a call, whose end is told to `succeeded` or `failed`."""
+        """Return whether a call may start; report its end with `succeeded` or `failed`."""
         if self._failures < self._most:
             return True
         with self._lock:
@@ -53,13 +53,13 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """Tell that a call went well."""
+        """Report that a call succeeded."""
         if self._failures:
             with self._lock:
                 self._failures, self._trying = 0, False
 
     def failed(self, *, is_dead: bool = False) -> None:
-        """Tell that a call failed; one that has taken too long is enough to open it."""
+        """Report that a call failed; a time-out (`is_dead`) opens the breaker at once."""
         with self._lock:
             self._failures = self._most if is_dead else self._failures + 1
             self._trying = False

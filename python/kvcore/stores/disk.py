@@ -17,46 +17,48 @@ __all__ = ["DiskStore"]
 class DiskStore:
     """Keep pages in files of fixed slots, also over restarts.
 
-    Each page is read or written by one call of the system, past its page cache where the file
-    system can do that. Every page is checked on its way back: its key, its fingerprint, and a CRC
-    over all its bytes. When the quota is used up, the pages that were used least recently go.
+    Each page is read or written by one system call, which bypasses the page cache if the file
+    system supports it. Every page that is read is checked: its key, its fingerprint, and a CRC over
+    all its bytes. When the quota is used up, the least recently used pages are evicted.
 
     Parameters
     ----------
     tier : str or DiskTier
-        Directories and their quotas in bytes, such as ``"disk:/var/cache/kv:200GiB"``. Missing ones
-        are made. One store at a time has a directory. Pages are spread over several.
+        Directories and their quotas in bytes, such as ``"disk:/var/cache/kv:200GiB"``. Missing
+        directories are created. Only one store at a time can use a directory. With several
+        directories, pages are spread over all of them.
     page_bytes : int
-        Of all parts of a page together, at most.
+        The most bytes of all parts of a page together.
     fingerprint : bytes
-        32 bytes that say what pages are of: model, layout, dtype, page size. Pages with another
-        fingerprint are not found, and their slots are used again.
+        32 bytes that identify the contents of pages: model, layout, dtype, page size. Pages with
+        another fingerprint are misses, and their slots are reused.
     threads : int
-        That read and write.
+        Number of threads that read and write.
     queue_pages : int
-        That wait for one of the threads. A call that brings more waits for room, `slow_seconds` at
-        most; then its pages are misses.
+        The most pages that wait for a thread. A call with more pages waits for room, at most
+        `slow_seconds`; after that its pages are misses.
     segment_bytes : int
-        Of a file; 0 for a 64th of the quota, at least 64 MiB.
+        Bytes of a file; 0 for a 64th of the quota, at least 64 MiB.
     direct : bool
-        Read and write past the page cache, where the file system can.
+        Whether to bypass the page cache, if the file system supports it.
     breaker_failures : int
-        After so many failures in a row nothing is tried for `breaker_seconds`.
+        After this number of consecutive failures, no read or write starts for `breaker_seconds`.
     breaker_seconds, slow_seconds : float
         A read or write that takes longer than `slow_seconds` is a failure.
 
     Raises
     ------
     ValueError
-        A parameter is out of range; the text says which.
+        A parameter is out of range; the text names it.
     KVCacheError
-        A directory is in use, by whom; holds slots of another size; or cannot be written.
+        A directory is in use (the text names the user), holds slots of another size, or cannot be
+        written.
 
     Notes
     -----
-    Any number of threads. After ``close()``, and in a child of ``os.fork``, every call raises
-    KVCacheError; such a child opens a store of its own, elsewhere. No call raises because a disk
-    fails: that is a miss, and counts in `health`. Opening reads 4 KiB of each slot.
+    Any number of threads may use the store. After ``close()``, and in a child of ``os.fork``, every
+    call raises KVCacheError; the child opens its own store, in another directory. A failure of a
+    disk does not raise: it is a miss, and counts in `health`. Opening reads 4 KiB of each slot.
 
     Examples
     --------
@@ -113,7 +115,7 @@ class DiskStore:
         return f"DiskStore({stats['stored']:,} of {stats['capacity']:,} pages)"
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each page whether any part of it is stored. O(1) per page."""
+        """Return for each page whether any part of it is stored. O(1) per page."""
         return [parts != 0 for parts in self._store.parts_of(keys)]
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
@@ -128,14 +130,14 @@ class DiskStore:
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key writable contiguous memory with as many bytes as the page has; or a list of
-            it, part by part, with None for parts that are not wanted. Fastest where it begins at a
-            multiple of 4 KiB and is one long.
+            For each key, writable contiguous memory with the page's size in bytes; or a list of
+            memory, part by part, with None for parts to skip. Fastest if the memory begins at a
+            multiple of 4 KiB, with a length that is a multiple of 4 KiB.
 
         Returns
         -------
         StoreHandle
-            Its `result` counts the pages that were served, a prefix.
+            Its `result` counts the pages that were read, a prefix of `keys`.
 
         Raises
         ------
@@ -145,20 +147,20 @@ class DiskStore:
         return self._store.get(keys, buffers)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Begin to write pages from memory; waits for room in the queue.
+        """Begin to write pages from memory; wait for room in the queue.
 
         Parameters
         ----------
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key contiguous memory, or a list of it, part by part.
+            For each key, contiguous memory, or a list of memory, part by part.
 
         Returns
         -------
         StoreHandle
-            Its `result` counts the pages that are stored now. Pages whose parts are all stored
-            already are not written again; a page with other parts is replaced.
+            Its `result` counts the pages that are stored now. A page whose parts are all stored is
+            not written again; a page with other parts is replaced.
 
         Raises
         ------
@@ -168,18 +170,18 @@ class DiskStore:
         return self._store.put(keys, buffers)
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages; return how many there were.
+        """Remove pages; return the number of removed pages.
 
-        For good, but for pages whose slots cannot be written at that moment, because the disk
-        fails: they may be back after a restart.
+        Removal is permanent, except for pages whose slots cannot be written at that moment because
+        the disk fails: these pages may return after a restart.
         """
         return self._store.remove(keys)
 
     def clear(self) -> int:
-        """Forget all pages, also those on their way; return how many there were.
+        """Remove all pages, including pages in flight; return the number of removed pages.
 
-        For good, but on a disk that cannot be written at that moment. Costs one block written to
-        each directory and O(pages).
+        Removal is permanent, except on a disk that cannot be written at that moment. Writes one
+        block to each directory, and costs O(pages).
         """
         return self._store.clear()
 
@@ -190,7 +192,7 @@ class DiskStore:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of all parts of a page together, at most."""
+        """The most bytes of all parts of a page together."""
         return self._store.page_bytes
 
     def capacity(self) -> StoreCapacity:
@@ -211,18 +213,18 @@ class DiskStore:
         Returns
         -------
         dict
-            Those of `health` and: `slots` that the files have, `capacity` of the quotas, `stored`
-            pages, `broken` slots that failed and are left alone until the store is reopened,
-            `restored` pages that the start found, `foreign` ones of other fingerprints, `written`,
-            `evicted`, `refused` (not tried while the breaker was open), `no_room` (every slot was
-            in use or broken, and the disk gave no space for more), `queued` (waiting now),
+            The counters of `health` and: `slots` of the files, `capacity` of the quotas, `stored`
+            pages, `broken` slots that failed and stay unused until the store is reopened,
+            `restored` pages that were found at the start, `foreign` pages of other fingerprints,
+            `written`, `evicted`, `refused` (not tried while the breaker was open), `no_room` (every
+            slot was in use or broken, and the disk had no space for more), `queued` (waiting now),
             `direct`; `read_times` and `write_times`, lists whose item i counts pages that took less
             than 2 ** (i + 1) microseconds and no less than half of that.
         """
         return self._store.stats()
 
     def close(self) -> None:
-        """Carry out what is under way, end the threads and let the directories go."""
+        """Finish the calls in flight, end the threads and release the directories."""
         self._store.close()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep pages in a dictionary: the shortest whole store, for tests and to start one's own from."""
+"""Keep pages in a dictionary: the shortest complete store, for tests and as a template."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _parts(buffers: PageBuffers) -> dict[int, memoryview]:
 def _pages(
     keys: Sequence[bytes], buffers: Sequence[PageBuffers]
 ) -> list[tuple[bytes, dict[int, memoryview]]]:
-    """Read what a call was given; not under the lock, for a buffer may call the store."""
+    """Read the arguments of a call, without the lock, because a buffer may call the store."""
     return [(key, _parts(each)) for key, each in zip(keys, buffers, strict=True)]
 
 
 class MemoryStore:
-    """Keep the pages used last in a dictionary.
+    """Keep the most recently used pages in a dictionary.
 
     Parameters
     ----------
     capacity_bytes : int
-        Of pages, at most.
+        The most bytes of pages.
 
     Examples
     --------
@@ -61,12 +61,12 @@ class MemoryStore:
         self._lock = Lock()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each page whether it is stored."""
+        """Return for each page whether it is stored."""
         with self._opened():
             return [key in self._pages for key in keys]
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Copy pages into memory, up to the first that is not there."""
+        """Copy pages into memory, up to the first page that is not stored."""
         pages, served = _pages(keys, buffers), 0
         with self._opened():
             while served < len(pages) and self._serve(*pages[served]):
@@ -76,7 +76,7 @@ class MemoryStore:
         return FinishedHandle(served)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Copy pages from memory, but those that are stored with all these parts."""
+        """Copy pages from memory, except pages that are stored with all these parts."""
         pages = _pages(keys, buffers)
         with self._opened():
             for key, parts in pages:
@@ -86,18 +86,18 @@ class MemoryStore:
             return FinishedHandle(sum(key in self._pages for key, _ in pages))
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages; return how many there were."""
+        """Remove pages; return the number of removed pages."""
         with self._opened():
             return sum(self._forget(key) for key in keys)
 
     def clear(self) -> int:
-        """Forget all pages; return how many there were."""
+        """Remove all pages; return the number of removed pages."""
         with self._opened():
             there, self._pages, self._used = len(self._pages), OrderedDict(), 0
             return there
 
     def capacity(self) -> StoreCapacity:
-        """Return how much the store holds."""
+        """Return the capacity of the store, and its use."""
         with self._opened():
             return StoreCapacity(self._capacity_bytes, self._used, len(self._pages))
 
@@ -108,7 +108,7 @@ class MemoryStore:
             return StoreHealth("closed", *counts)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all pages and close the store."""
         with self._lock:
             self._pages, self._used, self._closed = OrderedDict(), 0, True
 

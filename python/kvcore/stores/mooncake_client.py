@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk to the process in which Mooncake's client runs."""
+"""Call the process in which Mooncake's client runs."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from kvcore.stores.specs import MooncakeTier
 
 __all__ = ["MooncakeClient"]
 
-_START_SECONDS = 10.0  # the engine gives a dead master up after less
+_START_SECONDS = 10.0  # the engine gives up on a dead master earlier
 _GONE = ("the process has ended", None)
 
 
 class MooncakeClient:
-    """Begin the process; each call is a request and its reply.
+    """Start the process of the client; each call is a request and its reply.
 
     Parameters
     ----------
     tier : MooncakeTier
     arena : SharedArena
-        Where values come from and go to.
+        Memory for values in both directions.
 
     Raises
     ------
     OSError
-        From every method: the process has ended, or the engine refuses; TimeoutError where it is
-        too slow. It is killed then, so that nothing changes the arena any more.
+        From every method: the process has ended, or the engine refuses; TimeoutError if the call
+        takes too long. After a time-out the process is killed, so that it cannot change the arena
+        any more.
     """
 
     def __init__(self, tier: MooncakeTier, arena: SharedArena) -> None:
-        from multiprocessing.connection import Connection  # `import kvcore` does without
+        from multiprocessing.connection import Connection  # not imported by `import kvcore`
 
         host = _own_address(tier)
         settings = {
@@ -59,7 +60,7 @@ class MooncakeClient:
         self._numbers = count()
         self._waiting: dict[int, SimpleQueue[tuple[str | None, Any]]] = {}
         self._is_over = self._is_connected = False
-        # A master that is not there is known at once; the engine tries for seconds.
+        # This connection detects a missing master at once; the engine would try for seconds.
         socket.create_connection((tier.host, tier.port), tier.seconds).close()
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -71,61 +72,61 @@ class MooncakeClient:
                     *(sys.executable, str(Path(__file__).with_name("mooncake_process.py"))),
                     *(str(theirs.fileno()), str(arena.fd), json.dumps(settings)),
                 ],
-                # By which address holders know it; it listens at all of them.
+                # The address that holders use for the client; the client listens on all addresses.
                 env={"MC_TCP_BIND_ADDRESS": host, **os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # it tells much; what matters is in the replies
+                stderr=subprocess.DEVNULL,  # much output; the errors are in the replies
                 pass_fds=(theirs.fileno(), arena.fd),
-                start_new_session=True,  # what interrupts the program does not interrupt it
+                start_new_session=True,  # an interrupt of the program must not end it
             )
             try:
                 self._connection = Connection(ours.detach())
                 self._gives_up = monotonic() + _START_SECONDS
-                self._first = self._expect()[1]  # it speaks first, with the number 0
+                self._first = self._expect()[1]  # the first message has the number 0
                 Thread(target=self._read, name="kvcore mooncake", daemon=True).start()
-            except BaseException:  # an interrupt: nobody else would end the process
+            except BaseException:  # an interrupt: end the process before raising
                 self.kill()
                 raise
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or should have begun by now."""
+        """Whether the process has ended, or has exceeded its time to connect."""
         return self._is_over or not (self._is_connected or monotonic() < self._gives_up)
 
     def await_start(self, ends: float | None = None) -> None:
-        """Wait until the engine's client is connected: not longer than that may take."""
+        """Wait until the engine's client is connected, or until its time to connect is over."""
         if not self._is_connected:
             ends = self._gives_up if ends is None else min(ends, self._gives_up)
             error, _ = first = self._wait_for(self._first, ends, "it has not connected yet")
-            self._first.put(first)  # for others who wait
+            self._first.put(first)  # for other waiting threads
             if error is not None:
                 raise OSError(error)
             self._is_connected = True
 
     def call(self, verb: str, *arguments: Any, ends: float) -> Any:
-        """Make a call of ``mooncake_process.Client``."""
+        """Call a method of ``mooncake_process.Client``."""
         self.await_start(ends)
         number, reply = self._expect()
         is_over = False
         try:
-            with self._sending:  # what two threads send must not mix
+            with self._sending:  # messages of two threads must not mix
                 self._connection.send((number, verb, *arguments))
             error, result = self._wait_for(reply, ends, "it took too long")
             is_over = True
         except BlockingIOError:
             raise TimeoutError("it took too long") from None
         finally:
-            if not is_over:  # it would go on in memory that is soon somebody else's
+            if not is_over:  # it would write to memory that is reused soon
                 self.kill()
         if error is not None:
             raise OSError(error)
         return result
 
     def kill(self) -> None:
-        """End the process and every call that is under way. Once more does nothing."""
+        """End the process and every call in flight. A second call does nothing."""
         self._process.kill()
-        self._process.wait()  # until then it may change memory
+        self._process.wait()  # before that, it may change memory
         self._fail_all()
 
     def _expect(self) -> tuple[int, SimpleQueue[tuple[str | None, Any]]]:
@@ -146,13 +147,13 @@ class MooncakeClient:
             raise TimeoutError(too_late) from None
 
     def _read(self) -> None:
-        """Hand replies out until the connection ends."""
+        """Pass replies to their callers until the connection ends."""
         with suppress(EOFError, OSError):
             while True:
                 number, error, result = self._connection.recv()
                 with self._lock:
                     reply = self._waiting.pop(number, None)
-                if reply is not None:  # else `kill` has answered meanwhile
+                if reply is not None:  # otherwise `kill` has already answered
                     reply.put((error, result))
         self._fail_all()
         with self._sending:
@@ -168,7 +169,7 @@ class MooncakeClient:
 
 
 def _own_address(tier: MooncakeTier) -> str:
-    """Return the address of this machine from which the master is reached."""
+    """Return this machine's address as the master reaches it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((tier.host, tier.port))  # sends nothing
         return str(probe.getsockname()[0])

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which the client of a Mooncake store runs; kvcore begins and ends it.
+"""Run the client of a Mooncake store in a process that kvcore starts and ends.
 
     python mooncake_process.py CONNECTION MEMORY SETTINGS
 
-A process of its own, because a time-out can only end what can be killed: the client's `setup` and
-`close` wait for a master with Python's lock held, its reads of a holder that hangs take a minute,
-and a call after `close` is a fault of memory (all seen with 0.3.13). It says so once it is
-connected, then answers requests ``(number, verb, *arguments)`` with ``(number, error, result)`` in
-any order, and ends with the connection. Nothing of kvcore is imported here.
+The client needs its own process, because only a process can be killed after a time-out: the
+client's `setup` and `close` wait for a master with Python's lock held, its reads of a holder that
+hangs take a minute, and a call after `close` is a memory fault (all seen with 0.3.13). The process
+sends a message after it has connected, answers requests ``(number, verb, *arguments)`` with
+``(number, error, result)`` in any order, and ends with the connection. This file imports no module
+of kvcore.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from multiprocessing.connection import Connection
 from threading import Lock, Thread
 from typing import Any
 
-#: Pieces of memory that make a value: where each begins, and its bytes.
+#: Pieces of memory that form a value: the begin and the bytes of each piece.
 Pieces = Sequence[tuple[int, int]]
 
 _CALLS = 4  # at a time
-_LOCAL_BYTES = 16 << 20  # of the client's own; values go to and from the memory that is shared
+_LOCAL_BYTES = 16 << 20  # of the client's own; values use the shared memory
 
 
 class Client:
-    """Mooncake's client, and the memory that values come from and go to."""
+    """Hold Mooncake's client, and the shared memory for values."""
 
     def __init__(self, memory: int, settings: dict[str, Any]) -> None:
         import numpy as np
@@ -41,7 +42,7 @@ class Client:
         code = self._store.setup(
             settings["host"],
             "P2PHANDSHAKE",
-            0,  # it holds no values of others
+            0,  # it stores no values of other clients
             _LOCAL_BYTES,
             settings["protocol"],
             settings["devices"],
@@ -55,15 +56,15 @@ class Client:
             raise OSError(f"register_buffer returns {code}")
 
     def exist(self, names: list[str]) -> list[int]:
-        """Tell of each whether it is there: 1 or 0, or what is wrong."""
+        """Return for each value 1 if it is stored, 0 if not, or an error code."""
         return list(self._store.batch_is_exist(names))
 
     def put(self, names: list[str], values: Sequence[Pieces]) -> list[int]:
-        """Store values; 0 of each that is there now."""
+        """Store values; return 0 for each value that is stored now."""
         return list(self._store.batch_put_from_multi_buffers(names, *self._places(values)))
 
     def get(self, names: list[str], values: Sequence[Pieces]) -> list[int]:
-        """Read values into memory; the bytes of each, or what is wrong."""
+        """Read values into memory; return the bytes of each, or an error code."""
         return list(self._store.batch_get_into_multi_buffers(names, *self._places(values)))
 
     def size(self, name: str) -> int:
@@ -71,11 +72,11 @@ class Client:
         return int(self._store.get_size(name))
 
     def remove(self, names: list[str]) -> list[int]:
-        """Forget values, those that somebody reads as well; 0 of each that was there."""
+        """Remove values, including values being read; return 0 for each that was stored."""
         return list(self._store.batch_remove(names, True))
 
     def clear(self, pattern: str) -> int:
-        """Forget values by their names; how many there were."""
+        """Remove values by a pattern of their names; return the number of removed values."""
         return int(self._store.remove_by_regex(pattern, True))
 
     def _places(self, values: Sequence[Pieces]) -> tuple[list[list[int]], list[list[int]]]:
@@ -87,7 +88,7 @@ def main() -> None:
     """Serve until the connection ends."""
     connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     settings = json.loads(sys.argv[3])
-    # This file's folder has no packages; what the store's process finds is found here too.
+    # Use the import paths of the store's process; this file's folder has no packages.
     sys.path[:] = settings["path"]
     try:
         client = Client(memory, settings)
@@ -98,13 +99,13 @@ def main() -> None:
     receiving, sending = Lock(), Lock()
 
     def serve() -> None:
-        """Take requests, by turns with other threads: what one receives it carries out itself."""
+        """Receive requests in turn with other threads, and run each request in its thread."""
         while True:
             try:
                 with receiving:
                     number, verb, *arguments = connection.recv()
             except (EOFError, OSError):
-                os._exit(0)  # who is gone waits for nothing that is under way
+                os._exit(0)  # kvcore is gone, and no caller waits for calls in flight
             error = result = None
             try:
                 result = getattr(client, verb)(*arguments)

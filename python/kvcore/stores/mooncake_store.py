@@ -26,49 +26,49 @@ __all__ = ["MooncakeStore"]
 
 _Result = TypeVar("_Result")
 
-#: Makes a call of ``mooncake_process.Client``, with an end for all that a batch does.
+#: Calls a method of ``mooncake_process.Client``, with one deadline for a whole batch.
 _Call: TypeAlias = Callable[..., Any]
 
-#: What the engine answers instead of a number of bytes: nothing is there, or not yet all of it.
+#: The engine's codes instead of a number of bytes: no value is stored, or it is not complete yet.
 _NOTHING = (-704, -703)
 
 
 class MooncakeStore(ServerStore):
-    """Keep pages in the memory of the machines of a Mooncake store, for any number of processes.
+    """Keep pages in the memory of a Mooncake store's machines, for any number of processes.
 
-    A page is one value, so its parts are there together or not at all. Its name is `prefix` and the
-    page's key, which reveals no token. The first value of a name stays.
+    A page is one value, so either all its parts are stored or no part is. Its name is `prefix` and
+    the page's key, which reveals no token. The first value of a name stays.
 
     Parameters
     ----------
     tier : str or MooncakeTier
-        Such as ``"mooncake://127.0.0.1:50051"``, the address of the master; see `parse_tier`.
+        For example ``"mooncake://127.0.0.1:50051"``, the address of the master; see `parse_tier`.
     breaker_failures : int
-        After so many failures in a row nothing is tried for `breaker_seconds`; after one that took
-        too long at once.
+        After this number of consecutive failures, or after one time-out, no call starts for
+        `breaker_seconds`.
     breaker_seconds : float
 
     Raises
     ------
     ValueError
-        `tier` is none of Mooncake.
+        `tier` is not a Mooncake tier.
     ImportError
         The engine's package is not installed.
     OSError
-        The system is no Linux, or has no memory to share.
+        The system is not Linux, or has no shared memory left.
 
     Notes
     -----
-    The engine's client runs in a process of its own, which is begun here and when it has ended: a
-    call that takes longer than ``tier.seconds`` is ended with it. Opening the store waits up to ten
-    seconds for it. Any number of threads, four calls at a time. No call raises because the engine
-    fails; that is a miss, and counts in `health`. After ``close()``, and in a child of ``os.fork``,
-    every call raises KVCacheError. Of a value no more than its form is checked here, and one that
-    is removed while another process reads it may change under its hands: a manager adds a label and
-    a CRC to what it stores, and checks both.
+    The engine's client runs in its own process, which the store starts now, and again after it has
+    ended: a call that takes longer than ``tier.seconds`` ends with the process. Opening the store
+    waits up to ten seconds for the process. Any number of threads may use the store, four calls at
+    a time. A failure of the engine does not raise: it is a miss, and counts in `health`. After
+    ``close()``, and in a child of ``os.fork``, every call raises KVCacheError. The store checks
+    only the form of a value, and a value that is removed while another process reads it may change
+    during the read. A manager therefore adds a label and a CRC to its pages, and checks both.
 
-    Pages go through ``tier.buffer`` bytes of memory that the two processes share; pages in memory
-    of `new_buffer` are there already, and are not copied.
+    Pages pass through ``tier.buffer`` bytes of memory that the two processes share. Pages in memory
+    of `new_buffer` are already in the shared memory, and are not copied.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class MooncakeStore(ServerStore):
         return f"MooncakeStore({self.tier})"
 
     def new_buffer(self, size: int) -> NDArray[np.uint8] | None:
-        """Return memory from which and into which pages go without a copy; None where none is left.
+        """Return memory whose pages need no copy, or None if no memory is left.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class MooncakeStore(ServerStore):
         return self._arena.new_buffer(size)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each page whether it is stored. One round trip."""
+        """Return for each page whether it is stored. One round trip."""
         names = self._texts(keys)
 
         def ask(call: _Call, _: float) -> list[bool]:
@@ -122,15 +122,15 @@ class MooncakeStore(ServerStore):
         return self._call(ask, [False] * len(names))
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Read pages into memory, up to the first that is not there.
+        """Read pages into memory, up to the first page that is not stored.
 
         Parameters
         ----------
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key writable contiguous memory with as many bytes as the page has; or a list of
-            it, part by part, with None for parts that are not wanted.
+            For each key, writable contiguous memory with the page's size in bytes; or a list of
+            memory, part by part, with None for parts to skip.
         """
         names = self._texts(keys)
         pages = pages_of(names, buffers, is_written=True)
@@ -154,15 +154,15 @@ class MooncakeStore(ServerStore):
         return FinishedHandle(served)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Store pages from memory, but those that are there.
+        """Store pages from memory, except pages that are already stored.
 
         Parameters
         ----------
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key contiguous memory, or a list of it, part by part: then a page that is
-            there, maybe with other parts, is replaced.
+            For each key, contiguous memory, or a list of memory, part by part: with a list, a
+            stored page, maybe with other parts, is replaced.
         """
         names = self._texts(keys)
         pages = pages_of(names, buffers, is_written=False)
@@ -189,26 +189,27 @@ class MooncakeStore(ServerStore):
         return FinishedHandle(sum(stored))
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages; return how many there were. One round trip."""
+        """Remove pages; return the number of removed pages. One round trip."""
         names = self._texts(keys)
         return self._call(lambda call, _: list(call("remove", names)).count(0), 0)
 
     def clear(self) -> int:
-        """Forget all pages with this prefix, those that others have stored included.
+        """Remove all pages with this prefix, including pages that other processes stored.
 
-        What others store meanwhile may stay: after a change of weights take another fingerprint.
+        Pages that other processes store meanwhile may stay: after a change of weights use another
+        fingerprint.
         """
         self._require_open()
         pattern = f"^{re.escape(self._prefix.decode())}"
         return self._call(lambda call, _: max(0, *_checked([call("clear", pattern)])), 0)
 
     def capacity(self) -> StoreCapacity:
-        """Return what the engine tells its clients of how much it holds: nothing."""
+        """Return an unknown capacity, because the engine reports no sizes to its clients."""
         self._require_open()
         return StoreCapacity(None, 0, 0)
 
     def close(self) -> None:
-        """End the engine's client; calls under way in other threads are misses."""
+        """End the engine's client; calls in flight in other threads become misses."""
         with self._starting:
             self._is_closed = True
             client, self._client = self._client, None
@@ -221,7 +222,7 @@ class MooncakeStore(ServerStore):
         return [name.decode() for name in self._names(keys)]
 
     def _call(self, work: Callable[[_Call, float], _Result], failed: _Result) -> _Result:
-        """Do something within one time-out; what fails is `failed`."""
+        """Run a function within one time-out; return `failed` if it fails."""
         ends = monotonic() + self.tier.seconds
 
         def make(verb: str, *arguments: Any) -> Any:
@@ -240,7 +241,7 @@ class MooncakeStore(ServerStore):
             return self._client
 
     def _has_more(self, call: _Call, ends: float, name: str, wanted: Parts, size: int) -> bool:
-        """Read a page whose value has not just the parts that are wanted; whether it has them."""
+        """Read a page whose value may have more parts; return whether it has all wanted parts."""
         if size in _NOTHING or (there := call("size", name)) in _NOTHING:
             return False
         if there < 0 or (size < 0 and there == value_of(wanted)[0]):
@@ -257,7 +258,7 @@ class MooncakeStore(ServerStore):
 
 
 def _checked(codes: Sequence[int], known: Collection[int] | None = None) -> Sequence[int]:
-    """Return what the engine has answered, where it is none of its errors."""
+    """Return the engine's codes if no code is an error."""
     wrong = [code for code in codes if (code < 0 if known is None else code not in known)]
     if wrong:
         raise OSError(f"the engine answers {wrong[0]}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page as one value of a server: how many parts it has, their sizes, and the parts.
+"""Encode a page as one value of a server: its number of parts, their sizes, and the parts.
 
-Little-endian: ``KVP1``, uint32 n, int64 [n] bytes of each part or -1 where it is not there, and the
-bytes of those that are.
+Little-endian: ``KVP1``, uint32 n, int64 [n] bytes of each part or -1 for a missing part, and the
+bytes of the other parts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def pages_of(
     Raises
     ------
     ValueError
-        Not one item for each name, no part, too many, or memory that `is_written` and read-only.
+        A number of items other than the number of names, a page without parts or with too many, or
+        read-only memory although `is_written`.
     TypeError
-        What is no contiguous memory.
+        An item that is not contiguous memory.
     """
     if len(buffers) != len(names):
         raise ValueError(f"{len(names)} keys, but {len(buffers)} buffers; give one for each")
@@ -63,13 +64,13 @@ def _parts(buffers: PageBuffers, *, is_written: bool) -> Parts:
 
 
 def value_of(parts: Parts) -> tuple[int, list[bytes | memoryview]]:
-    """Return the bytes of a page's value, and the value in pieces, which are not copied."""
+    """Return the size of a page's value in bytes, and its pieces, without a copy."""
     head = head_of(parts)
     return len(head) + sum(map(len, parts.values())), [head, *(parts[i] for i in sorted(parts))]
 
 
 def head_of(parts: Parts) -> bytes:
-    """Return what a page's value begins with."""
+    """Return the head of a page's value."""
     n = max(parts) + 1
     return _head(tuple(len(parts[i]) if i in parts else _ABSENT for i in range(n)))
 
@@ -80,7 +81,7 @@ def _head(sizes: tuple[int, ...]) -> bytes:
 
 
 class Found(Enum):
-    """What a server has under a name."""
+    """Name the results of reading a value from a server."""
 
     ALL = "what is wanted"
     SOME = "parts, but not all that are wanted"
@@ -89,7 +90,7 @@ class Found(Enum):
 
 
 class ValueReader(Protocol):
-    """Where values come from, one behind the other, as of `RespConnection`."""
+    """Read values one after the other, as `RespConnection` does."""
 
     def begin_value(self) -> int | None: ...
     def read(self, size: int, /) -> bytes: ...
@@ -99,7 +100,7 @@ class ValueReader(Protocol):
 
 
 class ValueBytes:
-    """One value that is in memory.
+    """Read one value from memory.
 
     Parameters
     ----------
@@ -110,11 +111,11 @@ class ValueBytes:
         self._left = value
 
     def begin_value(self) -> int:
-        """Return its bytes."""
+        """Return the value's bytes."""
         return len(self._left)
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes: few of them."""
+        """Read the next bytes, for small sizes."""
         found = bytes(self._left[:size])
         self.skip(size)
         return found
@@ -125,15 +126,15 @@ class ValueBytes:
         self.skip(len(to))
 
     def skip(self, size: int) -> None:
-        """Leave bytes out."""
+        """Skip bytes."""
         self._left = self._left[size:]
 
     def end_value(self) -> None:
-        """Do nothing: nothing is behind it."""
+        """Do nothing: no bytes follow the value."""
 
 
 def read_value(connection: ValueReader, wanted: Parts) -> Found:
-    """Read the next value: into memory where it has all that is wanted."""
+    """Read the next value, into memory if it has all wanted parts."""
     left = connection.begin_value()
     if left is None:
         return Found.NONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store of pages has to do, whoever writes it."""
+"""Define the protocol of every store of pages."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = [
     "StoreHealth",
 ]
 
-#: The memory of a page: what has the buffer protocol and is contiguous, such as a uint8 array; or a
-#: list of them, one for each part (bundle) of the page, with None for parts that are not there.
+#: The memory of a page: a contiguous object with the buffer protocol, such as a uint8 array; or a
+#: list of these, one for each part (bundle) of the page, with None for missing parts.
 PageBuffers: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class StoreCapacity:
-    """How much a store holds.
+    """Hold the capacity of a store, and its use.
 
     Parameters
     ----------
     bytes : int or None
-        At most; None where nobody knows.
+        The most bytes; None if unknown.
     used_bytes : int
-        Now.
+        Bytes in use now.
     pages : int
-        Stored now.
+        Pages stored now.
     """
 
     bytes: int | None
@@ -42,21 +42,21 @@ class StoreCapacity:
 
 @dataclass(frozen=True)
 class StoreHealth:
-    """How a store is, and what it has done since it was opened.
+    """Hold a store's state, and its counters since it was opened.
 
     Parameters
     ----------
     breaker : str
-        ``"closed"``: it works; ``"open"``: it failed and is not asked for some time;
-        ``"half-open"``: one page at a time shows whether it works again.
+        ``"closed"``: the store works; ``"open"``: it failed, and no call is made for some time;
+        ``"half-open"``: one page at a time tests whether it works again.
     hits, misses : int
-        Pages that were served, and pages that were asked for and were not, for whatever reason.
+        Pages that were read, and requested pages that were not read, for any reason.
     bytes_in, bytes_out : int
         Bytes written to the store, and read from it.
     corrupt : int
-        Pages whose bytes were not those that were stored; they are gone.
+        Pages whose bytes differ from the stored bytes; these pages are removed.
     errors, timeouts : int
-        Reads and writes that failed, and that took too long.
+        Reads and writes that failed, and reads and writes that took too long.
     """
 
     breaker: Literal["closed", "open", "half-open"] = "closed"
@@ -71,32 +71,32 @@ class StoreHealth:
 
 @runtime_checkable
 class StoreHandle(Protocol):
-    """A batch under way.
+    """Follow a batch in flight.
 
-    Until it is done, the caller neither frees nor changes the batch's memory.
+    Until the batch is done, the caller neither frees nor changes its memory.
     """
 
     def done(self) -> bool:
-        """Return whether the batch is over, without waiting."""
+        """Return whether the batch is done, without waiting."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for so many seconds, or without end; return whether the batch is over."""
+        """Wait for `timeout` seconds, or without limit; return whether the batch is done."""
         ...
 
     def result(self) -> int:
-        """Wait; return the pages that were read, a prefix of the batch, or that are stored."""
+        """Wait; return the number of pages that were read, a prefix of the batch, or are stored."""
         ...
 
 
 @dataclass(frozen=True)
 class FinishedHandle:
-    """A batch that was over when the call returned, for stores that do not work in the background.
+    """Return the result of a batch that is already done, for stores without background work.
 
     Parameters
     ----------
     pages : int
-        What `result` returns.
+        The value that `result` returns.
     """
 
     pages: int
@@ -110,32 +110,32 @@ class FinishedHandle:
         return True
 
     def result(self) -> int:
-        """Return the pages."""
+        """Return the number of pages."""
         return self.pages
 
 
 @runtime_checkable
 class BlockStore(Protocol):
-    """A store of pages by key.
+    """Store pages by key.
 
-    A key is 32 bytes that name a page's content: equal keys are equal bytes, so a page that is
-    stored need not be stored again. A store never looks into keys.
+    A key is 32 bytes that name a page's content. Equal keys mean equal bytes, so a stored page need
+    not be stored again. A store never interprets keys.
 
     Notes
     -----
-    The rules that every store keeps:
+    Every store keeps these rules:
 
-    - A page can be found once all its bytes are stored, not before.
-    - `get_into` serves all pages or a prefix: the first that is not there, or whose bytes are not
-      those that were stored, ends the batch. The buffers behind it may hold anything.
-    - What fails is a miss. Nothing raises but wrong arguments, and calls after `close`.
+    - A page is found only after all its bytes are stored.
+    - `get_into` reads all pages or a prefix: the first page that is not stored, or whose bytes
+      differ from the stored bytes, ends the batch. The buffers after the prefix may hold any bytes.
+    - A failure is a miss. Only wrong arguments, and calls after `close`, raise.
     - Calls come from any thread, several at a time.
 
-    `MemoryStore` is a whole store in a few lines.
+    `MemoryStore` is a complete store in a few lines.
     """
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each page whether any part of it is stored."""
+        """Return for each page whether any part of it is stored."""
         ...
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
@@ -147,24 +147,24 @@ class BlockStore(Protocol):
         ...
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages; return how many there were."""
+        """Remove pages; return the number of removed pages."""
         ...
 
     def clear(self) -> int:
-        """Forget all pages; return how many there were.
+        """Remove all pages; return the number of removed pages.
 
-        For a store that others use too, as many as are this user's alone: maybe none.
+        In a store with several users, only pages of this user are counted, possibly zero.
         """
         ...
 
     def capacity(self) -> StoreCapacity:
-        """Return how much the store holds."""
+        """Return the capacity of the store, and its use."""
         ...
 
     def health(self) -> StoreHealth:
-        """Return how the store is. Never waits for it."""
+        """Return the store's state and counters, without waiting for the store."""
         ...
 
     def close(self) -> None:
-        """Carry out what is under way and give everything back. A second call does nothing."""
+        """Finish the calls in flight and release all resources. A second call does nothing."""
         ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to a server of the Redis protocol, or to all the nodes of a cluster.
+"""Keep connections to a server of the Redis protocol, or to all nodes of a cluster.
 
-A node of a cluster answers MOVED to names of others; then it is asked for all of them, and each
-command goes where its name's slot is.
+A node of a cluster answers MOVED for names of other nodes. The node then returns the slots of all
+nodes, and each command is sent to the node of its name's slot.
 https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
 """
 
@@ -29,11 +29,11 @@ _Result = TypeVar("_Result")
 Address: TypeAlias = tuple[str, int]
 
 _SLOTS = 16_384
-_MOST_IDLE = 8  # connections to a node that are kept open
+_MOST_IDLE = 8  # idle connections that are kept per node
 
 
 class RedisNodes:
-    """Keep connections for calls, of which each takes those that it needs.
+    """Keep connections, from which each call takes the connections that it needs.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class RedisNodes:
 
     Notes
     -----
-    Any number of threads.
+    Any number of threads may use it.
     """
 
     def __init__(self, tier: RedisTier) -> None:
@@ -49,21 +49,21 @@ class RedisNodes:
         self._login, self._tls = _login_of(tier), _tls_of(tier)
         self._named: Address = (tier.host, tier.port)
         self._slots: list[Address] | None = None  # of a cluster
-        self._is_stale = False  # what is known of them
+        self._is_stale = False  # the slots may have changed
         self._idle: dict[Address, list[RespConnection]] = {}
         self._lock = Lock()
         self._is_closed = False
 
     def call(self, work: Callable[[RedisLink], _Result], seconds: float) -> _Result:
-        """Do something with connections, in so many seconds, connecting included.
+        """Run a function with connections, within `seconds`, including the time to connect.
 
         Raises
         ------
         OSError
-            A server is gone, or answers what is none of the protocol's; TimeoutError where it is
-            too slow.
+            A server is gone, or sends a reply outside the protocol; TimeoutError if it takes too
+            long.
         RespError
-            It refuses.
+            The server refuses a command.
         """
         ends = monotonic() + seconds
         try:
@@ -72,28 +72,28 @@ class RedisNodes:
             if not is_moved(error):
                 raise
             self._is_stale = True
-        except ConnectionError:  # what was idle while its server went is no failure
+        except ConnectionError:  # a server that restarted closes idle connections
             if not (self._close_idle() or self._is_stale):
                 raise
         return self._in_place(work, ends)
 
     def close(self) -> None:
-        """Disconnect; connections that are in use are closed after it."""
+        """Disconnect; a connection in use is closed after its call."""
         with self._lock:
             self._is_closed = True
         self._close_idle()
 
     def address_of(self, name: bytes) -> Address:
-        """Return where a name is."""
+        """Return the address of the server that has a name."""
         slots = self._slots
         return self._named if slots is None else slots[crc_hqx(name, 0) % _SLOTS]
 
     def addresses(self) -> Iterable[Address]:
-        """Return where there are names."""
+        """Return the addresses of all servers that have names."""
         return [self._named] if self._slots is None else sorted({*self._slots})
 
     def take(self, address: Address, ends: float) -> RespConnection:
-        """Return a connection that nobody uses."""
+        """Return an unused connection."""
         with self._lock:
             idle = self._idle.get(address)
             connection = idle.pop() if idle else None
@@ -103,12 +103,12 @@ class RedisNodes:
         return connection
 
     def _in_place(self, work: Callable[[RedisLink], _Result], ends: float) -> _Result:
-        """Do something once it is known where names are."""
+        """Run a function after the slots of the nodes are known."""
         if self._is_stale:
             self._ask_for_slots(ends)
         try:
             return self._tried(work, ends)
-        except OSError:  # another node may have taken the place of one that is gone
+        except OSError:  # another node may have replaced a lost node
             self._is_stale = self._slots is not None
             raise
 
@@ -116,7 +116,7 @@ class RedisNodes:
         link = RedisLink(self, ends)
         try:
             result = work(link)
-        except BaseException:  # replies of this batch may still come
+        except BaseException:  # replies of this batch may still arrive
             link.close()
             raise
         for address, connection in link.used.items():
@@ -133,7 +133,7 @@ class RedisNodes:
             connection.close()
 
     def _close_idle(self) -> bool:
-        """Close the connections that nobody uses; return whether there can have been one."""
+        """Close the unused connections; return whether any may have existed."""
         with self._lock:
             gone, self._idle = self._idle, {}
         for connections in gone.values():
@@ -155,7 +155,7 @@ class RedisNodes:
         return connection
 
     def _ask_for_slots(self, ends: float) -> None:
-        """Learn where the slots of the cluster are, from the first node that says."""
+        """Read the slots of the cluster, from the first node that returns them."""
         asked = [self._named, *self.addresses()]
         for left, address in zip(range(len(asked), 0, -1), asked, strict=True):
             now = monotonic()
@@ -181,12 +181,12 @@ class RedisLink:
     ----------
     nodes : RedisNodes
     ends : float
-        When all has to be done, as of ``time.monotonic``.
+        Deadline of the call, as of ``time.monotonic``.
 
     Attributes
     ----------
     used : dict
-        The connections that were needed.
+        The connections that the call has used.
     """
 
     def __init__(self, nodes: RedisNodes, ends: float) -> None:
@@ -194,7 +194,7 @@ class RedisLink:
         self.used: dict[Address, RespConnection] = {}
 
     def send(self, commands: Iterable[tuple[bytes, Sequence[bytes | memoryview]]]) -> None:
-        """Send commands in pieces, each to where its name is, before any reply is read."""
+        """Send commands in pieces, each to the server of its name, before any reply is read."""
         pieces: dict[Address, list[bytes | memoryview]] = {}
         for name, words in commands:
             pieces.setdefault(self._nodes.address_of(name), []).extend(words)
@@ -202,7 +202,7 @@ class RedisLink:
             self._at(address).send(of_one)
 
     def of(self, name: bytes) -> RespConnection:
-        """Return where the next reply to a command about a name is read."""
+        """Return the connection of the next reply to a command about a name."""
         return self._at(self._nodes.address_of(name))
 
     def all(self) -> list[RespConnection]:
@@ -210,7 +210,7 @@ class RedisLink:
         return [self._at(address) for address in self._nodes.addresses()]
 
     def extend(self, seconds: float) -> None:
-        """Take so long from now on."""
+        """Set the deadline to `seconds` from now."""
         self._ends = monotonic() + seconds
         for connection in self.used.values():
             connection.begin(self._ends)
@@ -228,7 +228,7 @@ class RedisLink:
 
 
 def is_moved(error: RespError) -> bool:
-    """Tell whether a node of a cluster says that a name is, or will be, at another one."""
+    """Return whether a node's error says that a name is, or will be, on another node."""
     return str(error).startswith(("MOVED ", "ASK "))
 
 
@@ -238,7 +238,7 @@ def _slots_of(found: list[Any], asked: str) -> list[Address]:
     Raises
     ------
     OSError
-        It is none, or some slots are nowhere.
+        The reply has another form, or some slots have no node.
     """
     slots: list[Address | None] = [None] * _SLOTS
     for each in found:
@@ -255,7 +255,7 @@ def _slots_of(found: list[Any], asked: str) -> list[Address]:
 
 
 def _login_of(tier: RedisTier) -> list[bytes]:
-    """Return what AUTH is given; nothing where there is no password."""
+    """Return the arguments of AUTH; an empty list without a password."""
     password = tier.password or os.environ.get("KVCORE_REDIS_PASSWORD")
     username = tier.username or os.environ.get("KVCORE_REDIS_USERNAME")
     if not password:

@@ -31,41 +31,41 @@ __all__ = ["RedisStore"]
 
 _Result = TypeVar("_Result")
 
-_MOST_NAMES = 1_000_000_000  # of a server that does not tell
+_MOST_NAMES = 1_000_000_000  # for a server that refuses DBSIZE
 
 
 class RedisStore(ServerStore):
-    """Keep pages in Redis, Valkey or another server of that protocol, for any number of processes.
+    """Keep pages in Redis, Valkey or a compatible server, for any number of processes.
 
-    A page is one value, so its parts are there together or not at all. Its name is `prefix` and the
-    page's key, which reveals no token. The first value of a name stays.
+    A page is one value, so either all its parts are stored or no part is. Its name is `prefix` and
+    the page's key, which reveals no token. The first value of a name stays.
 
     Parameters
     ----------
     tier : str or RedisTier
-        Such as ``"redis://127.0.0.1:6379"``, or ``"rediss://"`` for TLS; see `parse_tier`. Where it
-        has no password, ``KVCORE_REDIS_PASSWORD`` is taken, and ``KVCORE_REDIS_USERNAME``.
+        For example ``"redis://127.0.0.1:6379"``, or ``"rediss://"`` for TLS; see `parse_tier`. If
+        it has no password, the store uses ``KVCORE_REDIS_PASSWORD`` and ``KVCORE_REDIS_USERNAME``.
     breaker_failures : int
-        After so many failures in a row nothing is tried for `breaker_seconds`; after one that took
-        too long at once.
+        After this number of consecutive failures, or after one time-out, no call starts for
+        `breaker_seconds`.
     breaker_seconds : float
 
     Raises
     ------
     ValueError
-        `tier` is none of Redis.
+        `tier` is not a Redis tier.
     OSError
         The file of ``tier.ca_certs`` cannot be read.
 
     Notes
     -----
-    One server of a Redis Cluster is enough to find the others; pages lie on all of them. Any number
-    of threads, each with a connection of its own. It connects when it is first used, and again
-    after each failure: no call raises because the server fails; that is a miss, and counts in
-    `health`. A batch is one round trip, and takes at most ``tier.seconds``, however many pages it
-    has. After ``close()``, and in a child of ``os.fork``, every call raises KVCacheError. Of a
-    value no more than its form is checked here: a manager adds a label and a CRC to what it stores,
-    and checks both.
+    One server of a Redis Cluster is enough to find the others; pages are spread over all servers.
+    Any number of threads may use the store, each with its own connection. The store connects at its
+    first use, and again after each failure. A failure of the server does not raise: it is a miss,
+    and counts in `health`. A batch is one round trip, and takes at most ``tier.seconds``, for any
+    number of pages. After ``close()``, and in a child of ``os.fork``, every call raises
+    KVCacheError. The store checks only the form of a value. A manager therefore adds a label and a
+    CRC to its pages, and checks both.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class RedisStore(ServerStore):
         return f"RedisStore({self.tier})"
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each page whether it is stored. One round trip."""
+        """Return for each page whether it is stored. One round trip."""
         names = self._names(keys)
 
         def ask(link: RedisLink) -> list[bool]:
@@ -106,15 +106,15 @@ class RedisStore(ServerStore):
         return self._call(ask, [False] * len(names))
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Read pages into memory, up to the first that is not there. One round trip.
+        """Read pages into memory, up to the first page that is not stored. One round trip.
 
         Parameters
         ----------
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key writable contiguous memory with as many bytes as the page has; or a list of
-            it, part by part, with None for parts that are not wanted.
+            For each key, writable contiguous memory with the page's size in bytes; or a list of
+            memory, part by part, with None for parts to skip.
         """
         names = self._names(keys)
         pages = pages_of(names, buffers, is_written=True)
@@ -139,15 +139,15 @@ class RedisStore(ServerStore):
         return FinishedHandle(served)
 
     def put_from(self, keys: Sequence[bytes], buffers: Sequence[PageBuffers]) -> StoreHandle:
-        """Store pages from memory, but those that are there. One round trip.
+        """Store pages from memory, except pages that are already stored. One round trip.
 
         Parameters
         ----------
         keys : sequence of bytes [n]
             32 bytes each.
         buffers : sequence of buffers [n]
-            For each key contiguous memory, or a list of it, part by part: then a page that is
-            there, maybe with other parts, is replaced.
+            For each key, contiguous memory, or a list of memory, part by part: with a list, a
+            stored page, maybe with other parts, is replaced.
         """
         names = self._names(keys)
         pages = pages_of(names, buffers, is_written=False)
@@ -163,15 +163,15 @@ class RedisStore(ServerStore):
         return FinishedHandle(sum(stored))
 
     def remove(self, keys: Sequence[bytes]) -> int:
-        """Forget pages; return how many there were. One round trip."""
+        """Remove pages; return the number of removed pages. One round trip."""
         names = self._names(keys)
         return self._call(lambda link: _unlink(link, names), 0)
 
     def clear(self) -> int:
-        """Forget all pages with this prefix, those that others have stored included.
+        """Remove all pages with this prefix, including pages that other processes stored.
 
-        What others store meanwhile may stay: after a change of weights take another fingerprint.
-        One round trip for each 1,000 names of the server.
+        Pages that other processes store meanwhile may stay: after a change of weights use another
+        fingerprint. One round trip for each 1,000 names of the server.
         """
 
         def clear(link: RedisLink) -> int:
@@ -184,9 +184,9 @@ class RedisStore(ServerStore):
         connection.send([command(b"DBSIZE")])
         try:
             there = connection.read_number()
-        except RespError:  # who may not ask may clear all the same
+        except RespError:  # a user without DBSIZE may still clear
             there = _MOST_NAMES
-        most = 1000 + there  # replies; each is for 1,000 places of its table
+        most = 1000 + there  # replies; each covers 1,000 places of its table
         removed, cursor = 0, b"0"
         for _ in range(most):
             link.extend(self.tier.seconds)
@@ -202,9 +202,9 @@ class RedisStore(ServerStore):
         raise OSError(f"SCAN has not ended after {most} replies")
 
     def capacity(self) -> StoreCapacity:
-        """Return the memory of the server, which others use as well, and the names that it has.
+        """Return the server's memory, which others also use, and its number of names.
 
-        Of a cluster, of all its nodes together.
+        For a cluster, the sums over all its nodes.
         """
 
         def ask(link: RedisLink) -> StoreCapacity:
@@ -220,7 +220,7 @@ class RedisStore(ServerStore):
         return self._call(ask, StoreCapacity(None, 0, 0))
 
     def close(self) -> None:
-        """Disconnect. Calls under way in other threads come to their end."""
+        """Disconnect. Calls in flight in other threads finish."""
         self._is_closed = True
         if os.getpid() == self._process:
             self._nodes.close()
@@ -238,7 +238,7 @@ class RedisStore(ServerStore):
 
     def _is_stored(self, connection: RespConnection) -> bool:
         try:
-            connection.read_simple()  # None: it is there
+            connection.read_simple()  # None: a page is already stored
         except RespError as error:
             if is_moved(error):
                 raise
@@ -247,7 +247,7 @@ class RedisStore(ServerStore):
         return True
 
     def _call(self, work: Callable[[RedisLink], _Result], failed: _Result) -> _Result:
-        """Do something within one time-out; what fails is `failed`."""
+        """Run a function within one time-out; return `failed` if it fails."""
         return self._guard(lambda: self._nodes.call(work, self.tier.seconds), failed)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to a server that speaks the Redis protocol, version 2.
+"""Speak version 2 of the Redis protocol on one connection to a server.
 
-Replies go straight into memory that is there, and one end is set for all that a call does: clients
-that make an object of each reply cost as much as the network, and give each step its own time.
+Replies are read directly into the caller's memory, and one deadline applies to a whole call. Other
+clients create an object for each reply, which costs as much as the network, and apply a separate
+time-out to each step.
 https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["RespConnection", "RespError", "command"]
 
 _SCRATCH_BYTES = 64 << 10
-_LINE_BYTES = 512  # what is read at a time where the next line is: little of it is copied twice
-_MOST_DEPTH = 8  # of arrays in arrays: those of a cluster's nodes are four deep
-_MOST_TEXT = 1 << 20  # bytes of a text that is no value of a page
-_MOST_AT_ONCE = 512  # pieces of memory that a system call takes; 1,024 on Linux
+_LINE_BYTES = 512  # bytes per read of a line; few, as the rest is copied twice
+_MOST_DEPTH = 8  # of nested arrays; the reply with a cluster's nodes has 4
+_MOST_TEXT = 1 << 20  # bytes of a text that is not the value of a page
+_MOST_AT_ONCE = 512  # pieces of memory per system call; Linux takes 1,024
 
 
 class RespError(Exception):
-    """The server refused one command; others of the batch may have been carried out."""
+    """Report that the server refused one command; other commands of the batch may have run."""
 
 
 def command(*words: bytes) -> bytes:
@@ -44,21 +45,21 @@ class RespConnection:
     host : str
     port : int
     ends : float
-        When all has to be done, as of ``time.monotonic``, connecting included; see `begin`.
+        Deadline of the call, as of ``time.monotonic``, including the time to connect; see `begin`.
     tls : ssl.SSLContext, optional
-        With one the connection is encrypted.
+        If given, the connection is encrypted.
 
     Raises
     ------
     OSError
-        From every method where the server is gone, or answers what is none of the protocol's;
-        TimeoutError where it is too slow. Nothing can be read from the connection any more.
+        From every method if the server is gone, or sends a reply outside the protocol; TimeoutError
+        if it takes too long. The connection cannot be read any more.
     """
 
     def __init__(
         self, host: str, port: int, ends: float, tls: ssl.SSLContext | None = None
     ) -> None:
-        import socket  # `import kvcore` does without
+        import socket  # not imported by `import kvcore`
 
         self._ends = ends
         plain = socket.create_connection((host, port), self._left())
@@ -71,10 +72,10 @@ class RespConnection:
             raise
         self._scatters = tls is None
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._first = self._last = 0  # what is there of `_scratch` and not read yet
+        self._first = self._last = 0  # range of `_scratch` that is not read yet
 
     def begin(self, ends: float) -> None:
-        """Begin what has to be done by then."""
+        """Begin a call with this deadline."""
         self._ends = ends
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class RespConnection:
         self._socket.close()
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Send commands, whose pieces are not copied."""
+        """Send commands without a copy of their pieces."""
         if not self._scatters:
             for piece in pieces:
                 self._limit()
@@ -100,7 +101,7 @@ class RespConnection:
                 left[first] = left[first][sent:]
 
     def read_simple(self) -> int | bytes | None:
-        """Read a number, a status or a short text; None for a nil.
+        """Read a number, a status or a short text; return None for a nil.
 
         Raises
         ------
@@ -123,7 +124,7 @@ class RespConnection:
         raise OSError(f"a reply begins with {kind!r}, which is none of the protocol's")
 
     def read_list(self) -> list[Any]:
-        """Read an array of the above, and of such arrays."""
+        """Read an array of numbers, texts, nils and further arrays."""
         return self._list(0)
 
     def _list(self, depth: int) -> list[Any]:
@@ -141,7 +142,7 @@ class RespConnection:
         return found
 
     def begin_value(self) -> int | None:
-        """Read how many bytes a value has, which `read_into` and `end_value` read; None for a nil.
+        """Read the size of a value for `read_into` and `end_value`; return None for a nil.
 
         Raises
         ------
@@ -162,7 +163,7 @@ class RespConnection:
         self._first += there
         to = to[there:]
         while to:
-            # What follows the value is read by the same call of the system.
+            # The same system call also reads the bytes after the value.
             self._limit()
             if self._scatters:
                 got = self._socket.recvmsg_into([to, self._scratch[:_LINE_BYTES]])[0]
@@ -175,13 +176,13 @@ class RespConnection:
             to = to[got:]
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes of a value: few of them."""
+        """Read the next bytes of a value, for small sizes."""
         found = bytearray(size)
         self.read_into(memoryview(found))
         return bytes(found)
 
     def skip(self, size: int) -> None:
-        """Read bytes of a value that nobody wants."""
+        """Read and drop bytes of a value."""
         while size:
             if self._first == self._last:
                 self._receive()
@@ -190,7 +191,7 @@ class RespConnection:
             size -= there
 
     def end_value(self) -> None:
-        """Read what ends a value."""
+        """Read the end of a value."""
         if self.read(2) != b"\r\n":
             raise OSError("a value is longer than the server said")
 
@@ -233,7 +234,7 @@ class RespConnection:
             self._first += len(found) - known
 
     def _receive(self) -> None:
-        """Fill the scratch, of which everything was read."""
+        """Fill the scratch after all its bytes were read."""
         self._limit()
         self._first, self._last = 0, self._socket.recv_into(self._scratch)
         if self._last == 0:
@@ -250,7 +251,7 @@ class RespConnection:
 
 
 def _size(text: bytes) -> int | None:
-    """Return the bytes of a value; None for a nil, which has -1."""
+    """Return the bytes of a value; None for a nil, whose size is -1."""
     size = _number(text)
     if size < -1:
         raise OSError(f"a value has {size} bytes")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stores in servers have in common: names, counters, and calls of which none raises."""
+"""Share code between stores in servers: names, counters, and calls that do not raise."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _TELL_SECONDS = 10.0  # between two lines of the log
 
 
 class ServerStore:
-    """Name pages, count what was done, and leave a server alone that fails.
+    """Name pages, count calls, and stop calls to a server that fails.
 
     Parameters
     ----------
     server : str
-        What the log calls it.
+        The server's name in the log.
     prefix : str
-        Of names.
+        Prefix of names.
     breaker_failures : int
     breaker_seconds : float
     """
 
-    #: What work raises where the server fails.
+    #: The exceptions of a call to a server that fails.
     _failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
 
     def __init__(
@@ -67,7 +67,7 @@ class ServerStore:
         return [self._prefix + key.hex().encode() for key in keys]
 
     def _guard(self, work: Callable[[], _Result], failed: _Result) -> _Result:
-        """Do something with the server; what fails is `failed`."""
+        """Run a function that calls the server; return `failed` if it fails."""
         if not self._breaker.admits():
             return failed
         try:
@@ -76,7 +76,7 @@ class ServerStore:
             self._note(error, "calls are misses")
             self._breaker.failed(is_dead=isinstance(error, TimeoutError))
             return failed
-        except BaseException:  # of the caller's own
+        except BaseException:  # an error of the caller's own
             self._breaker.failed()
             raise
         self._breaker.succeeded()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that another process maps as well, given out in pieces."""
+"""Allocate pieces of memory that another process also maps."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 __all__ = ["HEAD_ROOM", "SharedArena"]
 
 HEAD_ROOM = _ALIGNMENT = 64
-_LOOK_SECONDS = 0.05  # between two looks for buffers that were dropped, which notify nobody
+_LOOK_SECONDS = 0.05  # between two looks for dropped buffers, which notify no thread
 
 
 class SharedArena:
-    """Give out pieces of one memory, first fit.
+    """Allocate pieces of one memory, first fit.
 
     Parameters
     ----------
     size : int
-        Bytes; those that nobody has used yet take no memory.
+        Bytes; bytes that were never used take no memory.
 
     Attributes
     ----------
     fd : int
-        What another process maps.
+        The file descriptor that another process maps.
     size : int
 
     Raises
@@ -54,25 +54,25 @@ class SharedArena:
             os.close(self.fd)
             raise
         self._first = int(self._bytes.ctypes.data)
-        self._free = [(0, self.size)]  # (begin, end) of pieces, none beside another
-        # Of buffers that were dropped: maybe by a thread that is at work on the list above.
+        self._free = [(0, self.size)]  # (begin, end) of pieces, never adjacent
+        # Dropped buffers: a thread may drop a buffer while it changes the list above.
         self._dropped: deque[tuple[int, int]] = deque()
-        self._buffers: dict[int, int] = {}  # where they begin, and their bytes
+        self._buffers: dict[int, int] = {}  # begin and bytes of each buffer
         self._changed = Condition()
         self._close = weakref.finalize(self, os.close, self.fd)
 
     def close(self) -> None:
-        """Give the file back; memory stays as long as somebody has a piece of it."""
+        """Close the file; the memory stays as long as a piece of it is in use."""
         self._close()
 
     @contextmanager
     def taken(self, size: int, ends: float) -> Iterator[int]:
-        """Take a piece and give it back; where it begins.
+        """Take a piece, yield its begin, and return the piece to the arena.
 
         Raises
         ------
         TimeoutError
-            There was no room by then.
+            The arena had no room before the deadline.
         """
         with self._changed:
             while (begin := self._take(size)) is None:
@@ -88,9 +88,10 @@ class SharedArena:
                 self._changed.notify_all()
 
     def new_buffer(self, size: int) -> NDArray[np.uint8] | None:
-        """Return memory that is taken as long as somebody has it; None where there is no room.
+        """Return memory that stays taken while it is in use; return None without room.
 
-        In front of it are `HEAD_ROOM` bytes that belong to it. Half of all stays for `taken`.
+        The `HEAD_ROOM` bytes before the buffer belong to it. Half of the arena stays free for
+        `taken`.
         """
         size += HEAD_ROOM
         with self._changed:
@@ -99,13 +100,13 @@ class SharedArena:
             if begin is None:
                 return None
             self._buffers[begin + HEAD_ROOM] = size - HEAD_ROOM
-        # Views of an array that has no memory of its own refer to that array.
+        # Views of this array refer to this array, because it does not own its memory.
         found = np.frombuffer(self._bytes.data, np.uint8, size - HEAD_ROOM, begin + HEAD_ROOM)
         weakref.finalize(found, self._dropped.append, (begin, size)).atexit = False
         return found
 
     def is_buffer(self, begin: int, size: int) -> bool:
-        """Tell whether a whole buffer is there, which was not dropped."""
+        """Return whether a whole buffer, not dropped, begins here with this size."""
         return self._buffers.get(begin) == size
 
     def view(self, begin: int, size: int) -> memoryview:
@@ -113,7 +114,7 @@ class SharedArena:
         return self._bytes.data[begin : begin + size]
 
     def find(self, view: memoryview) -> int | None:
-        """Return where memory begins that is part of this one; None for any other."""
+        """Return the begin of memory that is part of the arena; return None for other memory."""
         if not view:
             return None
         address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

@@ -19,12 +19,12 @@ __all__ = ["DiskTier", "HostTier", "MooncakeTier", "RedisTier", "TierSpec", "par
 
 @dataclass(frozen=True)
 class HostTier:
-    """A tier in host memory.
+    """Describe a tier in host memory.
 
     Parameters
     ----------
     bytes : int
-        Of pages, at least 1.
+        Bytes of pages, at least 1.
     """
 
     bytes: int
@@ -35,12 +35,12 @@ class HostTier:
 
 @dataclass(frozen=True)
 class DiskTier:
-    """A tier on local disks.
+    """Describe a tier on local disks.
 
     Parameters
     ----------
     directories : tuple of (str, int)
-        Paths, and the bytes that the files of each may take.
+        Paths, and the most bytes that the files of each path take.
     """
 
     directories: tuple[tuple[str, int], ...]
@@ -59,7 +59,7 @@ class DiskTier:
 
 @dataclass(frozen=True)
 class RedisTier:
-    """A tier in a server that speaks the Redis protocol.
+    """Describe a tier in a server that speaks the Redis protocol.
 
     Parameters
     ----------
@@ -67,17 +67,19 @@ class RedisTier:
     port : int
     database : int
     username, password : str, optional
-        Not shown.
+        Hidden in the representation.
     is_tls : bool
         Whether the connection is encrypted, and the server's certificate checked.
     ca_certs : str, optional
-        Of TLS: a file with the certificates of authorities; the system's where none is named.
+        For TLS: a file with the certificates of authorities; by default the system's.
     seconds : float
-        That a batch may take, connecting included.
+        Time limit of a batch, including the time to connect.
     ttl : float, optional
-        Seconds after which the server forgets a page; without one it keeps what it has room for.
+        Seconds after which the server removes a page; by default pages stay as long as the server
+        has room.
     prefix : str
-        Of the names of pages: letters, digits and ``_.-``. Users with others meet nowhere.
+        Prefix of the names of pages: letters, digits and ``_.-``. Users with different prefixes
+        share no pages.
     """
 
     host: str
@@ -104,24 +106,25 @@ class RedisTier:
 
 @dataclass(frozen=True)
 class MooncakeTier:
-    """A tier in the memory of the machines of a Mooncake store.
+    """Describe a tier in the memory of the machines of a Mooncake store.
 
     Parameters
     ----------
     host : str
     port : int
-        Of its master.
+        Port of its master.
     seconds : float
-        That a call may take.
+        Time limit of a call.
     prefix : str
-        Of the names of pages: letters, digits and ``_.-``. Users with others meet nowhere.
+        Prefix of the names of pages: letters, digits and ``_.-``. Users with different prefixes
+        share no pages.
     tenant : str
-        Of the engine: another one shares nothing, and may have a quota.
+        Tenant of the engine: different tenants share no pages, and a tenant may have a quota.
     protocol : {"tcp", "rdma"}
     devices : str
-        Of RDMA: names of network devices, with commas between them.
+        For RDMA: names of network devices, separated by commas.
     buffer : int
-        Bytes of memory through which pages go, at least 1 MiB.
+        Bytes of memory through which pages pass, at least 1 MiB.
     """
 
     host: str
@@ -152,17 +155,17 @@ TierSpec: TypeAlias = HostTier | DiskTier | RedisTier | MooncakeTier
 
 
 def parse_tier(text: str) -> TierSpec:
-    """Read a tier.
+    """Read a tier from its text.
 
     Parameters
     ----------
     text : str
-        ``"host:SIZE"``; ``"disk:PATH:SIZE"`` with more ``PATH:SIZE`` behind commas for more disks;
+        ``"host:SIZE"``; ``"disk:PATH:SIZE"``, with more ``PATH:SIZE`` after commas for more disks;
         or ``"redis://[user:password@]host[:port][/database]"``, with ``rediss`` for TLS, and
-        options behind a question mark: ``timeout`` and ``ttl`` in seconds, ``prefix``,
-        ``ca_certs``; or ``"mooncake://host[:port]"`` with the options ``timeout``, ``prefix``,
-        ``tenant``, ``protocol``, ``devices`` and ``buffer``. Sizes are such as ``200GiB``,
-        ``1.5TB`` or ``4096`` (bytes).
+        options after a question mark: ``timeout`` and ``ttl`` in seconds, ``prefix``, ``ca_certs``;
+        or ``"mooncake://host[:port]"`` with the options ``timeout``, ``prefix``, ``tenant``,
+        ``protocol``, ``devices`` and ``buffer``. Sizes are written as ``200GiB``, ``1.5TB`` or
+        ``4096`` (bytes).
 
     Returns
     -------
@@ -171,7 +174,7 @@ def parse_tier(text: str) -> TierSpec:
     Raises
     ------
     ValueError
-        For anything else; the text says what is wrong and shows one that is right.
+        For any other text; the error text names the problem and shows a correct example.
 
     Examples
     --------
@@ -200,7 +203,7 @@ def parse_tier(text: str) -> TierSpec:
 
 
 def _shown(text: str) -> str:
-    """Return a text without the password that it may have, whatever that is."""
+    """Return a text without its password, if it has one."""
     return re.sub(r"//.*@", "//...@", text, flags=re.S)
 
 
@@ -241,7 +244,7 @@ def _mooncake(text: str) -> MooncakeTier:
 def _split(
     text: str, known: Mapping[str, tuple[str, Callable[[str], Any]]]
 ) -> tuple[SplitResult, dict[str, Any]]:
-    """Read the address of a server and the options behind it, its port among them."""
+    """Read the address of a server, its port and the options after it."""
     if not text.startswith("//"):
         raise ValueError("'//' and the server's name have to follow")
     url = urlsplit(text)
@@ -281,7 +284,7 @@ _KINDS: dict[str, tuple[Callable[[str], TierSpec], str]] = {
     "mooncake": (_mooncake, "mooncake://127.0.0.1:50051"),
 }
 
-#: Options of a tier in a URL: the field, and how its text is read.
+#: Options of a tier in a URL: the field, and the function that reads its text.
 _REDIS_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "timeout": ("seconds", float),
     "ttl": ("ttl", float),
