@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores below the host tier when memory runs out: a verb that throws has changed nothing, what is
-// finished needs none, and what there is none for is a shorter hit or not written.
+// Stores below the host tier when memory runs out. A verb that throws changes nothing. A call that
+// ends a ticket allocates nothing. A hit is shorter, or a page is not written, where memory for it
+// is missing.
 #include <functional>
 #include <memory>
 #include <string>
@@ -143,7 +144,7 @@ std::vector<Kind> kinds() {
 
 using Build = std::function<void(Scene&)>;
 
-// A prompt that is stored in part, and one that waits.
+// A prompt that is partly stored, and a prompt that waits to be written.
 void stored(Scene& s) {
     s.finish_fill(s.begin_fill(count_up(10, 6)), 99);
     s.keep(count_up(10, 7));
@@ -217,17 +218,14 @@ void verbs_leave_no_trace() {
             any_site(name.c_str(), make_one, call, text_of);
         }
     });
-}
-
-void a_reset_leaves_no_trace() {
     for_each_state("reset_prefix_cache", [](const std::string& name, const auto& make) {
         const auto call = [](ScenePtr& s) { s->manager.reset_prefix_cache(); };
         each_site(name.c_str(), make, call, text_of);
     });
 }
 
-// Before a reset and after it.
-void what_ends_needs_no_memory() {
+// The calls that end tickets, before a reset and after it.
+void ending_a_ticket_allocates_nothing() {
     for_each_state("finish_writes", [](const std::string& name, const auto& make) {
         for (const bool resets : {false, true}) {
             const auto make_one = [&] {
@@ -265,7 +263,7 @@ void each_outcome(const std::string& name, const Make& make, const Call& call, c
     check::note.clear();
 }
 
-// What there is no memory to publish is not found, and free again.
+// Columns that cannot be published for lack of memory are not found, and their pages are free.
 void fills_are_finished() {
     for_each_state("finish_fill", [](const std::string& name, const auto& make) {
         for (const bool forward : {false, true}) {
@@ -288,7 +286,7 @@ void fills_are_finished() {
     });
 }
 
-// What there is no memory to remember is not written, and counted.
+// A page that cannot be queued for lack of memory is not written; the manager counts it.
 void arrivals_are_told_or_counted() {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {
@@ -313,7 +311,7 @@ void arrivals_are_told_or_counted() {
     }
 }
 
-// Several arrivals: as many as there is memory for, the others later.
+// Of several arrivals a call takes as many as memory allows; later calls take the others.
 void several_arrivals_are_taken_all_in_the_end() {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {
@@ -341,8 +339,7 @@ void several_arrivals_are_taken_all_in_the_end() {
 
 int main() {
     verbs_leave_no_trace();
-    a_reset_leaves_no_trace();
-    what_ends_needs_no_memory();
+    ending_a_ticket_allocates_nothing();
     fills_are_finished();
     arrivals_are_told_or_counted();
     several_arrivals_are_taken_all_in_the_end();
