@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores below the host tier when memory runs out: a verb that throws has changed nothing, what is
-// finished needs none, and what there is none for is a shorter hit or not written.
+// Stores below the host tier when memory runs out. A verb that throws changes nothing. A call that
+// ends a ticket allocates nothing. A hit is shorter, or a page is not written, where memory for it
+// is missing.
 #include <functional>
 #include <memory>
 #include <string>
@@ -145,7 +146,7 @@ std::vector<Kind> kinds() {
 
 using Build = std::function<void(Scene&)>;
 
-// A prompt that is stored in part, and one that waits.
+// A prompt that is partly stored, and a prompt that waits to be written.
 void stored(Scene& s) {
     s.finish_fill(s.begin_fill(count_up(10, 6)), 99);
     s.keep(count_up(10, 7));
@@ -228,8 +229,7 @@ TEST(a_reset_leaves_no_trace) {
     });
 }
 
-// Before a reset and after it.
-TEST(what_ends_needs_no_memory) {
+TEST(ending_a_ticket_allocates_nothing) {
     for_each_state("finish_writes", [](const std::string& name, const auto& make) {
         for (const bool resets : {false, true}) {
             const auto make_one = [&] {
@@ -267,7 +267,7 @@ void each_outcome(const std::string& name, const Make& make, const Call& call, c
     check::note.clear();
 }
 
-// What there is no memory to publish is not found, and free again.
+// Columns that cannot be published for lack of memory are not found, and their pages are free.
 TEST(fills_are_finished) {
     for_each_state("finish_fill", [](const std::string& name, const auto& make) {
         for (const bool forward : {false, true}) {
@@ -290,7 +290,7 @@ TEST(fills_are_finished) {
     });
 }
 
-// What there is no memory to remember is not written, and counted.
+// A page that cannot be queued for lack of memory is not written; the manager counts it.
 TEST(arrivals_are_told_or_counted) {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {
@@ -315,7 +315,7 @@ TEST(arrivals_are_told_or_counted) {
     }
 }
 
-// Several arrivals: as many as there is memory for, the others later.
+// Of several arrivals a call takes as many as memory allows; later calls take the others.
 TEST(several_arrivals_are_taken_all_in_the_end) {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {

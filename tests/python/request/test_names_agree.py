@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from conftest import require
 from kvcore import KVCacheParams, PagedKVCacheManager, PrefixTree, TextGenerationContext
 from kvcore.groups import FullAttention, State
 from kvcore.keys import KeyChain, context_keys, format_fingerprint, page_keys, root_key
@@ -229,7 +230,7 @@ def test_a_name_is_a_text_wherever_it_is_given(wrong: Any) -> None:
 
 def test_names_with_lone_surrogates_are_sent() -> None:
     """A client may choose its salt: one that msgpack cannot have must not end a publisher."""
-    pytest.importorskip("msgspec")
+    require("msgspec")
     from kvcore.observe.wire import KVEventBatch, decode_batch, encode_batch, wire_event
 
     manager = PagedKVCacheManager(PARAMS, 1, 64, num_pages=4, events=True)

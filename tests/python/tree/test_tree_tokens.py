@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kvcore
+from conftest import require
 from kvcore import PrefixTree
 
 BIG = 2**40
@@ -137,7 +138,7 @@ def test_code_that_runs_while_pages_are_read_may_evict_what_they_come_behind() -
 
 @pytest.mark.parametrize("pin", [False, True])
 def test_memory_that_python_has_not_leaves_no_trace(pin: bool) -> None:
-    memory = pytest.importorskip("_testcapi")
+    memory = require("_testcapi")
     failures = 0
     for first in range(60):
         tree = PrefixTree(2, token_dtype=np.int64)
