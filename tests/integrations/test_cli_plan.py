@@ -139,7 +139,7 @@ def test_table_shows_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> Non
         ["tokens", "655,360", "1,270,992", "1,270,992"],
         ["sequences of 32,768", "20", "38", "38"],
         ["longest sequence", "655,360", "1,270,992", "1,270,992"],
-        ["tokens against the first", "1.00 x", "1.94 x", "1.94 x"],
+        ["tokens / first column", "1.00 x", "1.94 x", "1.94 x"],
     ):
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
         assert words in cells
