@@ -145,7 +145,7 @@ Return the GroupStats of each group of a replica, in order; empty without groups
 constexpr const char* kSetTenant = R"(set_tenant(self, sequence, tenant)
 --
 
-Count the pages that a sequence takes from now on for a tenant: an index of ``quotas``, or None.)";
+Count pages that a sequence takes after this call for a tenant: an index of ``quotas``, or None.)";
 
 constexpr const char* kTenantStats = R"(tenant_stats(self, replica=0)
 --
@@ -175,8 +175,8 @@ num_steps : int
 extra_key, cache_salt : str, optional
     Namespace of the prefix cache.
 max_hit : int, optional
-    Maximum number of tokens that the sequence has from the cache, 0: no tokens. It keeps tokens
-    that it already has.
+    Maximum number of tokens that the sequence takes from the cache, 0: no tokens. The sequence
+    keeps the tokens that it already has.
 keep_free : int
     Pages of the replica that must be free or evictable after the call.
 must_fit : int, optional

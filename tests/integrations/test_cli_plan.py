@@ -241,7 +241,7 @@ def test_what_must_be_given_is_named(capsys: pytest.CaptureFixture[str], missing
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", ["no JSON"]),
+        ("{", ["not JSON"]),
         ("{}", ["num_hidden_layers"]),
         (json.dumps(CONFIGS["gpt2"]), ["no dtype"]),
         (json.dumps({**CONFIGS["qwen3-32b"], "head_dim": "128"}), ["head_dim", "'128'"]),
