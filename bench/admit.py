@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what admitting an unseen prompt costs in a full, recycled pool.
+"""Measure the cost of admitting an unseen prompt to a full, recycled pool.
 
-Timed: claim, reserve, fetch, the context's ``update``, step and release, one request
-after the other. ``fresh`` contexts were built a moment before, as a server does with
-what its tokenizer hands it; ``cold`` ones before the pool was filled, so that nothing
-of them is in a cache. Each is used once.
+The time covers claim, reserve, fetch, the context's ``update``, step and release, one
+request after the other. ``fresh`` contexts are built just before their use, as a server
+builds them from the output of its tokenizer. ``cold`` contexts are built before the pool
+is filled, so that no CPU cache holds their tokens. Each context is used once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 def _in_turns(
     parts: Iterable[list[Admission]], copies: ColdCopies | None
 ) -> Iterator[list[Admission]]:
-    """Yield the parts with a cold copy of a prompt's size after each."""
+    """Yield the parts; after each part, copy the size of a prompt in cold memory."""
     for part in parts:
         yield part
         if copies:
@@ -37,7 +37,7 @@ def _in_turns(
 
 
 def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
-    """Measure one length; ``kind`` is one of ``_KINDS``."""
+    """Measure one length of prompts; ``kind`` is a key of ``_KINDS``."""
     mgr = manager(pages, partial_page_reuse=kind != "plain")
     begin = _BEGIN if kind == "begin" else None
     rows = prompts(count, tokens, tokens, begin=begin)
@@ -53,7 +53,7 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
     single = time_each_of(lambda item: admit(mgr, (item,)), singles)
     found = mgr.metrics
     assert found.evicted_pages == count * (tokens // PAGE), f"{found.evicted_pages} evicted"
-    assert found.cache_tokens == found.copied_tokens, "every page was to be unseen"
+    assert found.cache_tokens == found.copied_tokens, "a page was reused; all pages must be unseen"
     expected = range(count, 2 * count) if begin else range(count // 50 + 2)
     assert found.copied_tokens in expected, f"{found.copied_tokens} tokens reused in part"
     return make_row(
@@ -67,7 +67,7 @@ def _row(tokens: int, *, pages: int, count: int, kind: str = "fresh") -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure 64 to 128k tokens."""
+    """Measure prompts of 64 to 128k tokens."""
     small = 16_384 if options.quick else 262_144
     count = 1_000 if options.quick else 20_000
     rows = [_row(64, pages=small, count=count, kind=kind) for kind in _KINDS]

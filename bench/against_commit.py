@@ -141,7 +141,7 @@ def take_and_return() -> list[float]:
 
 
 def admit(tokens: int, count: int) -> list[float]:
-    """Take an unseen prompt through its life in a full pool."""
+    """Run an unseen prompt from claim to release in a full pool."""
     mgr = _manager(65_536)
     _fill(mgr, tokens, 7)
     return sample_parts(
@@ -195,7 +195,7 @@ def reserve_4096() -> list[float]:
 
 
 def decode(context: int, *, replaces: bool) -> list[float]:
-    """Fetch, update and step a batch of 256; one request per step may give way to a new one."""
+    """Decode a batch of 256 requests; optionally replace one request per step."""
     import kvcore
 
     steps = 256
@@ -262,7 +262,7 @@ MEASURES: dict[str, Callable[[], list[float]]] = {
 
 # ---- the two builds ------------------------------------------------------------------------------
 def build(commit: str) -> Path:
-    """Return the folder with that commit's package, built where it is not there yet."""
+    """Return the folder with the package of a commit; build the package if it is missing."""
     name = subprocess.run(
         ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"],
         cwd=ROOT,
@@ -288,8 +288,8 @@ def build(commit: str) -> Path:
 def run(row: str, site: Path) -> float:
     """Measure a row in a fresh process on the package in ``site``, us.
 
-    The process does not look at installed packages by itself (-S): an editable kvcore would be
-    found before ``site``.
+    -S disables Python's own search for installed packages, which would find an editable kvcore
+    before the package in ``site``.
     """
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(site), *sys.path]))
     command = [sys.executable, "-S", str(Path(__file__).resolve()), "--measure", row]
@@ -300,7 +300,7 @@ def run(row: str, site: Path) -> float:
 
 
 def compare(base: str, commit: str, rows: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Return the best of each row, in us: of the base, and of both runs of the commit."""
+    """Return for each row the best us of the base and of both runs of the commit."""
     os.environ[PACE] = str(best_pace())
     old, new = build(base), build(commit)
     found: dict[str, list[list[float]]] = {row: [[], [], []] for row in rows}
@@ -325,7 +325,7 @@ def compare(base: str, commit: str, rows: list[str], rounds: int) -> list[dict[s
 
 
 def main() -> int:
-    """Measure a row for the process above, or compare two commits."""
+    """Measure one row for a parent process, or compare two commits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", nargs="?", default="80127b6")
     parser.add_argument("--commit", default="HEAD")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what moving 256 pages in and out of the pool costs, and building a pool of 1M pages.
+"""Measure taking 256 pages from the pool and returning them, and building a pool of 1M pages.
 
-``fresh`` finds the free list in its first order. ``scrambled`` has released 1M pages
-in random order before; its ``ring`` keeps 1,024 requests at a time and releases the
-oldest, so every reserve gets other pages than the last (the free list is a stack).
+In the ``fresh`` rows the free list has its first order. For the ``scrambled`` rows, 1M
+pages were released in random order before. A ``ring`` row keeps 1,024 requests at a time
+and releases the oldest request. The free list is a stack: without the ring, every reserve
+would get the pages that were released last.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _ring(
 
 
 def _scramble(mgr: kvcore.PagedKVCacheManager) -> None:
-    """Take every page in requests of one page each and release them in random order."""
+    """Reserve every page in requests of one page each; release the requests in random order."""
     names = [f"one-{i}" for i in range(mgr.total_num_pages)]
     row = prompts(1, PAGE, 1)[0]
     for name in names:
@@ -88,7 +89,7 @@ def _build(pages: int, repeats: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the free list fresh and scrambled, and construction."""
+    """Measure the fresh and the scrambled free list, and construction of a pool."""
     pool = 1 << 19 if options.quick else _POOL
     calls = 1_500 if options.quick else 4_000
     fresh = _rows(pool, calls, scrambled=False)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what attention over pages costs beside reading K and V once, and beside torch.
+"""Compare attention over pages with reading K and V once, and with torch.
 
-Pages lie scattered in pools far larger than the caches, which begin on a line of them as a
-manager's pools do. Each sample is followed by one of each limit: reading as many bytes as the K and
-V that it must read and, where more than two query heads share them, as many multiply-adds as it
-needs at the rate of a matrix product (see limits.py). The limit of a row is the larger. torch's
-scaled_dot_product_attention runs over contiguous K and V in the same memory, alone and behind a
-gather; its rows are left out where torch is not installed.
-Times are those of the thread, but for the rows of two: what other processes take does not count.
+Pages are scattered in pools far larger than the CPU caches. The pools begin on a cache line, as a
+manager's pools do. Each sample is followed by a sample of each limit. One limit reads the number of
+bytes of K and V that attention must read. If more than two query heads share K and V, a second
+limit does the multiply-adds that attention needs, at the rate of a matrix product (see
+limits.py). A row shows the larger limit. torch's scaled_dot_product_attention runs over contiguous
+K and V in the same memory, once without a gather and once after a gather. Without torch its rows
+are left out. Times are CPU time of the thread, which excludes other processes. The rows of two
+threads use wall-clock time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _us(call: Callable[[], object], clock: Callable[[], int] = thread_time_ns) -
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a decode step looks like: rows of the same length, one new token each."""
+    """The shape of a decode step: rows of the same length, one new token per row."""
 
     dtype: str = "bfloat16"
     page: int = 16
@@ -70,7 +71,7 @@ class _Shape:
 
 
 class _Pool:
-    """Hold K and V of one dtype, as pages of any size or as contiguous sequences."""
+    """K and V of one dtype, seen as pages of any size or as contiguous sequences."""
 
     def __init__(self, dtype: str, total: int) -> None:
         self.dtype = dtype
@@ -88,7 +89,7 @@ class _Pool:
             self.token_bytes += 2 * _HEADS * 4
 
     def batches(self, shape: _Shape, step_bytes: int) -> list[PagedBatch]:
-        """Return batches of scattered pages of about `step_bytes`, together all of the pool."""
+        """Return batches of about `step_bytes` in scattered pages; together they cover the pool."""
         columns = -(-shape.length // shape.page)
         rows = max(1, step_bytes // (shape.length * self.token_bytes))
         pages = self.tokens // shape.page
@@ -103,7 +104,7 @@ class _Pool:
         return [PagedBatch(k, v, table, lengths, "NHD", *given) for table in tables]
 
     def contiguous(self, rows: int, length: int) -> list[list[Any]]:
-        """Return K and V [rows, heads, length, dim] as torch tensors, together all of the pool."""
+        """Return torch tensors K and V [rows, heads, length, dim] that together cover the pool."""
         import torch
 
         size = rows * _HEADS * length * _DIM
@@ -125,9 +126,10 @@ def _queries(tokens: int, heads: int, dtype: str) -> Any:
 def _limited(
     key: str, work: str, samples: Sequence[tuple[float, ...]], names: tuple[str, ...], **more: Any
 ) -> Row:
-    """Make a row of samples (own, limit, ...), each followed by its limits.
+    """Make a row of samples (own, limit, ...).
 
-    Those are left out whose limits took longer than at their best: the machine was slow then.
+    A sample whose limits took more than `_SLOWER` times their shortest time is left out: the
+    machine was slow.
     """
     least = min(sum(sample[1:]) for sample in samples)
     kept = [sample for sample in samples if sum(sample[1:]) <= _SLOWER * least]
@@ -138,7 +140,7 @@ def _limited(
 
 
 class _Bench:
-    """Measure with the sizes of a run."""
+    """The measurements, with the sizes of a full or a quick run."""
 
     def __init__(self, options: Namespace) -> None:
         self.quick = options.quick
@@ -160,7 +162,7 @@ class _Bench:
         return _us(self.products) * count / self.products.COUNT
 
     def decode(self, pool: _Pool, shape: _Shape, prefix: str = "attention.decode") -> Row:
-        """Measure one token per row against what reading its K and V costs."""
+        """Measure one new token per row against reading the K and V of the row."""
         batches = pool.batches(shape, self.step_bytes)
         rows = len(batches[0].cache_lengths)
         q = _queries(rows, _HEADS * shape.group, pool.dtype)
@@ -197,7 +199,7 @@ class _Bench:
         return plain_row(f"attention.threads.{shape.key}", label, one / two, "x", self.rounds)
 
     def beside_torch(self, pool: _Pool, shape: _Shape) -> list[Row]:
-        """Measure decoding, and torch on contiguous K and V of the same shape."""
+        """Measure decoding, and torch over contiguous K and V of the same shape."""
         import torch
         from torch.nn.functional import scaled_dot_product_attention
 
@@ -239,7 +241,7 @@ class _Bench:
         ]
 
     def prefill(self, pool: _Pool, group: int) -> list[Row]:
-        """Measure a chunk of 512 tokens at the end of 4096."""
+        """Measure a chunk of 512 tokens at the end of a prompt of 4096 tokens."""
         new, length = (64, 512) if self.quick else (512, 4096)
         shape = _Shape(pool.dtype, 16, group, length)
         (batch, *_) = pool.batches(shape, 1)
@@ -280,7 +282,7 @@ class _Bench:
         return lambda: (_us(call),)
 
     def cascade(self, pool: _Pool, group: int) -> list[Row]:
-        """Measure rows of one long prefix, each with some tokens of its own."""
+        """Measure rows that share a long prefix; each row has some tokens of its own."""
         prefix, own, rows = (512, 32, 8) if self.quick else (8192, 128, 64)
         shape = _Shape(pool.dtype, 16, group, own)
         (batch, *_) = pool.batches(shape, rows * own * pool.token_bytes)
@@ -313,7 +315,7 @@ class _Bench:
         ]
 
     def small_call(self, pool: _Pool) -> Row:
-        """Measure what a call costs where there is next to nothing to read."""
+        """Measure the cost of a call that reads almost no bytes."""
         (batch, *_) = pool.batches(_Shape(pool.dtype, 16, 1, 16), 1)
         q, offsets = _queries(1, _HEADS, pool.dtype), np.array([0, 1], np.uint32)
         out = np.empty_like(q)
@@ -339,7 +341,7 @@ def level_rows(options: Namespace) -> list[Row]:
 
 
 def _levels(options: Namespace) -> list[Row]:
-    """Measure every instruction set that this processor has, each in a process of its own."""
+    """Measure every instruction set of this processor, each in its own process."""
     program = f"""
 import json, attention
 from argparse import Namespace
@@ -383,9 +385,9 @@ def _of_dtype(bench: _Bench, dtype: str) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure dtype by dtype, then every instruction set."""
+    """Measure every dtype, then every instruction set."""
     if not _TORCH:
-        print("torch is not installed: its rows are left out", file=sys.stderr)
+        print("torch is not installed: the rows of torch are left out", file=sys.stderr)
     bench = _Bench(options)
     dtypes = ("float32", "float16", "bfloat16", "float8_e4m3fn", "int8")
     rows = [row for dtype in dtypes for row in _of_dtype(bench, dtype)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what moving and quantising K and V costs beside the bytes themselves, one thread.
+"""Compare moving and quantising K and V with moving the bytes, on one thread.
 
-Data lie far apart in pools larger than the caches, which begin on a line of them as a manager's
-pools do; sources and destinations are recycled, so no first touch is timed. Each sample of an
-operation is followed by one of its limit: memcpy of the same bytes, or reading and writing as many
-as the operation reads and writes.
+Data are far apart in pools larger than the CPU caches. The pools begin on a cache line, as a
+manager's pools do. Sources and destinations are recycled, so no first touch of memory is timed.
+Each sample of an operation is followed by a sample of its limit: memcpy of the same bytes, or
+reading and writing the number of bytes that the operation reads and writes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _key(name: str, threads: int) -> str:
 
 
 class _Scene:
-    """Hold pools in which batches of pages lie scattered, and memory of the same size."""
+    """Pools with scattered pages of batches, and contiguous memory of the same size."""
 
     def __init__(self, page: int, dtype: Any) -> None:
         kind = np.dtype(dtype)
@@ -87,7 +87,7 @@ class _Scene:
         return PagedBatch(self.pools[0], self.pools[1], table, lengths)
 
     def memcpy(self, i: int, *, out: bool) -> Callable[[], object]:
-        """Copy as many bytes of K and of V between the tokens and a place in as large a pool."""
+        """Return a memcpy of K and V between the tokens and a place in other memory."""
         begin = i * self.bytes % (self.flat[0].nbytes - self.bytes)
         places = [flat[begin : begin + self.bytes] for flat in self.flat]
         tokens = [token.reshape(-1).view(np.uint8) for token in self.tokens]
@@ -150,7 +150,7 @@ def _page_copies(rounds: int) -> Row:
 
 
 class _Limit:
-    """Read as many bytes as an operation reads and write as many as it writes, somewhere else."""
+    """A call that reads and writes the byte counts of an operation, in other memory."""
 
     def __init__(self, size: int) -> None:
         self._memory = [np.full(size, 1, np.uint8) for _ in range(2)]
@@ -176,12 +176,12 @@ def _calls(call: Callable[[int], object], rounds: int) -> list[Callable[[], obje
 
 _NAME = "reading + writing"
 
-# Its name and what it does, the call of a round, bytes read and written.
+# The key and the description of a job, the call of a round, bytes read and written.
 _Job = tuple[str, str, Callable[[int], object], int, int]
 
 
 def _converting(key: str, jobs: Sequence[_Job], limit: _Limit, rounds: int) -> list[Row]:
-    """Time jobs beside reading and writing the bytes that each reads and writes."""
+    """Time each job, with reading and writing the same number of bytes as the limit."""
     return [
         _against(
             f"data.{name}.{key}",
@@ -195,7 +195,7 @@ def _converting(key: str, jobs: Sequence[_Job], limit: _Limit, rounds: int) -> l
 
 
 def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 1) -> list[Row]:
-    """Quantise and dequantise contiguous arrays, a scale per token and head or per head."""
+    """Quantise and dequantise contiguous arrays, with a scale per token and head or per head."""
     kind = np.dtype(getattr(ml_dtypes, wide, wide))
     x = np.random.default_rng(7).normal(size=(tokens, _HEADS, _DIM)).astype(kind)
     values, scales = ops.quantize(x, narrow, _DIM)
@@ -225,7 +225,7 @@ def _quantised(wide: str, narrow: str, rounds: int, tokens: int, threads: int = 
 
 
 def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1) -> list[Row]:
-    """Append to pools of codes and scales, and gather from them."""
+    """Append to pools of codes and scales, and gather from these pools."""
     scene = _Scene(page, getattr(ml_dtypes, narrow, narrow))
     scale_pools = [np.ones((*pool.shape[:3], 1), np.float32) for pool in scene.pools]
     kind = np.dtype(getattr(ml_dtypes, wide, wide))
@@ -255,7 +255,7 @@ def _converted(page: int, wide: str, narrow: str, rounds: int, threads: int = 1)
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the moves at three page sizes, page copies, conversions on the way, quantising."""
+    """Measure moves at three page sizes, page copies, quantising, and moves that convert."""
     rounds = 4 if options.quick else 48
     rows = [row for page in (1, 16, 128) for row in _moves(page, rounds)]
     rows += _moves(16, rounds, threads=2)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what a decode step of 256 requests costs at 512, 8k and 32k tokens of context.
+"""Measure a decode step of 256 requests at 512, 8k and 32k tokens of context.
 
-Timed per step: fetch (which reserves), ``update_batch`` and step, the clock included.
-Lengths are staggered over a page, so 16 requests cross a page in every step; the pool
-is full of cached pages, so each crossing evicts. With replacement one request per step
-is released and an unseen one, of 512 tokens or of the same length, is claimed in its
-row, also timed.
+The time of a step covers fetch (which reserves), ``update_batch`` and step, and includes
+the clock. Lengths are spread over a page, so 16 requests begin a new page in every step.
+The pool is full of cached pages, so each new page evicts a cached page. In the rows with
+replacement, each step also releases one request and claims an unseen request, of 512
+tokens or of the same length, in the same row. The time covers this replacement also.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PART = 32
 def start_batch(
     mgr: kvcore.PagedKVCacheManager, context: int, tag: str, tenants: Sequence[str] = ()
 ) -> tuple[list[Context], list[Hashable]]:
-    """Prefill 256 requests whose lengths are spread over one page, of each tenant in turn."""
+    """Prefill 256 requests of the tenants in turn; their lengths are spread over one page."""
     rows = prompts(ROWS, context + PAGE, 11)
     batch: list[Context] = []
     names: list[Hashable] = []
@@ -50,9 +50,9 @@ def start_batch(
 def decode_steps(
     mgr: kvcore.PagedKVCacheManager, batch: list[Context], tokens: list[Tokens]
 ) -> list[float]:
-    """Run one step per row of ``tokens`` and return the us of each."""
+    """Run one step per row of ``tokens``; return the us of each step."""
     fetch, step, update_batch = mgr.fetch, mgr.step, kvcore.update_batch
-    inputs = fetch(batch)  # what the last step was given is still held when the next one asks
+    inputs = fetch(batch)  # `inputs` holds the last arrays during the next fetch
 
     def timed(part: list[Tokens]) -> list[float]:
         nonlocal inputs
@@ -69,7 +69,7 @@ def decode_steps(
 
 
 def _in_parts(timed: Callable[[list[Tokens]], list[float]], tokens: list[Tokens]) -> list[float]:
-    """Run parts of the steps; the first of each, after waiting for a quiet CPU, is not counted."""
+    """Run the steps in parts; the first step of a part follows a wait and is not counted."""
     parts = [tokens[i : i + _PART] for i in range(0, len(tokens), _PART)]
     return undisturbed(partial(timed, part) for part in parts)
 
@@ -114,7 +114,7 @@ def step_tokens(steps: int, seed: int) -> list[Tokens]:
 
 
 def _full_manager(context: int, steps: int) -> kvcore.PagedKVCacheManager:
-    """Build a manager whose pool is full of cached pages and a quarter larger than needed."""
+    """Build a manager; its pool is a quarter larger than needed and full of cached pages."""
     held = ROWS * (context // PAGE + steps // PAGE + 4)
     mgr = manager(held + held // 4)
     fill(mgr, 128, seed=context)
@@ -139,7 +139,7 @@ def _steady(context: int, steps: int) -> Row:
 
 
 def _replaced(context: int, length: int, steps: int) -> Row:
-    """Decode at ``context`` while one request per step gives way to one of ``length`` tokens."""
+    """Decode at ``context``; in each step, replace a request by a prompt of ``length`` tokens."""
     mgr = _full_manager(context, steps)
     batch, names = start_batch(mgr, context, "start")
     fresh = [
@@ -159,7 +159,7 @@ def _replaced(context: int, length: int, steps: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the three context lengths and how flat they are."""
+    """Measure the context lengths, and the ratio of the longest to the shortest."""
     steps = 64 if options.quick else 1_024
     sizes = (512, 2_048) if options.quick else (512, 8_192, 32_768)
     rows = [_steady(size, steps) for size in sizes]

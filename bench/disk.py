@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the disk store adds to the disk: pages put and got beside raw reads and writes.
+"""Compare putting and getting pages of the disk store with raw reads and writes of the disk.
 
-Pages of 256 KiB and 1 MiB, 16 MiB a batch, at random places of 512 MiB that were written before:
-the store evicts as many pages as it takes. Each batch is followed by raw reads or writes past the
-page cache of as many bytes, in pieces of the same size, by as many threads, of another file in the
-same directory. Times are those of the clock: both wait for the disk. The checksum alone is beside a
-read of the same bytes.
+A batch is 16 MiB of pages of 256 KiB or 1 MiB, at random places of a full store of 512 MiB: each
+new page evicts a page. Each batch is followed by raw reads or writes of the same number of bytes,
+in pieces of the same size, by the same number of threads, in another file of the same directory.
+These bypass the page cache of the system. Times are wall-clock times, because both sides wait for
+the disk. The limit of the checksum is a read of the same bytes.
 
-``KVCORE_BENCH_DIR`` names the directory, on the disk to measure; the system's temporary one if not.
+``KVCORE_BENCH_DIR`` names a directory on the disk to measure. The default is the system's directory
+for temporary files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _key(number: int) -> bytes:
 
 
 class _Filled:
-    """A store that is full, and memory for a batch."""
+    """A full store, and memory for a batch."""
 
     def __init__(self, folder: Path, page_bytes: int, threads: int) -> None:
         self.page_bytes = page_bytes
@@ -64,7 +65,7 @@ class _Filled:
         assert self.store.put_from(keys, self._buffers).result() == self._count
 
     def get(self) -> None:
-        """Read a batch of the pages stored."""
+        """Read a batch of stored pages."""
         numbers = random.sample(range(self._next - self.pages, self._next), self._count)
         keys = [_key(number) for number in numbers]
         assert self.store.get_into(keys, self._buffers).result() == self._count
@@ -79,7 +80,7 @@ def _us(call: Callable[[], None]) -> float:
 def _by_turns(
     key: str, work: str, call: Callable[[], None], limit: Callable[[], None], rounds: int
 ) -> Row:
-    """Time a call and its limit by turns; each comes first in half of the rounds."""
+    """Time a call and its limit; the call runs first in half of the rounds."""
     spent: list[float] = []
     least: list[float] = []
     for i in range(rounds):
@@ -118,7 +119,7 @@ def _checksum(rounds: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the checksum, then pages of each size with one and several threads."""
+    """Measure the checksum, then pages of each size with one thread and with several."""
     random.seed(1)
     rounds = 4 if options.quick else 32
     rows = [_checksum(rounds)]

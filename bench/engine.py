@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask how fast examples/mini_engine decodes, beside ``generate`` on the same model, in one run.
+"""Compare the decode rate of examples/mini_engine with ``generate`` on the same model.
 
-A Llama of 11 million parameters in f32 with 4 heads, the prompts of ``generate.py``; one thread
-computes in each process. Timed from the step in which the last prompt gets its first token to the
-end. All ways take turns in every round and must answer the same tokens. ``--quick`` runs one round
-of few.
+The model is a Llama of 11 million parameters in f32 with 4 heads. The prompts are the prompts of
+``generate.py``. One thread computes in each process. The time runs from the step in which the last
+prompt gets its first token to the end. All ways run in turn in every round and must generate the
+same tokens. ``--quick`` runs one round of fewer prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Way = Callable[["_Decode"], None]
 
 
 class _Decode:
-    """Take tokens as they come; measure the rate from when every sequence has begun."""
+    """Receive tokens; measure the rate after every sequence has its first token."""
 
     def __init__(self, sequences: int) -> None:
         self.answers: Answers = [[] for _ in range(sequences)]
@@ -85,7 +85,7 @@ def _with_transformers(model: Any, prompts: Answers, new: int) -> Way:
 
 
 def _rates(ways: dict[str, Way], sequences: int, rounds: int) -> dict[str, list[float]]:
-    """Return the tokens per second of each way in each round, but for a first one."""
+    """Return the tokens per second of each way in each round, except a first warm-up round."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
 
     def measured(name: str, way: Way) -> Answers:
@@ -114,7 +114,7 @@ def _row(name: str, work: str, rates: list[float], own: float) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the example in one process, in three, and transformers over kvcore."""
+    """Measure the example in one process and in three, and transformers over kvcore."""
     count, new, rounds = (4, 16, 1) if options.quick else (16, 64, 7)
     torch.set_num_threads(1)
     model = small_llama(heads=4)

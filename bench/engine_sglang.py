@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what SGLang's scheduler pays for its prefix cache: SGLang's own two trees and kvcore's.
+"""Measure the calls of SGLang's scheduler to its prefix cache: SGLang's two trees and kvcore's.
 
-Needs torch and the wheel of SGLang, which comes from the package index unless it is in the folder
-that ``KVCORE_SGLANG`` names. The limit of kvcore's rows is SGLang's tree in Rust, in the same run,
-or its Python tree where the wheel's Rust does not load. Calls take turns.
+The bench needs torch and the wheel of SGLang. The wheel comes from the folder that
+``KVCORE_SGLANG`` names, or else from the package index. The limit of kvcore's rows is SGLang's Rust
+tree in the same run, or SGLang's Python tree if the Rust tree does not load. The caches run in
+turn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Body = Callable[[Sequence[Any]], None]
 
 
 def caches(slots: int, context: int = TOKENS + 6144) -> dict[str, Any]:
-    """Each cache with an allocator of its own, by name; kvcore's last."""
+    """Return the caches by name, each with its own allocator; kvcore's cache is last."""
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     import sglang_pair
@@ -52,7 +53,7 @@ def caches(slots: int, context: int = TOKENS + 6144) -> dict[str, Any]:
 
 
 def rust_cache(params: Any) -> Any:
-    """SGLang's cache of today on its tree in Rust."""
+    """Return SGLang's current cache, on its tree in Rust."""
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -61,14 +62,14 @@ def rust_cache(params: Any) -> Any:
 
 
 def put(side: Any, ids: array[int]) -> Callable[[], Any]:
-    """Cache a prompt; return the call that does it again."""
+    """Cache a prompt; return a call that inserts the prompt again."""
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
     value = side.allocator.alloc(len(ids))
 
     def insert() -> Any:
-        # Nothing is the caller's to free, as it matched all of it.
+        # The whole prompt was matched, so the caller has no slots to free.
         given = InsertParams(key=RadixKey(ids), value=value, prev_prefix_len=len(ids))
         return side.cache.insert(given)
 
@@ -77,7 +78,7 @@ def put(side: Any, ids: array[int]) -> Callable[[], Any]:
 
 
 def calls(call: Callable[[], Any]) -> Body:
-    """The body of a loop over a call without arguments."""
+    """Return the body of a loop over a call without arguments."""
 
     def body(items: Sequence[Any]) -> None:
         for _ in items:
@@ -87,13 +88,13 @@ def calls(call: Callable[[], Any]) -> Body:
 
 
 def warm(body: Body, items: Sequence[Any]) -> float:
-    """Return us per item of a body that has just run."""
+    """Run a body once, then return its us per item."""
     body(items)
     return time_loop(body, items)
 
 
 def rows_of(key: str, work: str, bodies: dict[str, Body], size: int, quick: bool) -> list[Row]:
-    """Time the bodies by turns; kvcore's row has the fastest tree of SGLang's as its limit."""
+    """Time the bodies in turn; the limit of kvcore's row is SGLang's Rust tree, if it loads."""
 
     def turn() -> list[dict[str, float]]:
         return [{name: warm(body, range(size)) for name, body in bodies.items()}]
@@ -110,7 +111,7 @@ def rows_of(key: str, work: str, bodies: dict[str, Body], size: int, quick: bool
 
 
 def prompt_rows(quick: bool) -> list[Row]:
-    """Match, insert and lock a prompt of 8k tokens that is cached."""
+    """Match, insert and lock a cached prompt of 8k tokens."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -137,19 +138,19 @@ def prompt_rows(quick: bool) -> list[Row]:
 
 
 def lock(cache: Any, node: Any) -> None:
-    """Keep a prefix and let it go."""
+    """Lock a prefix and unlock it."""
     cache.unlock(cache.lock(node))
 
 
 def publish(side: Any) -> None:
-    """Compute a page more of a request, and cache it."""
+    """Grow a request by a page, and cache the page."""
     end = side.requests["r"].kv.kv_allocated_len + PAGE
     side.grow("r", end)
     side.checkpoint("r", end)
 
 
 def checkpoint_rows(quick: bool) -> list[Row]:
-    """Publish a page behind 8k tokens, as a long prompt in chunks or a finished request does."""
+    """Cache a page after 8k tokens, as a long prompt in chunks or a finished request does."""
     bodies: dict[str, Body] = {}
     for name, side in caches(4 * TOKENS).items():
         side.start("r", list(range(TOKENS + 6000)), (None, None), None)
@@ -161,7 +162,7 @@ def checkpoint_rows(quick: bool) -> list[Row]:
 
 
 def evictions(side: Any, params: Any) -> Body:
-    """Return the body of evictions from a pool that is full, as pools are that evict."""
+    """Return the body of evictions from a full pool: a server evicts only from a full pool."""
     evict, allocator = side.cache.evict, side.allocator
 
     def body(items: Sequence[Any]) -> None:
@@ -173,7 +174,7 @@ def evictions(side: Any, params: Any) -> Body:
 
 
 def evict_rows(quick: bool) -> list[Row]:
-    """Evict 128 tokens of 20,000 prompts."""
+    """Evict 128 tokens from a cache of 20,000 prompts."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     leaves = LEAVES // 10 if quick else LEAVES
@@ -186,7 +187,7 @@ def evict_rows(quick: bool) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure the calls of a scheduler."""
+    """Measure the calls of SGLang's scheduler."""
     folder = Path(os.environ.get("KVCORE_SGLANG", Path(tempfile.gettempdir()) / "kvcore-sglang"))
     folder.mkdir(parents=True, exist_ok=True)
     sglang_sources.open_sources(sglang_sources.fetch(folder), folder)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what a step of vLLM's scheduler costs on its own KV cache manager and on kvcore.
+"""Measure a step of vLLM's scheduler on vLLM's own KV cache manager and on kvcore.
 
-``schedule()`` and ``update_from_output()`` of 256 running requests, CPU time of the thread, of
-three schedulers by turns: vLLM's; "control", vLLM's with an early return where nothing is to be
-allocated; and kvcore's. With replacement one request ends per step and another one comes, also
-timed: a prompt that was never seen, or one that is cached. Needs torch, vLLM's sources
-(``KVCORE_VLLM_SOURCE``, or they come from the package index) and the libraries that
+The time is the thread's CPU time of ``schedule()`` and ``update_from_output()`` for 256 running
+requests. Three schedulers run in turn: "vLLM" has vLLM's manager; "control" has vLLM's manager with
+an early return if a request needs no new block; "kvcore" has kvcore's manager. In the rows with
+replacement, each step also ends one request and adds a request with an unseen or a cached prompt;
+the time covers this also. The bench needs torch, vLLM's sources (from the folder that
+``KVCORE_VLLM_SOURCE`` names, or else from the package index) and the libraries that
 ``tests/integrations/run_vllm.py --libraries`` installs.
 """
 
@@ -34,7 +35,7 @@ names = count()
 
 
 def prepare() -> None:
-    """Put vLLM, what stands for its kernels, and the model configs of its tests in place."""
+    """Set up vLLM, stubs of its kernels, and the model configs of its tests."""
     sys.path.insert(0, str(ENGINES))
     import vllm_models
     import vllm_sources
@@ -49,7 +50,7 @@ def prepare() -> None:
 
 
 def window_groups(windows: int, window: int, *, has_full: bool) -> list[Any]:
-    """Return vLLM's groups of a small model: full attention, and layers with a sliding window."""
+    """Return vLLM's cache groups of a small model: full attention, and sliding windows."""
     import torch
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
@@ -68,7 +69,7 @@ def window_groups(windows: int, window: int, *, has_full: bool) -> list[Any]:
 
 
 def with_early_return(manager: Any) -> Any:
-    """A manager of vLLM's whose running requests touch nothing while their blocks suffice."""
+    """Let vLLM's manager return early while the blocks of a running request suffice."""
     from vllm.v1.request import RequestStatus
 
     allocate = manager.allocate_slots
@@ -123,7 +124,7 @@ class Side:
         self.step()
 
     def add(self, first: int, more: int = 0) -> None:
-        """Add a request whose prompt begins with a token of its own."""
+        """Add a request; its prompt begins with token 100,000 + ``first``."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -136,7 +137,7 @@ class Side:
         )
 
     def step(self) -> float:
-        """Schedule, and take what a model would answer; return us of CPU."""
+        """Schedule, and apply the output of a fake model; return us of CPU time."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         start = thread_time_ns()
@@ -156,7 +157,7 @@ class Side:
         return (spent + thread_time_ns() - start) / 1e3
 
     def replace(self, first: int) -> float:
-        """End the request that runs longest, add another, and run a step; return us of CPU."""
+        """End the oldest request, add a new request, and run a step; return us of CPU time."""
         from vllm.v1.request import RequestStatus
 
         start = thread_time_ns()
@@ -169,7 +170,7 @@ class Side:
 def by_turns(
     sides: list[Side], call: Callable[[Side], float], rounds: int
 ) -> dict[str, list[float]]:
-    """Time a call of each side in turn; the first two rounds are not counted."""
+    """Time a call on each side in turn; the first two rounds are not counted."""
     for _ in range(2):
         for side in sides:
             call(side)
@@ -181,7 +182,7 @@ def by_turns(
 
 
 def rows_of(key: str, work: str, samples: dict[str, list[float]], limit: str) -> list[Row]:
-    """Make a row for each side; kvcore's has another side's median as its limit."""
+    """Make a row for each side; the limit of kvcore's row is the median of the side `limit`."""
     rows = []
     for who, found in samples.items():
         more = {"limit": median(samples[limit]), "limit_name": limit} if who == "kvcore" else {}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what a hit costs in a model of vLLM's with sliding windows: its manager's, and kvcore's.
+"""Measure a prefix hit in a model with sliding windows: vLLM's manager and kvcore's.
 
-One group of full attention and one with a window of 1,024 tokens, blocks of 16. A request whose
-prompt is cached asks for the computed blocks and allocates the rest; then it ends, which is timed
-apart. CPU time of the thread, by turns. Needs what ``bench/engine_vllm.py`` needs.
+The model has one group of full attention and one group with a window of 1,024 tokens, in blocks of
+16 tokens. A request with a cached prompt gets the computed blocks and allocates the other blocks.
+The end of the request is timed separately. Times are CPU time of the thread; the managers run in
+turn. The bench has the same requirements as ``bench/engine_vllm.py``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from harness import Row, main, make_row, quiet
 
 TOKENS = 32_768
 WINDOW = 1024
-REST = 20  # tokens behind the hit
+REST = 20  # tokens after the hit
 names = count()
 
 
 def cache_config(tokens: int) -> Any:
-    """Return memory for three prompts of so many tokens."""
+    """Return a cache config with blocks for three prompts of ``tokens`` tokens."""
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     groups = window_groups(1, WINDOW, has_full=True)
@@ -33,7 +34,7 @@ def cache_config(tokens: int) -> Any:
 
 
 class Side:
-    """A manager that has a prompt in its cache."""
+    """A manager with a cached prompt."""
 
     def __init__(self, who: str, tokens: int) -> None:
         from vllm.utils.hashing import sha256
@@ -56,7 +57,7 @@ class Side:
         self.manager.free(first)
 
     def request(self) -> Any:
-        """Return a request with the prompt, and something new behind it."""
+        """Return a request with the cached prompt and new tokens after it."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -66,7 +67,7 @@ class Side:
         return Request(name, [*self.prompt, *rest], sampling, None, block_hasher=self.hasher)
 
     def run(self) -> tuple[float, float]:
-        """Return us of a hit, and of the end of the request."""
+        """Return the us of a hit, and of the end of the request."""
         request, manager = self.request(), self.manager
         start = thread_time_ns()
         blocks, tokens, *_ = manager.get_computed_blocks(request)
@@ -83,7 +84,7 @@ class Side:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure both sides by turns."""
+    """Measure both sides in turn."""
     prepare()
     tokens, rounds = (4096, 4) if options.quick else (TOKENS, 24)
     sides = [Side(who, tokens) for who in ("vLLM", "kvcore")]

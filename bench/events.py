@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what events cost the calls of a manager, in ns a page, and who takes them.
+"""Measure the cost of events for the calls of a manager, and of taking events, in ns per page.
 
-A call is the ``step`` that caches a prompt of 256 pages, or the ``fetch`` that evicts as many.
-Three managers do the same in turn: two without events, whose difference is the spread, and one with
-them, whose events are taken between two prompts. Keys are made where events are taken: that is the
-row ``take``, whose limit is ``page_keys`` of the same tokens.
+A call is the ``step`` that caches a prompt of 256 pages, or the ``fetch`` that evicts 256 pages.
+Three managers run the same calls in turn: two managers without events, whose difference is the
+spread, and a manager with events, which are taken between two prompts. ``take_events`` also
+computes the keys of the pages. The limit of the row ``take`` is ``page_keys`` of the same tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _prompt(number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 class _Samples:
-    """Times of one manager, ns a page."""
+    """Times of one manager, in ns per page."""
 
     def __init__(self, *, events: bool) -> None:
         self.mgr, self.events = _manager(events=events), events
@@ -73,7 +73,7 @@ class _Samples:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure both calls, the spread, and taking the events."""
+    """Measure both calls, the spread, and ``take_events``."""
     off, again, heard = _Samples(events=False), _Samples(events=False), _Samples(events=True)
     rounds = 100 if options.quick else 1000
     with quiet():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask whether eviction stays flat as the number of cached leaves grows.
+"""Measure eviction as the number of cached leaves grows.
 
-Timed per request: claim, reserve 128 unseen tokens (which evicts 8 pages), the
-context's ``update``, step and release; the context was built a moment before. Then:
-one reserve of 4096 tokens in a pool full of cached pages. The smallest tree and the reserve
-once more with prompts that all begin with the same token, which is copied.
+The time of a request covers claim, reserve of 128 unseen tokens (which evicts 8 pages),
+the context's ``update``, step and release; the context is built just before. Further rows
+time one reserve of 4096 tokens in a pool full of cached pages. The rows of the smallest
+tree and of the reserve are repeated with prompts that all begin with the same token,
+which kvcore copies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BEGIN = 128_000
 
 
 def cycle(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
-    """Take each request through its life; nothing is fetched."""
+    """Run each request from claim to release, without fetch."""
     claim, reserve, step, release = mgr.claim, mgr.reserve, mgr.step, mgr.release
     for request_id, context, batch in items:
         claim(request_id)
@@ -67,7 +68,7 @@ def _same(begin: int | None) -> str:
 
 
 def _reserve_row(filler: int, *, pages: int, rounds: int, begin: int | None = None) -> Row:
-    """Time reserve alone: rounds of 32 requests, stepped and released in between."""
+    """Time only reserve, in rounds of 32 requests; step and release are not timed."""
     mgr = manager(pages)
     fill(mgr, filler, seed=5, begin=begin)
     samples, singles = [], []
@@ -95,7 +96,7 @@ def _reserve_row(filler: int, *, pages: int, rounds: int, begin: int | None = No
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure by the number of leaves, then one large reserve."""
+    """Measure requests by the number of leaves, then one large reserve."""
     quick = options.quick
     sizes = (1_000, 20_000) if quick else (1_000, 20_000, 50_000, 200_000)
     rows = [_leaves(n, 2_000 if quick else _CALLS) for n in sizes]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what an exporter costs a decode step of 256 requests, and what a scrape takes.
+"""Measure the cost of an exporter for a decode step of 256 requests, and the time of a scrape.
 
-A step is fetch, ``update_batch`` and step, as in decode.py, of which an exporter times two. What it
-adds to a call is too little to be seen in a step on a shared machine: so it is measured with the
-shortest one, the fetch of a single request, in parts without an exporter, with one, and without
-again. Of each kind the fastest part counts. The spread is the difference of the two without.
-Nobody scrapes meanwhile: a scrape is timed by itself, over HTTP from the same process, asked for
-and answered. As a share of the time it is one every 15 s, which is taken to hold the interpreter
-as long as it lasts.
+A step is fetch, ``update_batch`` and step, as in decode.py. An exporter times two of these calls.
+The added time is too short to be measured in a step on a shared machine. The bench therefore uses
+the shortest call, the fetch of a single request, without an exporter, with an exporter, and without
+an exporter again. The fastest part of each kind counts. The spread is the difference between the
+two kinds without an exporter. There are no scrapes during these calls: a scrape is timed
+separately, over HTTP from the same process, from request to answer. The share of the time assumes
+a scrape every 15 s that holds the interpreter for its whole duration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workload import PAGE, Context, fill, manager
 
 _CONTEXT = 2048
 _CALLS, _BLOCKS = 2000, 10
-_TIMED = 2  # calls of a step
+_TIMED = 2  # calls of a step that an exporter times
 _US_BETWEEN_SCRAPES = 15e6
 
 
@@ -37,7 +37,7 @@ def _full_manager(steps: int) -> tuple[kvcore.PagedKVCacheManager, list[Context]
 
 
 def _fetch_one(mgr: kvcore.PagedKVCacheManager, batch: list[Context]) -> float:
-    """Return the ns of a fetch, those of the fastest block."""
+    """Return the ns of a fetch in the fastest block of calls."""
     fetch, spent = mgr.fetch, []
     for _ in range(_BLOCKS):
         start = perf_counter_ns()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask how fast a model of transformers generates over pages, beside its own ways, in one run.
+"""Compare how fast a model of transformers generates over kvcore's pages and in its own ways.
 
-A Llama of 11 million parameters in f32 with random weights, 16 prompts of 16 to 100 tokens, 64 new
-tokens of each, page 16, as many threads as torch takes. The ways take turns in every round, so that
-a machine that slows down slows all of them, and must answer the same tokens. Then chats of several
-turns behind one system prompt, with and without the prefix cache: the time to the first token of a
-turn. ``--quick`` runs one round of small ones.
+The model is a Llama of 11 million parameters in f32 with random weights. 16 prompts of 16 to 100
+tokens get 64 new tokens each, with page size 16 and torch's default number of threads. The ways run
+in turn in every round, so a slow moment of the machine slows all ways. They must generate the same
+tokens. Further rows measure the time to the first token of each turn of chats after one system
+prompt, with and without the prefix cache. ``--quick`` runs one round of small sizes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Ways:
         return self.kvcore_again()
 
     def kvcore_again(self) -> Answers:
-        """Over the prefixes that the call before has left."""
+        """Generate with the prefixes that the previous call cached."""
         results = generate(self.model, self.prompts, manager=self.manager, max_new_tokens=self.new)
         return [result.token_ids for result in results]
 
@@ -111,7 +111,7 @@ class _Ways:
 
 
 def _throughput(ways: _Ways, size: _Size) -> list[Row]:
-    """Time every way in every round, and what a step takes outside the model."""
+    """Time every way in every round, and the share of kvcore's time outside the model."""
     inside: list[float] = []
 
     def kvcore() -> Answers:
@@ -144,7 +144,7 @@ def _throughput(ways: _Ways, size: _Size) -> list[Row]:
 
 
 def _memory(ways: _Ways) -> list[Row]:
-    """Compare the K and V that kvcore held at most with those of the padded batch."""
+    """Compare kvcore's peak memory for K and V with the memory of the padded batch."""
     ways.manager.reset_prefix_cache()
     ways.manager.reset_metrics()
     ways.kvcore()
@@ -196,7 +196,7 @@ def _chats(model: Any, size: _Size, *, caching: bool) -> list[Row]:
 
 def measure(options: Namespace) -> list[Row]:
     """Measure throughput, memory, and the first token of chats."""
-    logging.disable(logging.ERROR)  # of transformers' own batching, at every call
+    logging.disable(logging.ERROR)  # transformers' own batching logs at every call
     size = _QUICK if options.quick else _FULL
     model = small_llama()
     ways = _Ways(model, size)

@@ -20,7 +20,7 @@ Answers = list[list[int]]
 
 
 def random_model(family: str, **config: Any) -> Any:
-    """Build a causal model in f32 with random weights, which ends no text by itself."""
+    """Build a causal model in f32 with random weights and without an end token."""
     torch.manual_seed(0)
     shape = getattr(transformers, f"{family}Config")(
         initializer_range=0.1,
@@ -48,14 +48,14 @@ def small_llama(heads: int = 5) -> Any:
 
 
 def random_tokens(model: Any, count: int, seed: int) -> list[int]:
-    """Draw tokens from the vocabulary of a model, but for its padding."""
+    """Draw tokens from the vocabulary of a model, without the padding token."""
     drawn = np.random.default_rng(seed).integers(1, model.config.vocab_size, count)
     found: list[int] = drawn.tolist()
     return found
 
 
 def in_turns(ways: Mapping[str, Callable[[], Answers]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each way in each round, in which all take turns; answers are equal."""
+    """Run all ways in turn, with equal answers; return the seconds of each way in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     expected: Answers = []
     for _ in range(rounds):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State the goals as data: what each row should reach.
+"""The goals of the rows, as data.
 
-A goal bounds one statistic of one row: at most ``per_limit`` times the limit measured
-in the same run plus ``bound``, or at least ``bound`` where ``at_least`` is set. Nothing
-tests them; ``run.py`` prints beside each row whether it is met.
+A goal bounds one statistic of a row. The statistic is at most ``per_limit`` times the
+limit of the same run plus ``bound``, or at least ``bound`` if ``at_least`` is set. No test
+checks the goals; ``run.py`` prints for each row whether its goals are met.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness import Row, number
 
 @dataclass(frozen=True)
 class Goal:
-    """Bound one statistic of the rows whose key matches `key`, a pattern as of a shell."""
+    """A bound of one statistic of the rows whose key matches `key`, a shell pattern."""
 
     key: str
     bound: float
@@ -29,12 +29,12 @@ class Goal:
         return self.bound + self.per_limit * (row.limit or 0.0)
 
     def is_met(self, row: Row) -> bool:
-        """Tell whether the row reaches the goal."""
+        """Return true if the row meets the goal."""
         measured = row.value(self.stat)
         return measured >= self.value(row) if self.at_least else measured <= self.value(row)
 
     def text(self, row: Row) -> str:
-        """Write the goal out, with its value in this run where it depends on the limit."""
+        """Return the goal as text; if it depends on the limit, with its value in this run."""
         sign = "≥" if self.at_least else "≤"
         stat = "" if self.stat == "median" else f"{self.stat} "
         if not self.per_limit:
@@ -44,7 +44,7 @@ class Goal:
         return f"{stat}{sign} {number(self.per_limit)} x {name}{rest} = {number(self.value(row))}"
 
 
-# Pages at 0.85 of the disk's own rate, by several threads.
+# Several threads reach 0.85 of the disk's own rate.
 _OF_DISK = 1 / 0.85
 
 GOALS = (
@@ -162,7 +162,7 @@ GOALS = (
     *(Goal(f"attention.{peer}.*", 0.0, per_limit=1.0) for peer in ("torch", "gather")),
     Goal("attention.prefill.torch.*", 0.0, per_limit=1.0),
     Goal("attention.threads.*", 1.8, at_least=True),
-    # On a GPU, over a copy of its own: what is required.
+    # On a GPU: the required share of the rate of the driver's copy.
     *(
         Goal(f"gpu.{verb}.*", 0.0, per_limit=1 / share)
         for verb, share in (
@@ -207,5 +207,5 @@ GOALS = (
 
 
 def goals_of(row: Row) -> list[Goal]:
-    """Return the goals of a row; none for rows that only inform."""
+    """Return the goals of a row; an empty list if it has no goal."""
     return [goal for goal in GOALS if fnmatchcase(row.key, goal.key)]

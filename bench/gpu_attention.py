@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what attention over pages on a GPU costs beside the bytes of K and V, torch and FlashInfer.
+"""Compare attention over pages on a GPU with copying K and V, with torch, and with FlashInfer.
 
-The limit of decoding is the driver's copy of half the bytes of K and V, which reads and writes as
-many bytes as attention reads. torch has K and V that were gathered before, FlashInfer reads the
-same pages. Both are left out where they are not installed for GPUs.
+The limit of decoding is the driver's copy of half the bytes of K and V: it reads and writes
+together the number of bytes that attention reads. torch uses K and V that were gathered before.
+FlashInfer reads the same pages. A library that is not installed for GPUs is left out.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _HOST_BATCH = (16, 256)
 
 
 class _Scene(NamedTuple):
-    """Batches of one shape over pools in which their pages lie scattered."""
+    """Batches of one shape, with pages scattered over pools."""
 
     batches: list[PagedBatch]
     q: Any
     offsets: Any
     out: Any
-    tokens: int  # of K, of a round
-    token_bytes: int  # of K and of V, with scales
+    tokens: int  # tokens of K in a round
+    token_bytes: int  # bytes of a token in K, or in V, with scales
 
     @classmethod
     def make(
@@ -71,13 +71,13 @@ class _Scene(NamedTuple):
 
 
 def _codes(shape: tuple[int, ...], stored: Stored) -> Any:
-    """Return random codes of moderate numbers."""
+    """Return random codes of numbers of moderate size."""
     cp = library()
     return cp.random.randint(0, 0x50, shape, cp.uint8).view(stored.dtype)
 
 
 def _torch_stream() -> Any:
-    """Return cupy's current stream as torch's."""
+    """Return cupy's current stream as a stream of torch."""
     import torch
 
     external: Any = torch.cuda.ExternalStream
@@ -85,7 +85,7 @@ def _torch_stream() -> Any:
 
 
 def _torch(scene: _Scene, new: int) -> Call | None:
-    """Attend to K and V of the first batch that were gathered before."""
+    """Return torch's attention over K and V of the first batch, gathered before."""
     if find_spec("torch") is None:
         return None
     import torch
@@ -121,7 +121,7 @@ def _torch(scene: _Scene, new: int) -> Call | None:
 
 
 def _flashinfer(scene: _Scene, page: int) -> Call | None:
-    """Decode the first batch's row, planned before, from the same pages."""
+    """Return FlashInfer's decoding of the first batch from the same pages, planned before."""
     if find_spec("flashinfer") is None or find_spec("torch") is None:
         return None
     import flashinfer
@@ -178,7 +178,7 @@ def _rows_of(shape: tuple[int, int, int], page: int, copies: Copies, rounds: int
 
 
 def _narrow_row(narrow: str, copies: Copies, rounds: int) -> Row:
-    """Decode from quantised pages, with a scale for each token and head."""
+    """Measure decoding from quantised pages, with a scale for each token and head."""
     (rows, cached), page = _NARROW_BATCH, 16
     scene = _Scene.make(rows, cached, 1, page, rounds, narrow)
     limits = [copies.of(scene.tokens * scene.token_bytes, i) for i in range(rounds)]
@@ -187,7 +187,7 @@ def _narrow_row(narrow: str, copies: Copies, rounds: int) -> Row:
 
 
 def _host_row(rounds: int) -> Row:
-    """Ask how long a call keeps the host, which a graph spares."""
+    """Measure the host's time of a call; a CUDA graph avoids this time."""
     rows, cached = _HOST_BATCH
     scene = _Scene.make(rows, cached, 1, 16, 1)
     (call,) = scene.calls()

@@ -2,10 +2,10 @@
 """Check one GPU in short steps: hazards of streams and graphs, host costs, speeds not measured yet.
 
 ``python bench/gpu_checks.py`` starts a process for each check. Checks of hazards run side by side.
-Checks that measure run twice: first beside the checks of hazards, with no result, so that Triton
-compiles its kernels; after that one by one. Every result is a line of JSON as soon as its check
-ends. A check never raises: an error is its result. ``--one NAME`` runs one check, ``--list`` prints
-their names.
+Checks that measure run twice. The first runs compile Triton's kernels; they run together with the
+checks of hazards and print no result. The second runs follow one by one. Each check prints its
+result as a line of JSON when it ends. A check never raises: an error is its result. ``--one NAME``
+runs one check, ``--list`` prints the names of the checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 HAZARDS: dict[str, Callable[[], Any]] = {}
 MEASURED: dict[str, Callable[[], Any]] = {}
 _PRINTING = threading.Lock()
-LIMIT = 45  # seconds of a check
+LIMIT = 45  # seconds for a check
 
 
 def hazard(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -53,7 +53,7 @@ def cupy() -> Any:
 def tried(call: Callable[[], Any]) -> str:
     try:
         found = call()
-    except BaseException as error:  # noqa: BLE001 - it is the answer
+    except BaseException as error:  # noqa: BLE001 - the error is the result
         return f"{type(error).__name__}: {error}"[:300]
     return "ok" if found is None else str(found)
 
@@ -91,7 +91,7 @@ def manager(**more: Any) -> Any:
 
 # ---- captures ------------------------------------------------------------------------------------
 def _beside_capture(actions: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """Do each action while a stream is captured in global mode, as torch captures."""
+    """Run each action while a stream is captured in global mode, the mode of torch."""
     cp = cupy()
     rt = cp.cuda.runtime
     stream = cp.cuda.Stream(non_blocking=True)
@@ -182,7 +182,7 @@ def _host_array(entries: int) -> None:
 
 @hazard
 def first_call_is_captured() -> Any:
-    """The first launch of a kernel loads it: here in a capture in global mode."""
+    """Check the first launch of a kernel, which loads it, in a capture in global mode."""
     from kvcore import ops
 
     cp = cupy()
@@ -204,7 +204,7 @@ def first_call_is_captured() -> Any:
 
 @hazard
 def fetch_while_its_last_stream_is_captured() -> Any:
-    """A fetch orders its stream after the stream of the fetch before."""
+    """Check a second fetch, which orders its stream after the stream of the first fetch."""
     from kvcore import TextGenerationContext
 
     cp = cupy()
@@ -254,7 +254,7 @@ def fetch_after_its_last_stream_is_destroyed() -> Any:
 # ---- memory of other libraries -------------------------------------------------------------------
 @hazard
 def dlpack_memory_is_kept_until_it_is_read() -> Any:
-    """jax reuses memory once no array holds it: does a queued append read its own tokens?"""
+    """Check a queued append of jax's tokens: jax reuses memory as soon as no array holds it."""
     import jax
     import jax.numpy as jnp
 
@@ -285,7 +285,7 @@ def dlpack_memory_is_kept_until_it_is_read() -> Any:
 
 @hazard
 def torch_memory_on_a_stream_of_ones_own() -> Any:
-    """torch reuses memory in the order of its own stream: the append runs on stream=."""
+    """Check an append on stream=: torch reuses memory in the order of its own stream."""
     import torch
 
     from kvcore import PagedBatch, ops
@@ -318,7 +318,7 @@ def torch_memory_on_a_stream_of_ones_own() -> Any:
 
 @hazard
 def graph_batch_load_on_the_stream_of_launches() -> Any:
-    """GraphBatch.load on another stream than the fetch, whose copies are queued after long work."""
+    """Check GraphBatch.load on another stream than a fetch whose copies wait for long work."""
     from kvcore import TextGenerationContext
     from kvcore.cuda import GraphBatch
 
@@ -379,7 +379,7 @@ def _host_us(call: Callable[[], Any], rounds: int = 200) -> float:
 
 
 def _gpu_us(call: Callable[[], Any], rounds: int = 12) -> float:
-    """Return the GPU's time of a call, queued after other work, so that no gap is measured."""
+    """Return the GPU's us of a call. Other work is queued before the calls: there are no gaps."""
     cp = cupy()
     stream = cp.cuda.get_current_stream()
     call()
@@ -434,7 +434,7 @@ def host_time_of_calls() -> Any:
 
 @measured
 def pages_to_and_from_the_host() -> Any:
-    """GB/s and the host's us by size of pages: the copy engines, 16 thread blocks, all of use."""
+    """Measure GB/s and host us by page size: copy engines, 16 thread blocks, all blocks."""
     from kvcore.backends.cuda.availability import kernels
     from kvcore.backends.cuda.mover import _rows
 
@@ -454,7 +454,7 @@ def pages_to_and_from_the_host() -> Any:
 
 
 def _page_copies(source: Any, target: Any, stream: Any) -> dict[str, Callable[[], Any]]:
-    """Copies of at most 4,096 scattered pages, by the copy engines and by kernels."""
+    """Return copies of at most 4,096 scattered pages, by copy engines and by kernels."""
     from kvcore.backends.cuda.availability import kernels
     from kvcore.backends.cuda.place import DevicePlace
     from kvcore.backends.shards import tensors_of
@@ -514,7 +514,7 @@ def pinning_four_gib() -> Any:
 
 @measured
 def kernels_compiled_as_batches_grow() -> Any:
-    """Lengths and numbers of rows and tokens change: no kernel is compiled again."""
+    """Return the kernels that each batch compiles; a larger batch compiles no kernel again."""
     from triton.runtime.jit import JITFunction
 
     from kvcore import PagedBatch, ops
@@ -554,7 +554,7 @@ def kernels_compiled_as_batches_grow() -> Any:
 
 @measured
 def tiles_of_decoding() -> Any:
-    """us of 32 rows of 4096 tokens, by dtype of the pool and (block_n, warps, stages)."""
+    """Return us of 32 rows of 4096 tokens, by dtype of the pool and (block_n, warps, stages)."""
     from kvcore.backends.cuda.attention import tuning
     from kvcore.backends.cuda.attention.settings import Settings
     from kvcore.backends.cuda.place import DevicePlace
@@ -575,7 +575,7 @@ def tiles_of_decoding() -> Any:
 
 @measured
 def one_long_row_among_short_ones() -> Any:
-    """Time 63 rows of 1,024 tokens beside a row of 65,536, and 64 equal rows of 2,032, in us."""
+    """Return us of 63 rows of 1,024 tokens and a row of 65,536, and of 64 rows of 2,032."""
     from kvcore import PagedBatch, ops
     from kvcore.support.dtypes import numpy_dtype
 
@@ -650,7 +650,7 @@ def latent_rows() -> Any:
 
 @measured
 def prompts_beside_flash() -> Any:
-    """Two prompts of 4096 tokens, 32 heads on 8 of 128, beside torch's flash attention."""
+    """Compare two prompts of 4096 tokens, 32 on 8 heads of 128, with torch's flash attention."""
     import torch
 
     from kvcore.backends.cuda.attention import tuning
@@ -698,7 +698,7 @@ def _run(name: str, is_heard: bool = True) -> None:
             else {"result": f"exit code {done.returncode}", "stderr": done.stderr[-400:]}
         )
     except subprocess.TimeoutExpired:
-        found = {"result": f"not done in {LIMIT} s"}
+        found = {"result": f"not finished after {LIMIT} s"}
     line = {"check": name, "s": round(time.perf_counter() - start, 1)} | found
     if is_heard:
         with _PRINTING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what pages between a GPU and pinned host memory cost beside one pinned copy, and a fetch."""
+"""Compare moving pages between a GPU and pinned host memory with one copy; measure a fetch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _pool(layout: str, sizes: dict[str, int]) -> ops.PoolLayout:
 
 
 def _transfers(layouts: tuple[str, str], sizes: dict[str, int], rounds: int) -> list[Row]:
-    """Move 256 MiB of scattered pages in both directions, from the GPU's layout to the host's."""
+    """Move 256 MiB of scattered pages in both directions between the GPU's and host's layout."""
     pool = _pool(layouts[0], sizes)
     host = ops.PoolLayout.allocate(layouts[1], **sizes, dtype="bfloat16", device="pinned")
     rng = np.random.default_rng(3)
     ids = [library().asarray(rng.permutation(sizes["pages"])) for _ in range(2)]
     flat, device = pinned_bytes(_MOVED), random_bytes(_MOVED)
     flat[:] = 1
-    page = 2 * sizes["page_size"] * sizes["heads"] * sizes["head_dim"]  # of K, in one layer
+    page = 2 * sizes["page_size"] * sizes["heads"] * sizes["head_dim"]  # bytes of K in one layer
     piece = page if layouts[0] != "max" else 2 * sizes["layers"] * page
     rows = []
     ways: list[tuple[str, Any, Any, Any, Any]] = [
@@ -51,7 +51,7 @@ def _transfers(layouts: tuple[str, str], sizes: dict[str, int], rounds: int) -> 
 
 
 def _fetches(rounds: int) -> Row:
-    """Decode steps of 256 requests of 8k tokens: the host's time for a fetch, update and step."""
+    """Measure the host's time of fetch, update and step, for 256 requests of 8k tokens."""
     page, batch, length = 16, 256, 8192
     params = KVCacheParams("bfloat16", 1, 8, 1, page_size=page, enable_prefix_caching=True)
     pages = batch * (length // page + 40)
@@ -76,7 +76,7 @@ def _fetches(rounds: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure large pieces, small ones, then fetches."""
+    """Measure large pieces, small pieces, and fetches."""
     rounds = 3 if options.quick else 12
     order = ("pages", "layers", "page_size", "heads", "head_dim")
     rows = []

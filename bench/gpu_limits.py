@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what work on a GPU costs at least: copying or reading the bytes once.
+"""Measure the lower limits of work on a GPU: copying or reading the bytes once.
 
-Between places of its memory, out of it, and to and from pinned host memory.
+Copies run within the GPU's memory, and to and from pinned host memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COPY_BYTES = 256 << 20
 
 
 def device_pair(size: int) -> tuple[Any, Any]:
-    """Return two arrays of random bytes: zeros are cheaper to move than data are."""
+    """Return two arrays of random bytes: moving zeros is cheaper than moving data."""
     return random_bytes(size), random_bytes(size)
 
 
@@ -57,7 +57,7 @@ def _reading(source: Any) -> Call:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure copy, read, and copies to and from the host, us per 256 MiB."""
+    """Measure a copy, a read, and copies to and from the host, in us per 256 MiB."""
     rounds = 3 if options.quick else 20
     target, source = device_pair(COPY_BYTES)
     host = pinned_bytes(COPY_BYTES)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what moving and converting K and V on a GPU costs beside a copy of as many bytes.
+"""Compare moving and converting K and V on a GPU with a copy of the same number of bytes.
 
-Pages lie scattered in pools much larger than the caches, and every round works on others. The limit
-of what reads r and writes w bytes is the driver's copy of (r + w) / 2 bytes.
+Pages are scattered in pools much larger than the caches, and every round uses other pages. The
+limit of an operation that reads r bytes and writes w bytes is the driver's copy of (r + w) / 2
+bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from kvcore.support.dtypes import numpy_dtype
 _HEADS, _DIM = 8, 128
 _ROWS, _LENGTH = 8, 2048
 _POOL_BYTES = 2 << 30  # of K, and of V
-_COPY_BYTES = 1 << 30  # between which copies are made
-_MOVED_BYTES = 64 << 20  # of whole pages, a round
+_COPY_BYTES = 1 << 30  # of the source, and of the destination, of copies
+_MOVED_BYTES = 64 << 20  # of whole pages, in a round
 _TOKENS = 1 << 15  # quantised in a round
 _STATES = 1 << 17  # merged in a round
 _GRAPH_NODES = 64
 
 
 class Copies:
-    """Copies of any size between two pieces of memory, another place each round."""
+    """Copies of any size between two pieces of memory, at another place in each round."""
 
     def __init__(self) -> None:
         self.bytes = [random_bytes(_COPY_BYTES) for _ in range(2)]
@@ -44,7 +45,7 @@ class Copies:
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return moderate numbers, float32 or bfloat16, which is its upper half."""
+    """Return normal random numbers in float32, or their upper halves as bfloat16."""
     cp = library()
     kind = numpy_dtype(dtype)
     bits = cp.random.standard_normal(shape, cp.float32).view(cp.uint32)
@@ -52,12 +53,12 @@ def numbers(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 class Stored(NamedTuple):
-    """How a pool keeps the elements of a head of 128."""
+    """The format in which a pool stores the elements of a head of 128."""
 
     dtype: np.dtype[Any]
     length: int  # of an array's last axis
     scales: int  # of a head
-    scale_bytes: int  # of each
+    scale_bytes: int  # of one scale
 
     @classmethod
     def of(cls, dtype: str) -> Stored:
@@ -80,7 +81,7 @@ class Stored(NamedTuple):
 
 
 class _Scene:
-    """Pools in which the pages of batches lie scattered, and the tokens of a batch."""
+    """Pools with scattered pages of batches, and the tokens of a batch."""
 
     def __init__(self, page: int, dtype: str, layout: str = "NHD", narrow: str = "") -> None:
         kind, stored = numpy_dtype(dtype), Stored.of(narrow or dtype)
@@ -191,7 +192,7 @@ def _pages(copies: Copies, rounds: int) -> list[Row]:
 
 
 def _turned(copies: Copies, rounds: int) -> list[Row]:
-    """Move whole pages from and to vLLM's layout, in which tokens of a head are columns."""
+    """Move whole pages from and to vLLM's layout, where the tokens of a head are columns."""
     kind, page = numpy_dtype("bfloat16"), 16
     page_bytes = page * _HEADS * _DIM * kind.itemsize  # of K, and of V
     pages = _POOL_BYTES // page_bytes
@@ -221,7 +222,7 @@ def _turned(copies: Copies, rounds: int) -> list[Row]:
 
 
 def _single_tokens(rounds: int) -> list[Row]:
-    """Append a token to each row of a batch, as a node of a graph."""
+    """Measure appending a token to each row of a batch, as a node of a CUDA graph."""
     rows = []
     cp = library()
     for batch in (1, 64, 256):
@@ -295,7 +296,7 @@ def _merges(copies: Copies, rounds: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure moves, then conversions, then nodes of graphs."""
+    """Measure moves, conversions, and nodes of CUDA graphs."""
     rounds = 4 if options.quick else 24
     copies = Copies()
     rows = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what the result of a run on a GPU holds: the JSON of ``bench/gpu_run.py``."""
+"""The fields of the result of a run on a GPU: the JSON of ``bench/gpu_run.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from goals import goals_of
 from harness import Row
 
-#: What each part holds, by the type of its values.
+#: The fields of each part, with the types of their values.
 FACTS = {
     "device": str,
     "compute_capability": str,
@@ -29,7 +29,7 @@ GOAL = {"key": str, "goal": str, "met": bool}
 
 
 def result(facts: Mapping[str, Any], steps: list[Any], rows: list[Row]) -> dict[str, Any]:
-    """Put a result together: each row as a share of its limit, beside its goals."""
+    """Build a result: the rows, each with its share of its limit, and their goals."""
     limits = [row for row in rows if row.key.startswith("gpu.limit.")]
     return {
         "machine": dict(facts),
@@ -49,7 +49,7 @@ def _share(row: Row) -> float | None:
 
 
 def check(found: Mapping[str, Any]) -> None:
-    """Raise ValueError unless it is a result: every part there, every value of its type."""
+    """Raise ValueError if a part of a result is missing, or a value has another type."""
     _check_values("machine", found.get("machine"), FACTS)
     for name, kinds in (("steps", STEP), ("limits", ROW), ("rows", ROW), ("goals", GOAL)):
         part = found.get(name)

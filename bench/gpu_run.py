@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the benches of a GPU and write one JSON: the machine, limits, rows, goals, earlier steps.
 
-``python bench/gpu_run.py --json OUT`` runs all of them, with ``--only`` some. OUT is written after
-each bench. If OUT exists, it keeps the rows of the benches that do not run again: so
-``bench/gpu_lease.sh`` runs each bench in a process of its own. ``--page`` writes a stored result
-into ``docs/gpu.md``. Exit code 2: no GPU here.
+``python bench/gpu_run.py --json OUT`` runs all benches, or the benches that ``--only`` names. It
+writes OUT after each bench. If OUT exists, it keeps the rows of the other benches: this lets
+``bench/gpu_lease.sh`` run each bench in its own process. ``--page`` writes a stored result into
+``docs/gpu.md``. Exit code 2: this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "tests" / "packaging" / "gpu_
 
 
 def why_no_gpu() -> str:
-    """Return why no GPU can be used, "" where one can."""
+    """Return the reason why no GPU is available, or "" if a GPU is available."""
     try:
         from kvcore.cuda import why_unavailable
     except ImportError as error:
@@ -48,7 +48,7 @@ def why_no_gpu() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Describe the GPU and the versions that the numbers belong to."""
+    """Return the GPU and the versions for which the numbers are valid."""
     cp = library()
     found = cp.cuda.runtime.getDeviceProperties(0)
     return {
@@ -66,7 +66,7 @@ def facts() -> dict[str, Any]:
 
 
 def read_steps(path: Path | None) -> list[dict[str, Any]]:
-    """Read what the script noted of its steps: name, exit code, seconds, last line."""
+    """Read the steps of gpu_lease.sh: name, exit code, seconds, last line."""
     if path is None:
         return []
     rows = [line.split("\t", 3) for line in path.read_text().splitlines()]
@@ -77,7 +77,7 @@ def read_steps(path: Path | None) -> list[dict[str, Any]]:
 
 
 def measure(options: argparse.Namespace) -> Iterator[list[Row]]:
-    """Run the benches on a stream of their own; yield the rows of each."""
+    """Run the benches on a new stream; yield the rows of each bench."""
     cp = library()
     with cp.cuda.Stream(non_blocking=True):
         for name in options.only or BENCHES:
@@ -98,12 +98,12 @@ def rows_of(found: dict[str, Any]) -> list[Row]:
 
 
 def stored_rows(path: Path, device: str) -> list[Row]:
-    """Return the rows that a result has already.
+    """Return the rows of an existing result; no rows if there is no result.
 
     Raises
     ------
     ValueError
-        The result of another GPU.
+        The result is from another GPU.
     """
     if not path.is_file():
         return []
@@ -118,13 +118,13 @@ def stored_rows(path: Path, device: str) -> list[Row]:
 
 
 def with_new_rows(rows: list[Row], new: list[Row]) -> list[Row]:
-    """Return rows of which those with a key in `new` are replaced."""
+    """Return the rows, where the rows of `new` replace the rows with the same key."""
     keys = {row.key for row in new}
     return [*(row for row in rows if row.key not in keys), *new]
 
 
 def write_result(path: Path, found: dict[str, Any]) -> None:
-    """Write a result in the place of the one before."""
+    """Replace the result in a file."""
     check(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".half")
@@ -133,7 +133,7 @@ def write_result(path: Path, found: dict[str, Any]) -> None:
 
 
 def write_page(found: dict[str, Any]) -> None:
-    """Write a stored result into the page on GPUs."""
+    """Write a stored result into docs/gpu.md."""
     check(found)
     machine = found["machine"]
     facts = (
@@ -147,14 +147,14 @@ def write_page(found: dict[str, Any]) -> None:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
-    parser.add_argument("--steps", type=Path, help="what the script noted of its steps")
+    parser.add_argument("--json", type=Path, required=True, help="file of the result")
+    parser.add_argument("--steps", type=Path, help="file with the steps of gpu_lease.sh")
     parser.add_argument("--only", nargs="+", choices=list(BENCHES), help="benches to run")
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few rounds, as a test of the benches")
     parser.add_argument(
-        "--page", action="store_true", help="run none; write what --json holds into docs/gpu.md"
+        "--page", action="store_true", help="only write the result in --json into docs/gpu.md"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check what needs no GPU, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="only run checks without a GPU")
     return parser.parse_args(arguments)
 
 
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.dry_run:
         check(json.loads(EXAMPLE.read_text()))
         read_steps(options.steps)
-        print("ready: the modules are there, and the stored example is a result")
+        print("ready: all modules import, and the stored example is a valid result")
         return 0
     if options.page:
         write_page(json.loads(options.json.read_text()))

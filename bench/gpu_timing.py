@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time work on a GPU by events, each call beside its limit.
+"""Time calls on a GPU and their limits with CUDA events.
 
-What is timed is queued behind other work, so that the GPU never waits for Python between the two
-events around a call. Each call is followed by its limit over as many bytes; calls go round over
-memory that is larger than the caches.
+The timed calls are queued after other work, so that the GPU never waits for Python between the two
+events around a call. Each call is followed by its limit, for the same number of bytes. Successive
+calls use different memory, which together is larger than the caches.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from harness import Row, make_row
 Call = Callable[[], object]
 
 BLOCKER_BYTES = 1 << 30
-_MARGIN = 3.0  # the blocker lasts so much longer than queueing is expected to
+_MARGIN = 3.0  # time of the blocking work / expected time of queueing the calls
 
 
 @cache
 def library() -> Any:
-    """Return cupy, which a machine without a GPU need not have."""
+    """Return cupy, imported here because machines without a GPU may lack it."""
     import cupy
 
     return cupy
@@ -37,7 +37,7 @@ def _blocker() -> tuple[Any, Any]:
 
 
 def copy_call(target: Any, source: Any) -> Call:
-    """Return a copy of the bytes of an array by the driver, on the current stream."""
+    """Return a call that copies an array with the driver, on the current stream."""
     cp = library()
     pointers, size = (target.data.ptr, source.data.ptr), source.nbytes
     kind = cp.cuda.runtime.memcpyDefault
@@ -53,9 +53,9 @@ def _elapsed(begin: Any, end: Any) -> float:
 
 
 def _block(seconds: float) -> None:
-    """Keep the current stream busy for at least so long."""
+    """Keep the current stream busy for at least ``seconds``."""
     target, source = _blocker()
-    rate = 8e12  # bytes per second, more than any GPU has
+    rate = 8e12  # bytes per second, more than any GPU reaches
     for _ in range(1 + int(seconds * rate / (2 * BLOCKER_BYTES))):
         copy_call(target, source)()
 
@@ -64,7 +64,7 @@ def gpu_us(calls: Sequence[Call]) -> list[float]:
     """Return the us that the GPU spends on each call, without a gap between them."""
     cp = library()
     for call in calls:
-        call()  # what is compiled and loaded then is there
+        call()  # compiles and loads kernels, which is not timed
     stream = cp.cuda.get_current_stream()
     stream.synchronize()
     start = perf_counter()
@@ -83,7 +83,7 @@ def gpu_us(calls: Sequence[Call]) -> list[float]:
 
 
 def against(key: str, work: str, calls: Sequence[Call], limits: Sequence[Call], name: str) -> Row:
-    """Time calls and their limits by turns; the row's limit is their median."""
+    """Time calls and their limits in turn; the row's limit is the median of the limits."""
     both = [call for pair in zip(calls, limits, strict=True) for call in pair]
     spent = gpu_us(both)
     limit = statistics.median(spent[1::2])
@@ -91,9 +91,9 @@ def against(key: str, work: str, calls: Sequence[Call], limits: Sequence[Call], 
 
 
 def captured(calls: Sequence[Call]) -> Any:
-    """Return calls as one graph, captured on the current stream, which is not the default one."""
+    """Return the calls as one graph, captured on the current stream, not the default stream."""
     stream = library().cuda.get_current_stream()
-    calls[0]()  # what it loads and takes is there when it is captured
+    calls[0]()  # loads kernels and allocates memory before the capture
     stream.synchronize()
     stream.begin_capture()
     for call in calls:

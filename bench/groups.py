@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what layers that slide cost, beside one group that keeps everything.
+"""Compare the cost of sliding-window layers with one group of full attention.
 
-Bundles have 8 layers each, the first keeps every page, the others a window of 1,024 tokens.
-Managers that are compared take turns, part by part, so that what else the machine does falls on
-all of them. Counted, not timed: the pages that the windows of one long request hold.
+Each bundle has 8 layers. The first bundle keeps every page, the other bundles keep a window of
+1,024 tokens. The compared managers run in turn, part by part, so that other work of the machine
+slows all managers. The pages that the windows of one long request hold are counted, not timed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def decode(steps: int) -> list[Row]:
 
 
 def match() -> list[Row]:
-    """Measure the match of a prompt of 32k tokens that is cached whole."""
+    """Measure the match of a fully cached prompt of 32k tokens."""
     tokens = 32_768
     query = prompts(1, tokens, 9)
     calls = []
@@ -80,7 +80,7 @@ def match() -> list[Row]:
 
 
 def _ratio(key: str, work: str, samples: dict[str, list[float]]) -> list[Row]:
-    """Return a row for each case, then how flat they are: the last over the first."""
+    """Return a row for each case, then the ratio of the last case to the first."""
     names = {case: case.replace("_", " ") for case in samples}
     rows = [
         make_row(f"groups.{key}.{case}", f"{work}; {names[case]}", spent)
@@ -92,7 +92,7 @@ def _ratio(key: str, work: str, samples: dict[str, list[float]]) -> list[Row]:
 
 
 def evict(quick: bool) -> list[Row]:
-    """Measure admissions that evict, by the number of cached leaves."""
+    """Measure admissions with evictions, by the number of cached leaves."""
     tokens = 128
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     managers = {}
@@ -110,7 +110,7 @@ def evict(quick: bool) -> list[Row]:
 
 
 def _take(mgr: kvcore.PagedKVCacheManager, items: list[Context]) -> None:
-    """Take a hit for each context and let go of it."""
+    """Claim, reserve with a hit, and release, for each context."""
     claim, reserve, release = mgr.claim, mgr.reserve, mgr.release
     for context in items:
         claim(context.request_id)
@@ -119,14 +119,14 @@ def _take(mgr: kvcore.PagedKVCacheManager, items: list[Context]) -> None:
 
 
 def _hits(mgr: kvcore.PagedKVCacheManager, rows: Tokens, tag: str) -> list[float]:
-    """Sample hits of all prompts but their last page, in random order."""
+    """Sample prefix hits of all prompts without their last page, in random order."""
     order = np.random.default_rng(5).permutation(len(rows))
     parts = ([Context(f"{tag}-{i}", rows[i]) for i in some] for some in np.array_split(order, 8))
     return sample_parts(partial(_take, mgr), parts)
 
 
 def holes(count: int) -> list[Row]:
-    """Measure hits of 8k tokens whose windows were all kept, or but for their end given up."""
+    """Measure hits of 8k tokens: with all window pages cached, or only the last windows."""
     tokens = 8192
     samples: dict[str, list[float]] = {}
     rows = prompts(count, tokens, 21)
@@ -161,7 +161,7 @@ def windows(count: int) -> list[Row]:
 
 
 def _prefill(tokens: int, chunk: int) -> tuple[list[float], list[int]]:
-    """Prefill one request in chunks: us of each step a page, and the window pages held in each."""
+    """Prefill a request in chunks; return each step's us per page, and window pages held."""
     mgr = manager(tokens // PAGE * 2 + 1024, requests=1, bundles=2)
     context = Context("long", prompts(1, tokens, 41)[0], active_idx=chunk)
     mgr.claim("long")
@@ -177,18 +177,18 @@ def _prefill(tokens: int, chunk: int) -> tuple[list[float], list[int]]:
         mgr.step([context])
         return [(perf_counter_ns() - start) / 1e3 / (chunk // PAGE)]
 
-    run()  # nothing is behind the window yet
+    run()  # no page has left the window yet
     return undisturbed(run for _ in range(tokens // chunk - 1)), held
 
 
 def give_back() -> list[Row]:
-    """Measure steps that give pages behind the window back, by how many."""
+    """Measure steps that give back pages outside the window, by the number of pages."""
     samples = {f"{n // PAGE}_pages": _prefill(64 * n, n)[0] for n in (512, 2048, 8192)}
     return _ratio("give_back", "step of a chunk, its windows given back, per page", samples)
 
 
 def window_pages(quick: bool) -> list[Row]:
-    """Count the pages that windows hold while one request is prefilled, at most."""
+    """Count the maximum number of window pages held while one request is prefilled."""
     bound = -(-(_WINDOW - 1 + _CHUNK) // PAGE) + 1
     rows = []
     for tokens in (8_192, 32_768 if quick else 131_072):
@@ -208,7 +208,7 @@ def window_pages(quick: bool) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure all of them."""
+    """Run all measurements."""
     quick = options.quick
     return [
         *decode(64 if quick else 1_024),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time loops, describe the machine, print and store the rows of a bench.
 
-A loop over prebuilt arguments is timed with ``perf_counter_ns`` and the time of
-the empty loop over the same arguments is subtracted; nothing else is. Percentiles
-come from calls that are timed one by one, so they include the clock (about 50 ns).
-Garbage collection is off while a loop runs, as ``timeit`` has it, and samples taken
-while another process had the CPU, or slowed it, are left out (see ``undisturbed``).
+A loop over prebuilt arguments is timed with ``perf_counter_ns``. Only the time of the
+empty loop over the same arguments is subtracted. Percentiles come from calls that are
+timed one by one, so they include the clock (about 50 ns). Garbage collection is off
+while a loop runs, as in ``timeit``. Samples are left out if another process used the
+CPU, or slowed it, during the sample (see ``undisturbed``).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _LOOP = range(1000)
 _SLOWER = 1.25
 _PATIENCE = 20.0
 
-#: Environment variable with the best pace that an earlier process has seen, in ns.
+#: Environment variable with the best pace that an earlier process measured, in ns.
 PACE = "KVCORE_BENCH_PACE"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one measured row: times in ``unit``, and the limit it is compared with."""
+    """One measured row: times in ``unit``, and the limit that they are compared with."""
 
     key: str
     work: str
@@ -56,7 +56,7 @@ class Row:
     note: str = ""
 
     def value(self, stat: str) -> float:
-        """Return one statistic by name; NaN where it was not measured."""
+        """Return one statistic by name; NaN if it was not measured."""
         found = getattr(self, stat)
         return float("nan") if found is None else float(found)
 
@@ -109,7 +109,7 @@ def _clock(body: Callable[[Sequence[T]], None], items: Sequence[T]) -> int:
 def time_loop(body: Callable[[Sequence[T]], None], items: Sequence[T]) -> float:
     """Return us per item of ``body(items)``, which loops over them, less the empty loop.
 
-    The empty loop comes second: it would warm up the objects for the body.
+    The empty loop runs second: before the body, it would load the objects into the CPU caches.
     """
     spent = _clock(body, items)
     idle = min(_clock(_empty, items) for _ in range(3))
@@ -128,10 +128,10 @@ def time_calls(call: Callable[[T], Any], items: Sequence[T]) -> float:
 
 @cache
 def best_pace() -> int:
-    """Return the ns of a fixed loop when nothing else runs beside it.
+    """Return the ns of a fixed loop on a machine without other work.
 
-    The best of one second, or of an earlier process whose result is in the environment:
-    a machine can be slow for all the seconds that one bench runs.
+    This is the fastest loop of one second, or of an earlier process with its result in the
+    environment: a machine can be slow during a whole bench.
     """
     end = perf_counter_ns() + 1_000_000_000
     best = int(os.environ.get(PACE, _clock(_empty, _LOOP)))
@@ -148,10 +148,10 @@ def undisturbed(parts: Iterable[Callable[[], list[T]]], patience_s: float = _PAT
     """Gather the samples of parts that ran at full speed.
 
     On a shared machine a neighbour on the same core halves the speed for milliseconds at
-    a time. Each part waits until a fixed loop runs at its best pace (altogether at most
-    ``patience_s`` seconds) and is left out when the pace was lost during the part or the
-    kernel ran another process. All samples are kept where no part passed; what is left
-    out is counted on stderr.
+    a time. Each part waits until a fixed loop runs at its best pace; all waits together
+    take at most ``patience_s`` seconds. A part is left out if the loop is slower after the
+    part, or if the kernel ran another process during the part. If every part is disturbed,
+    all samples are kept. The number of left out samples is printed to stderr.
     """
     kept: list[T] = []
     spoiled: list[T] = []
@@ -173,7 +173,7 @@ def undisturbed(parts: Iterable[Callable[[], list[T]]], patience_s: float = _PAT
 
 
 def sample_parts(body: Callable[[Sequence[T]], None], parts: Iterable[Sequence[T]]) -> list[float]:
-    """Return us per item of ``body(part)``, one sample for each part, asked for one by one."""
+    """Return us per item of ``body(part)``, one sample per part; parts are built one by one."""
     return undisturbed(partial(_sample, body, part) for part in parts)
 
 
@@ -184,7 +184,7 @@ def _sample(body: Callable[[Sequence[T]], None], part: Sequence[T]) -> list[floa
 def sample_loop(
     body: Callable[[Sequence[T]], None], items: Sequence[T], size: int = 200
 ) -> list[float]:
-    """Return us per item, one sample for each run of ``size`` items; a remainder is left out."""
+    """Return us per item, one sample per run of ``size`` items; a shorter run is left out."""
     return sample_parts(body, _runs(items[: len(items) // size * size], size))
 
 
@@ -203,19 +203,19 @@ def sample_calls(call: Callable[[T], Any], items: Sequence[T], size: int = 200) 
 
 
 def repeat_calls(call: Callable[[T], Any], item: T, tokens: int) -> list[float]:
-    """Return us per call on one item that is hot, over runs of about half a millisecond."""
+    """Return us per call on one hot item, over runs of about half a millisecond."""
     size = max(20, min(2000, (1 << 21) // tokens))
     time_calls(call, [item] * size)
     return sample_calls(call, [item] * (41 * size), size)
 
 
 def time_each(call: Callable[[T], Any], items: Sequence[T], size: int = 100) -> list[float]:
-    """Return the us of every single call, the clock included."""
+    """Return the us of every single call, with the time of the clock."""
     return time_each_of(call, _runs(items, size))
 
 
 def time_each_of(call: Callable[[T], Any], parts: Iterable[Sequence[T]]) -> list[float]:
-    """Return the us of every single call over parts that are asked for one by one."""
+    """Return the us of every single call; the parts are built one by one."""
     return undisturbed(partial(_marks, call, part) for part in parts)
 
 
@@ -229,7 +229,7 @@ def _marks(call: Callable[[T], Any], items: Sequence[T]) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and the versions that the numbers belong to."""
+    """Return the machine and the versions for which the numbers are valid."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -255,7 +255,7 @@ def _kvcore_version() -> str | None:
 
 
 def number(value: float | None) -> str:
-    """Format a number for a table: three significant digits, '-' for none."""
+    """Format a number for a table: three significant digits, '-' for None or NaN."""
     if value is None or math.isnan(value):
         return "-"
     if value >= 1000:
@@ -274,10 +274,10 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(measure: Callable[[argparse.Namespace], list[Row]], about: str | None) -> int:
-    """Run one bench from the command line: a table, and JSON where asked for."""
+    """Run one bench from the command line; print a table, and write JSON with --json."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="small sizes, as a test of the bench")
     parser.add_argument("--trace", type=Path, help="trace for the replay bench")
     options = parser.parse_args()
     facts = machine()

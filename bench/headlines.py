@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pick the rows that the README shows, and set them beside what other engines took.
+"""Select the rows for the README, with the figures of other engines.
 
 The figures of vLLM and SGLang were measured once, with unmodified releases, on the CPU of a machine
-of the same kind (2 cores, Python 3.11). No run of these benches repeats them, so compare their
-order of magnitude alone.
+of the same kind (2 cores, Python 3.11). No run of these benches repeats them, so compare only their
+order of magnitude.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SGLANG = "SGLang 0.5.23"
 
 @dataclass(frozen=True)
 class Headline:
-    """Name a row of the control path in plain words, with the figures of others."""
+    """A row of the control path in plain words, with the figures of other engines."""
 
     key: str
     work: str
@@ -66,7 +66,7 @@ HEADLINES = (
 
 
 def headline_table(rows: Sequence[Row], version: str) -> str:
-    """Write the headlines as a Markdown table; those that were not measured are left out."""
+    """Return the measured headlines as a Markdown table."""
     by_key = {row.key: row for row in rows}
     lines = [
         f"| work, in µs | kvcore {version} | {VLLM} * | {SGLANG} * |",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what groups save where layers have windows, and what they cost, beside the flat cache.
+"""Compare memory and speed of a cache with groups of layers and of the flat cache.
 
-A model in the shape of Gemma 3 with random weights in f32: 26 layers, of which every sixth reads
-everything and the others a window of 512 tokens, page 16. 8 prompts of 4,096 tokens, 4 of them
-behind each of two prefixes of 2,048, 64 new tokens of each, in forwards of 512 tokens. With groups
-and flat take turns in every round and must answer the same tokens; a pool is empty when a round
-begins. What each group holds is counted in a run of its own, which is not timed. ``--quick`` runs
-one round of short prompts.
+The model has the shape of Gemma 3 and random weights in f32. It has 26 layers: every sixth layer
+has full attention, the other layers have a window of 512 tokens. The page size is 16. 8 prompts of
+4,096 tokens get 64 new tokens each; 4 prompts begin with each of two prefixes of 2,048 tokens. A
+forward has at most 512 tokens. The two caches run in turn in every round and must generate the same
+tokens. The pool is empty at the start of a round. A separate run, which is not timed, counts the
+pages that each group holds. ``--quick`` runs one round of short prompts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _prompts(model: Any, size: _Size) -> Answers:
 
 
 class _Way:
-    """Generate in pages of one kind, in a pool with room for the longest prompts, flat."""
+    """Generate with or without groups, in a pool with room for all prompts without groups."""
 
     def __init__(self, model: Any, prompts: Answers, size: _Size, *, groups: bool) -> None:
         self.model, self.prompts, self.size = model, prompts, size
@@ -86,7 +86,7 @@ class _Way:
         return kind(self.params, self.size.prompts, 8192, available_cache_memory=self._memory)
 
     def run(self) -> Answers:
-        """Generate in an empty pool, and note what a step without prompts takes."""
+        """Generate in an empty pool, and record the median time of a step without prompts."""
         self._manager.reset_prefix_cache()
         marks: list[tuple[float, int]] = []
         answers = self._generate(
@@ -101,7 +101,7 @@ class _Way:
         return answers
 
     def watched(self) -> WatchedManager:
-        """Generate with a manager that notes what each group holds, which takes time."""
+        """Generate with a slower manager that records the pages of each group."""
         manager = self._made(WatchedManager)
         self._generate(manager)
         return manager
@@ -121,12 +121,12 @@ class _Way:
 
     @property
     def peak_pages(self) -> int:
-        """Pages that were held at most."""
+        """The maximum number of held pages."""
         return self._manager.metrics.peak_used_pages
 
     @property
     def peak_bytes(self) -> int:
-        """Their bytes, which is the pool that the run needs."""
+        """The bytes of the peak pages: the pool that the run needs."""
         return self.peak_pages * self.params.bytes_per_page
 
 
@@ -185,7 +185,7 @@ def _memory_rows(grouped: _Way, flat: _Way) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure memory and speed of both ways."""
+    """Measure memory and speed of both caches."""
     size = _QUICK if options.quick else _FULL
     model = _model()
     prompts = _prompts(model, size)

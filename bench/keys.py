@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the keys of a prompt cost, over SHA-256 of the same bytes.
+"""Compare computing the keys of a prompt with SHA-256 of the same bytes.
 
-The limit hashes with OpenSSL what the keys are hashes of: the items of all pages in canonical CBOR,
-one after the other and so without the padding of each page. ``extend`` gives a chain the tokens of
-one page more.
+The limit is OpenSSL's SHA-256 of the hashed bytes: the items of all pages in canonical CBOR, in one
+piece and thus without the padding of each page. ``extend`` adds the tokens of one page to a chain.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _STEPS = 20_000
 
 
 def _item_bytes(tokens: Tokens, page_size: int) -> int:
-    """Return the bytes of all pages: a token has 1, 2, 3 or 5, what is around them 37 or more."""
+    """Return the bytes of all pages: 1, 2, 3 or 5 per token, and 37 or more per page."""
     of_tokens = 1 + (tokens >= 24) + (tokens >= 1 << 8) + 2 * (tokens >= 1 << 16)
     head = 1 if page_size < 24 else 2 if page_size < 1 << 8 else 3
     return int(of_tokens.sum()) + tokens.size // page_size * (36 + head)
@@ -40,14 +39,14 @@ def _prompt(page_size: int, tokens: int) -> Row:
 
 
 def _extend() -> Row:
-    """Measure a key more behind a prompt that gets longer and longer."""
+    """Measure adding one key to the chain of a growing prompt."""
     pages = list(prompts(1, _STEPS * 16, 7).reshape(-1, 16))
     samples = sample_calls(KeyChain(16).extend, pages, _STEPS // 40)
     return make_row("keys.extend", "one page of 16 more", samples)
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure whole prompts by page size, and one page more."""
+    """Measure whole prompts by page size, and adding one page."""
     lengths = (8192,) if options.quick else (8192, 131_072)
     return [*(_prompt(page, tokens) for tokens in lengths for page in _PAGES), _extend()]
 

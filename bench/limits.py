@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what the work costs at least: comparing, copying or reading the bytes once.
+"""Measure the lower limits of the work: comparing, copying or reading the bytes once.
 
-Every bench takes its limit from here, over the same number of bytes in the same
-state: hot (the same bytes again and again) or cold (distinct buffers in random
-order, together far larger than the caches), in fresh or in recycled memory.
+The benches use these limits for the same number of bytes in the same state: hot (the
+same bytes again and again) or cold (distinct buffers in random order, together far
+larger than the CPU caches), in fresh or in recycled memory.
 
 ``memcmp`` runs in a native loop: comparing two lists of equal but distinct
 ``bytes`` calls memcmp once per pair. A list of two-byte pairs gives the loop's own
 cost, which is subtracted. ``memcpy`` and ``memchr`` go through ctypes with
-prepared arguments; an empty call of the same shape is subtracted. That call costs
-about 700 ns and varies by 100, so both start at 32 KiB.
+prepared arguments; the time of the same call over zero bytes is subtracted. The empty
+call takes about 700 ns and varies by 100 ns, so both limits start at 32 KiB.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _per_pair(left: list[bytes], right: list[bytes]) -> list[float]:
 
 
 def _loop_ns(count: int) -> float:
-    """Return the cost of the comparing loop itself, per pair."""
+    """Return the ns of the comparing loop itself, per pair."""
     one, other = [b"ab"] * count, [bytes(bytearray(b"ab"))] * count
     return min(_compare_ns(one, other) for _ in range(15)) / count
 
@@ -89,7 +89,7 @@ def memcmp_hot(size: int, repeats: int = 15) -> list[float]:
 def memcmp_cold(size: int, prompts: int = 10_000, sample: int = 20_000) -> list[float]:
     """Measure memcmp of distinct pairs of ``size`` bytes in random order, us per call.
 
-    Both sides of a pair are cold: ``prompts`` pairs exist and each is visited once.
+    Both sides of a pair are cold: each of ``prompts`` pairs is compared at most once.
     """
     rng = random.Random(2)
     block = rng.randbytes(1 << 20) * (size // (1 << 20) + 2)
@@ -108,7 +108,7 @@ def memcmp_cold(size: int, prompts: int = 10_000, sample: int = 20_000) -> list[
 
 
 def _slots(size: int, total: int) -> list[int]:
-    """Return shuffled offsets of ``size``-byte slots in ``total`` bytes, line aligned."""
+    """Return shuffled offsets of ``size``-byte slots in ``total`` bytes, multiples of 4096."""
     pitch = (size + 4095) // 4096 * 4096
     offsets = list(range(0, total - size + 1, pitch))
     random.Random(3).shuffle(offsets)
@@ -123,7 +123,7 @@ def _ctypes_ns(call: Call, arguments: Arguments) -> float:
 
 
 def _per_call(call: Call, arguments: Arguments, repeats: int) -> list[float]:
-    """Time prepared calls, us each, less the same call over zero bytes."""
+    """Return the us of prepared calls, less the same calls over zero bytes."""
     empty = [(*item[:-1], ctypes.c_size_t(0)) for item in arguments]
     idle = min(_ctypes_ns(call, empty) for _ in range(3))
     spent = undisturbed([lambda: [_ctypes_ns(call, arguments)]] * repeats)
@@ -201,9 +201,9 @@ def memcmp_limit(tokens: int, *, prompts: int = 0) -> float:
 
 
 class ColdCopies:
-    """Copy ``tokens`` cold tokens into recycled memory, one copy per call, each elsewhere.
+    """Copy ``tokens`` cold tokens into recycled memory, one copy per call, each at a new place.
 
-    For a limit taken in turns with the work it bounds, so that both meet the same machine.
+    The copies and the measured work run in turn, so that both see the same speed of the machine.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -222,19 +222,19 @@ class ColdCopies:
 
     @property
     def limit(self) -> float:
-        """The median of the copies so far, us."""
+        """The median us of the copies up to now."""
         return statistics.median(self.samples)
 
 
 class ColdReads:
-    """Read bytes that are not in the caches, each call elsewhere, for a limit taken in turns."""
+    """Read uncached bytes, each call at a new place; calls and measured work run in turn."""
 
     def __init__(self, total: int = _COLD_BYTES) -> None:
         self._data = np.ones(total, np.uint8)
         self._at = 0
 
     def __call__(self, size: int) -> None:
-        """Read ``size`` bytes, those that there are again and again."""
+        """Read ``size`` bytes; after the last byte, start again at the first byte."""
         while size:
             part = min(size, self._data.size - self._at)
             begin = self._data.ctypes.data + self._at
@@ -244,7 +244,7 @@ class ColdReads:
 
 
 class PieceCopies:
-    """Copy the first tokens of one page to others, all layers of K and V, in a bare loop.
+    """Copy the first tokens of a page to other pages, in all layers of K and V, in a bare loop.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class PieceCopies:
         self._nothing = seen[source, :, :, :0]
 
     def samples(self, rounds: int, size: int) -> list[float]:
-        """Return us per copy, less a call that copies nothing, over runs of ``size`` copies."""
+        """Return us per copy, less a copy of zero tokens, over runs of ``size`` copies."""
         targets = cycle(self._targets)
         runs = [[next(targets) for _ in range(size)] for _ in range(rounds)]
         return undisturbed(partial(self._run, run) for run in runs)
@@ -280,16 +280,16 @@ class PieceCopies:
 
 
 def blocks_of_memory(size: int) -> NDArray[np.uint8]:
-    """Return present memory that begins with a page, as O_DIRECT wants it."""
+    """Return memory that is present and page aligned, as O_DIRECT requires."""
     memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
     memory[:] = 1
     return memory
 
 
 class DirectFile:
-    """Read and write a file past the system's page cache, on threads that live.
+    """Read and write a file without the system's page cache, on persistent threads.
 
-    All of the file was written once. OSError where the file system has no O_DIRECT.
+    The constructor writes the whole file once. OSError if the file system has no O_DIRECT.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ class DirectFile:
         self._run(os.preadv, random.sample(self._places, size // self._piece))
 
     def write(self, size: int) -> None:
-        """Write ``size`` bytes in pieces, each behind the one before."""
+        """Write ``size`` bytes in consecutive pieces."""
         begin, self._next = self._next, self._next + size // self._piece
         count = len(self._places)
         self._run(os.pwritev, [self._places[i % count] for i in range(begin, self._next)])
@@ -332,14 +332,14 @@ class DirectFile:
 
 
 class Products:
-    """Multiply and add within the caches, for a limit taken in turns.
+    """Multiply and add within the CPU caches; the calls and the measured work run in turn.
 
-    numpy's product of float32 matrices stands for the rate that the machine reaches; set
-    OPENBLAS_NUM_THREADS=1 before the process starts to have that of one thread.
+    numpy's product of float32 matrices gives the rate that the machine reaches. For the rate of
+    one thread, set OPENBLAS_NUM_THREADS=1 before the process starts.
     """
 
     _N = 512
-    COUNT = _N**3  # multiply-adds of a call
+    COUNT = _N**3  # multiply-adds per call
 
     def __init__(self) -> None:
         self._a, self._b, self._c = (np.ones((self._N, self._N), np.float32) for _ in range(3))
@@ -350,7 +350,7 @@ class Products:
 
 
 def read_bandwidth() -> float:
-    """Return the stream-read bandwidth of data far larger than the caches, GB/s."""
+    """Return the stream-read bandwidth of data far larger than the CPU caches, in GB/s."""
     return _COLD_BYTES / min(read_us(_COLD_BYTES, hot=False)) / 1e3
 
 

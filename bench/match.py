@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what a full prefix hit costs: hot and distinct, by length and by tree size.
+"""Measure a full prefix hit, hot and cold, by length of the prompt and size of the tree.
 
-``hot`` is one prompt again and again. ``distinct`` visits every prompt once in random
-order, so the query's tokens and the tree's are cold; only the array objects are fresh.
-``shuffled`` goes through array objects that are cold as well.
+``hot`` matches one prompt again and again. ``distinct`` matches every prompt once in
+random order, so the tokens of the query and of the tree are cold; only the array objects
+are new. In ``shuffled`` the array objects are also cold.
 """
 
 from __future__ import annotations

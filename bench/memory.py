@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask how many bytes of metadata a cached token costs.
+"""Measure the bytes of metadata per cached token.
 
-Each case runs in a fresh process: malloc's own count (``mallinfo2``) before the manager
-is built and after a pool of exactly the right size is full of cached prompts and every
-context is gone. Resident memory is reported beside it. Distinct prompts are one tree
-node each; the budget is 4.25 B per token, 96 B per node and 8 B per page.
+Each case runs in a fresh process. It reads malloc's own count (``mallinfo2``) before the
+manager is built, and again after cached prompts fill a pool of exactly the right size and
+no context is left. The note of a row has the resident memory. Each distinct prompt is one
+tree node. The budget is 4.25 B per token, 96 B per node and 8 B per page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _allocated() -> int:
-    """Return the bytes that malloc has handed out, mapped blocks included."""
+    """Return the bytes that malloc has allocated, with mapped blocks."""
     query = ctypes.CDLL(None).mallinfo2
     query.restype = _Mallinfo
     gc.collect()
@@ -68,7 +68,7 @@ def budget(tokens: int, nodes: int) -> float:
 
 
 def _cache_one(mgr: kvcore.PagedKVCacheManager, name: str, row: Tokens, grown: int) -> None:
-    """Cache one sequence whose last ``grown`` tokens came one by one."""
+    """Cache one sequence; its last ``grown`` tokens are added one by one."""
     context = Context(name, row[: len(row) - grown])
     batch = [context]
     mgr.claim(name)
@@ -82,7 +82,7 @@ def _cache_one(mgr: kvcore.PagedKVCacheManager, name: str, row: Tokens, grown: i
 def _measure_here(length: int, grown: int, total: int, bundles: int) -> dict[str, float]:
     """Fill a pool with prompts of ``length`` tokens; return bytes per token and bundle."""
     count = total // length
-    for row in prompts(1, length, 99):  # whatever a process allocates once
+    for row in prompts(1, length, 99):  # allocations that a process makes once
         _cache_one(manager(bundles * length // PAGE, bundles=bundles), "first", row, grown)
     resident, allocated = _resident(), _allocated()
     mgr = manager(bundles * count * length // PAGE, bundles=bundles)
@@ -124,7 +124,7 @@ def _case(length: int, grown: int, total: int) -> Row:
 
 
 def _bundles(bundles: int, total: int) -> Row:
-    """Measure layers that slide, all pages of which are cached."""
+    """Measure sliding-window layers with all their pages cached."""
     found = _measured(2048, 0, total, bundles)
     return plain_row(
         f"memory.bundles.{bundles}",
@@ -137,7 +137,7 @@ def _bundles(bundles: int, total: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure prompts of 256 tokens and longer, sequences that grew, and several bundles."""
+    """Measure prompts of 256 tokens and more, generated tokens, and several bundles."""
     total = 1 << (20 if options.quick else 26)
     rows = [_case(length, 0, total) for length in (256, 1024, 8192, 32_768)]
     grown = _case(512, 256, total // 16)

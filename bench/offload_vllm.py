@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the calls of an offloading manager cost: vLLM's for host memory, and kvcore's.
+"""Measure the calls of an offloading manager: vLLM's manager for host memory, and kvcore's.
 
-CPU time of the thread, by turns, with no sample left out. The tier is full. A request of `CHUNKS`
-chunks stores them and ends, which evicts as many; another one looks up what is there, loads it and
-ends. Needs what ``bench/engine_vllm.py`` needs.
+Times are CPU time of the thread. The managers run in turn, and no sample is left out. The tier is
+full. A request stores its `CHUNKS` chunks, which evicts `CHUNKS` other chunks, and ends. A second
+request looks up the same chunks, loads them and ends. The bench has the same requirements as
+``bench/engine_vllm.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SLOTS = 32_768
 
 
 class Side:
-    """A full tier, and how long each kind of call has taken, in us for each chunk."""
+    """A full tier, and the time of each kind of call, in us per chunk."""
 
     def __init__(self, who: str, slots: int) -> None:
         from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -48,7 +49,7 @@ class Side:
         self.spent[what] = (thread_time_ns() - start) / 1e3 / CHUNKS
 
     def begin(self, count: int) -> tuple[Any, list[Any]]:
-        """Return a request, and the keys of its chunks."""
+        """Return a request and the keys of its chunks."""
         from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
         context = ReqContext(f"{count} {self.count}")
@@ -59,7 +60,7 @@ class Side:
         return context, keys
 
     def run(self) -> dict[str, float]:
-        """Store a request that is new, then load it; return the times."""
+        """Store a new request, then load it; return the times."""
         self.count += 1
         context, keys = self.begin(self.count)
         with self.timed("miss"):
@@ -89,7 +90,7 @@ WORK = {
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure both sides by turns."""
+    """Measure both sides in turn."""
     prepare()
     slots, rounds = (2048, 6) if options.quick else (SLOTS, 60)
     sides = [Side(who, slots) for who in ("vLLM", "kvcore")]

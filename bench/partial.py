@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what a prefix hit costs that ends inside a page, as nearly every hit does.
+"""Measure a prefix hit that ends inside a page, as almost every hit does.
 
-Timed: ``reserve`` of 128 unseen tokens in a pool that kvcore owns, with free pages; the contexts
-were built and claimed a moment before. Once no prompt shares a token with another one; once all
-begin with the same token, which is then copied out of a cached page, all layers of K and V. The
-limit is 1.5 times the row without and a bare loop over the same pieces of the same pages.
+The time is that of ``reserve`` of 128 unseen tokens in a pool that kvcore owns, with free pages.
+The contexts are built and claimed just before. In the first row of a pool, no two prompts share a
+token. In the second row all prompts begin with the same token, which kvcore copies from a cached
+page in all layers of K and V. The limit of the second row is 1.5 times the first row plus a bare
+loop that copies the same pieces of the same pages.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _manager(pool: str) -> kvcore.PagedKVCacheManager:
 def _rounds(
     mgr: kvcore.PagedKVCacheManager, requests: int, rounds: int, begin: int | None
 ) -> Iterator[list[Admission]]:
-    """Yield requests that are claimed, and release them when the next ones are asked for."""
+    """Yield claimed requests; release them before the next requests are built."""
     for i in range(rounds):
         items = admissions(prompts(requests, _TOKENS, 40 + i, begin=begin), f"round-{i}")
         for name, _, _ in items:
@@ -61,7 +62,7 @@ def _reserve(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> Non
 
 
 def _pair(pool: str, rounds: int) -> list[Row]:
-    """Measure a pool without and with a shared first token."""
+    """Measure a pool, without and with a shared first token."""
     requests = _POOLS[pool][1]
     found: list[Row] = []
     for begin in (None, _BEGIN):
@@ -73,7 +74,7 @@ def _pair(pool: str, rounds: int) -> list[Row]:
         singles = time_each_of(lambda item: work([item]), _rounds(mgr, requests, rounds, begin))  # noqa: B023
         expected = 2 * rounds * requests if begin else 0
         assert mgr.metrics.copied_tokens >= expected, f"{mgr.metrics.copied_tokens} copied"
-        assert mgr.metrics.evicted_pages == 0, "pages were to be free"
+        assert mgr.metrics.evicted_pages == 0, "pages must be free"
         more = {}
         if begin:
             _, (source, *_) = mgr.match_prefix(
@@ -99,7 +100,7 @@ def _pair(pool: str, rounds: int) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure a small pool and one of an 8B model."""
+    """Measure a small pool and the pool of an 8B model."""
     rounds = 20 if options.quick else 200
     return [row for pool in _POOLS for row in _pair(pool, rounds)]
 

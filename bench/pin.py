@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what keeping a prefix costs, by the number of tree nodes on its way."""
+"""Measure pinning a prefix, by the number of tree nodes on its path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALLS = 20_000
 
 
 def _tree(depth: int) -> tuple[kvcore.PrefixTree, Tokens]:
-    """Build a tree in which ``tokens`` passes ``depth`` nodes of one page each."""
+    """Build a tree in which the path of ``tokens`` has ``depth`` nodes of one page each."""
     tree = kvcore.PrefixTree(PAGE)
     tokens, others = prompts(1, depth * PAGE, 1)[0], prompts(depth, PAGE, 2)
     tree.insert(tokens, np.arange(depth, dtype=np.int32))
@@ -52,7 +52,7 @@ def _pin_row(depth: int) -> Row:
 
 
 def _pin_tokens(tokens: int) -> list[Row]:
-    """Measure ``mgr.pin(tokens)`` with its release, beside the match alone."""
+    """Compare ``mgr.pin(tokens)`` and its release with only the match."""
     rows = prompts(100, tokens, 3)
     mgr = manager(rows.size // PAGE + 1024)
     cache(mgr, rows, "cached")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what each eviction policy costs, beside LRU, as the number of cached leaves grows.
+"""Compare the cost of each eviction policy with LRU, as the number of cached leaves grows.
 
-Timed per request, as in evict.py: claim, reserve 128 unseen tokens (which evicts 8 pages), the
-context's ``update``, step and release. The managers of one size take turns, part by part, so that
-what else the machine does falls on all of them.
+As in evict.py, the time of a request covers claim, reserve of 128 unseen tokens (which evicts 8
+pages), the context's ``update``, step and release. The managers of one size run in turn, part by
+part, so that other work of the machine slows all managers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _size(leaves: int, calls: int) -> dict[str, Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure every policy by the number of leaves, then how flat each is."""
+    """Measure every policy by the number of leaves, and the ratio of most leaves to fewest."""
     quick = options.quick
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     found = [_size(n, 2_000 if quick else 20_000) for n in sizes]

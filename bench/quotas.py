@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what quotas of tenants cost, beside the same work without them.
+"""Compare work with quotas of tenants and the same work without quotas.
 
-Timed as in decode.py, a decode step of 256 requests at 2k tokens, and as in evict.py, requests of
-128 unseen tokens that evict. Requests take turns among the tenants. The managers that are compared
-take turns, part by part, so that what else the machine does falls on all of them.
+The bench times a decode step of 256 requests at 2k tokens, as in decode.py, and requests of 128
+unseen tokens that evict, as in evict.py. The requests belong to the tenants in turn. The compared
+managers run in turn, part by part, so that other work of the machine slows all managers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _names(count: int) -> list[str]:
 
 
 def _rows(key: str, work: str, samples: dict[int, list[float]]) -> list[Row]:
-    """Return a row for each number of tenants, with the first, without quotas, as the limit."""
+    """Return a row per number of tenants; the limit is the first row, without quotas."""
     rows: list[Row] = []
     for count, spent in samples.items():
         without = {"limit": rows[0].median, "limit_name": "no quotas"} if rows else {}
@@ -37,7 +37,7 @@ def _rows(key: str, work: str, samples: dict[int, list[float]]) -> list[Row]:
 
 
 def decode(steps: int) -> list[Row]:
-    """Measure a decode step of 256 requests, 16 of which take a page in every step."""
+    """Measure a decode step of 256 requests; 16 requests get a new page in every step."""
     held = ROWS * (_CONTEXT // PAGE + steps // PAGE + 4)
     found = {}
     for count in _TENANTS:
@@ -54,7 +54,7 @@ def decode(steps: int) -> list[Row]:
 
 
 def evict(leaves: int, calls: int) -> list[Row]:
-    """Measure requests that evict, from claim to release."""
+    """Measure requests with evictions, from claim to release."""
     managers = {}
     for count in _TENANTS:
         managers[count] = manager(leaves * _PROMPT // PAGE, tenants=_names(count))
@@ -70,7 +70,7 @@ def evict(leaves: int, calls: int) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure both."""
+    """Measure decode steps and evictions."""
     quick = options.quick
     return [
         *decode(64 if quick else 1_024),

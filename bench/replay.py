@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask how many tokens per second the manager takes from real traffic.
+"""Measure the tokens per second that the manager handles in real traffic.
 
-Runs ``kvcore replay --json`` in a fresh process for each case. ``inside`` divides the
-prompt tokens by the time in the manager and in building contexts; ``all in`` by the
-whole replay, expanding the trace's hashes to tokens included (reading the file not).
-``calls`` is a loop of its own over the manager's calls, contexts built before. Each
-row is the median of five runs.
+Each case runs ``kvcore replay --json`` in a fresh process. ``inside`` divides the prompt
+tokens by the time in the manager and in building contexts. ``all in`` divides them by
+the time of the whole replay, with expanding the trace's hashes to tokens, but without
+reading the file. ``calls`` times only the manager's calls, in a separate loop. Each row
+is the median of five runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _all_in(report: dict[str, Any]) -> float:
 
 
 def _rates(run: Callable[[], dict[str, Any]], *rates: Callable[[Any], float]) -> list[list[float]]:
-    """Run five times; return for each rate its values, in million tokens per second."""
+    """Run five times; return the values of each rate, in million tokens per second."""
     reports: dict[float, dict[str, Any]] = {}
 
     def part() -> list[float]:
@@ -66,7 +66,7 @@ def _rates(run: Callable[[], dict[str, Any]], *rates: Callable[[Any], float]) ->
 
 
 def _calls_only(trace: Path | None) -> list[float]:
-    """Replay in admission order, timing the manager's own calls alone."""
+    """Replay in admission order; time only the manager's own calls."""
     workload = kvreplay.read_trace(trace) if trace else kvreplay.chat_workload(seed=0)
     mgr = manager(_ADMISSION_PAGES, requests=1)
     claim, reserve, step, release = mgr.claim, mgr.reserve, mgr.step, mgr.release

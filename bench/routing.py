@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what it costs to know which worker has which pages.
+"""Measure the index of the pages that each worker caches.
 
-Each worker has 100,000 pages: those of a system prompt of 64 pages that all have, and of its own
-sessions, a fifth of which another worker has too. Asked for are 128 pages of a session, whose keys
-are given as they are sent, one prompt after the other in no order: their entries are in no cache.
-Ingest stores the pages of one worker after the other, in batches of 64 as commits are.
+Each worker has 100,000 pages: the 64 pages of a system prompt that all workers have, and the pages
+of its own sessions. Another worker also has a fifth of these sessions. A query has the keys of the
+128 pages of a session. The prompts are queried in random order, so no CPU cache holds the entries.
+Ingest stores the pages worker by worker, in batches of 64 pages, the size of commits.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Hashes = NDArray[np.uint64]
 
 
 def _sessions(workers: int, pages: int) -> list[list[Hashes]]:
-    """Return the keys of each worker's sessions, without those of the system prompt."""
+    """Return the keys of each worker's sessions, without the keys of the system prompt."""
     rng = np.random.default_rng(5)
     each = pages // (_PROMPT - _SYSTEM)
     found = [
         list(rng.integers(0, 1 << 63, (each, _PROMPT - _SYSTEM), np.uint64)) for _ in range(workers)
     ]
-    for i, sessions in enumerate(found):  # that went to another worker once
+    for i, sessions in enumerate(found):  # a fifth of them ran on another worker once
         other = found[(i + 1) % workers]
         sessions[: each // 5] = other[each - each // 5 :]
     return found
 
 
 def _fill(index: PrefixIndex, system: Hashes, sessions: list[list[Hashes]]) -> list[float]:
-    """Store everything; return the us per page of each worker."""
+    """Store all pages; return the us per page of each worker."""
     spent = []
     for worker, own in enumerate(sessions):
         pages = np.concatenate([system, *own])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the benches of a suite, each in a fresh process, and set them beside the goals.
+"""Run the benches of a suite, each in a fresh process, and compare the rows with the goals.
 
 ``python bench/run.py SUITE [--trace PATH] [--json OUT] [--page]``, where SUITE is
 ``control-path``, ``data-path``, ``generate`` or ``engines``, prints the table and writes the rows
 to ``bench/results/SUITE.json``. ``--page`` also writes the rows with goals into
 ``docs/benchmarks.md``, between ``<!-- SUITE:begin -->`` and ``<!-- SUITE:end -->``, some rows into
 the pages that quote them, and the headlines of the control path into the README. ``--only`` names
-benches to run; the rows of the others are kept as stored, with the machine that each was measured
-on. ``--stored`` runs none: it prints and writes what is stored.
+the benches to run; the stored rows of the other benches stay, each with the machine of its run.
+``--stored`` runs no bench: it prints and writes the stored rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SUITES = {
     "generate": ("generate", "engine", "hf_groups"),
     "engines": ("engine_vllm", "engine_vllm_windows", "offload_vllm", "engine_sglang"),
 }
-# By suite, what pages quote: page, mark, and the keys of the rows as of a shell.
+# By suite, the tables in other pages: page, mark, and the keys of the rows as shell patterns.
 EXCERPTS = {
     "control-path": (
         (
@@ -104,19 +104,19 @@ EXCERPTS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Hold the rows of a bench, and the machine and versions of the run that they are from."""
+    """The rows of a bench, and the machine and versions of their run."""
 
     machine: dict[str, Any]
     rows: list[Row]
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Measured:
-        """Take what a bench wrote, or what is stored of it."""
+        """Build from the JSON that a bench wrote, or from the stored JSON."""
         return cls(found["machine"], [Row(**row) for row in found["rows"]])
 
     @property
     def facts(self) -> str:
-        """Where and with what the rows were measured, on one line."""
+        """The machine and the versions of the rows, on one line."""
         facts = self.machine
         return (
             f"{facts['cpu']}, {facts['cores']} cores, {facts['libc']}, Python {facts['python']}, "
@@ -138,23 +138,23 @@ def run_bench(name: str, options: argparse.Namespace) -> Measured:
 
 
 def rows_of(benches: Iterable[Measured]) -> list[Row]:
-    """Put the rows of benches one behind the other."""
+    """Return the rows of all benches in one list."""
     return [row for bench in benches for row in bench.rows]
 
 
 def chosen(benches: Iterable[Measured], choice: Callable[[Row], object]) -> list[Measured]:
-    """Return the benches with the rows that a page shows, those without any left out."""
+    """Return the benches with only the rows that a page shows, without empty benches."""
     found = (replace(bench, rows=[*filter(choice, bench.rows)]) for bench in benches)
     return [bench for bench in found if bench.rows]
 
 
 def is_named(keys: Iterable[str], row: Row) -> bool:
-    """Tell whether a row is of those that an excerpt names."""
+    """Return true if the key of a row matches a pattern of ``keys``."""
     return any(fnmatchcase(row.key, key) for key in keys)
 
 
 def tables(benches: Iterable[Measured]) -> str:
-    """Write the rows as Markdown, a table for each run of benches from one machine."""
+    """Return the rows as Markdown, one table per run of benches from the same machine."""
     return "\n\n".join(
         f"{facts}\n\n{table(rows_of(same))}"
         for facts, same in groupby(benches, key=lambda bench: bench.facts)
@@ -162,7 +162,7 @@ def tables(benches: Iterable[Measured]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Write the rows as a Markdown table, one line per goal."""
+    """Return the rows as a Markdown table, one line per goal."""
     lines = [
         "| work | median / mean / p99 | limit, same run | ratio | goal | met |",
         "|---|---|---|---|---|---|",
@@ -189,18 +189,18 @@ def _line(row: Row, goal: Goal | None, *, first: bool) -> str:
 
 
 def write_between(path: Path, mark: str, text: str) -> None:
-    """Replace what stands between the two marks of a name in a page."""
+    """Replace the text between the two marks in a page."""
     begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
     page = path.read_text()
     if begin not in page or end not in page:
-        raise SystemExit(f"{path} has no {begin} ... {end} to write the table to")
+        raise SystemExit(f"{path} has no {begin} ... {end} for the table; add both marks")
     head, rest = page.split(begin, 1)
     tail = rest.split(end, 1)[1]
     path.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
 
 def write_pages(suite: str, benches: list[Measured]) -> None:
-    """Write the rows with goals, what other pages quote, and the headlines of the README."""
+    """Write the rows with goals, the tables of other pages, and the headlines of the README."""
     write_between(PAGE, suite, tables(chosen(benches, goals_of)))
     for page, mark, keys in EXCERPTS.get(suite, ()):
         write_between(DOCS / page, mark, tables(chosen(benches, partial(is_named, keys))))
@@ -209,13 +209,13 @@ def write_pages(suite: str, benches: list[Measured]) -> None:
 
 
 def headlines(benches: list[Measured]) -> str:
-    """Write the headlines under the versions of kvcore that they were measured with."""
+    """Return the headlines, with the measured versions of kvcore."""
     versions = dict.fromkeys(bench.machine["kvcore"] for bench in benches)
     return headline_table(rows_of(benches), " and ".join(versions))
 
 
 def stored(path: Path) -> dict[str, Measured]:
-    """Read the benches of earlier runs; empty where there are none."""
+    """Return the benches of earlier runs; empty if the file does not exist."""
     if not path.exists():
         return {}
     benches = json.loads(path.read_text())["benches"]
@@ -223,7 +223,7 @@ def stored(path: Path) -> dict[str, Measured]:
 
 
 def store(path: Path, benches: dict[str, Measured]) -> None:
-    """Write the benches, and how their rows stand to their goals, as JSON."""
+    """Write the benches and the results of their goals as JSON."""
     goals = [
         {"key": row.key, "goal": goal.text(row), "met": goal.is_met(row)}
         for row in rows_of(benches.values())
@@ -239,11 +239,11 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--trace", type=Path, help="trace for the replay rows (default: built in)")
-    parser.add_argument("--json", type=Path, help="where the rows go (default: bench/results)")
+    parser.add_argument("--json", type=Path, help="file for the rows (default: in bench/results)")
     parser.add_argument("--page", action="store_true", help="write the tables into the docs")
     parser.add_argument("--only", nargs="+", metavar="BENCH", help="benches of the suite")
-    parser.add_argument("--stored", action="store_true", help="run nothing, take the stored rows")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--stored", action="store_true", help="run no bench, use the stored rows")
+    parser.add_argument("--quick", action="store_true", help="small sizes, as a test of the bench")
     options = parser.parse_args(arguments)
     unknown = set(options.only or ()) - set(SUITES[options.suite])
     if unknown:
@@ -252,7 +252,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Measured]:
-    """Run the benches that were asked for and store them beside the earlier ones."""
+    """Run the chosen benches, and store them together with the other benches of earlier runs."""
     os.environ[PACE] = str(best_pace())
     benches = SUITES[options.suite]
     default = None if options.quick else RESULTS / f"{options.suite}.json"

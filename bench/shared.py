@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the Redis store adds to its server: batches of pages put and got, beside bare clients.
+"""Compare putting and getting batches of pages with the Redis store and with bare clients.
 
-A redis-server of this machine, over loopback; none is measured where it is not installed. By turns
-with the store go redis-py, which hands out objects and takes them, as the limit; and, in the note,
-a socket that knows all sizes before and reads a batch into one piece of memory.
+The bench starts a redis-server on this machine and uses loopback. Without redis-server it measures
+no row. The store and two other clients run in turn: redis-py, which works with bytes objects, is
+the limit; the note has a bare socket, which gets all sizes in advance and reads a batch into one
+piece of memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from harness import Row, main, make_row, plain_row
 from kvcore.stores import RedisStore
 
 _BATCHES = ((64 << 10, 64), (256 << 10, 64), (1 << 20, 16))
-_HEAD_BYTES = 16  # of a value of the store, in front of the page
+_HEAD_BYTES = 16  # header before the page in a stored value
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def _server() -> Iterator[int]:
 
 
 class _Batch:
-    """Pages of a size, and three clients that store and read them."""
+    """Pages of one size, and three clients that store and read them."""
 
     def __init__(self, port: int, size: int, count: int) -> None:
         import redis
@@ -120,7 +121,7 @@ class _Batch:
         assert self._client.exists(b"nobody") == 0
 
     def forget(self) -> None:
-        """Have the next put store again: a page that is there is not."""
+        """Remove the pages: the store does not put a page that the server already has."""
         self.store.remove(self._keys)
 
     def _read(self, to: memoryview) -> None:
@@ -158,7 +159,7 @@ def _rows(batch: _Batch, size: int, count: int, rounds: int) -> Iterator[Row]:
 
 
 def _miss(batch: _Batch) -> Row:
-    """Measure what a prompt costs of which the server has nothing: one round trip."""
+    """Measure the query for a page that the server does not have: one round trip."""
     asked = [_us(batch.ask) for _ in range(2_000)]
     ping = [_us(batch.ask_bare) for _ in range(2_000)]
     return make_row(
@@ -171,7 +172,7 @@ def _miss(batch: _Batch) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure batches by the size of their pages, and a miss."""
+    """Measure batches by page size, and a miss."""
     if shutil.which("redis-server") is None:
         return [plain_row("shared.none", "redis-server is not installed", 0.0, "")]
     rounds = 5 if options.quick else 25

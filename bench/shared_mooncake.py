@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the Mooncake store adds to its engine: batches of pages put and got, beside its client.
+"""Compare putting and getting batches of pages with the Mooncake store and with Mooncake's client.
 
-A master and a holder of this machine, over loopback, in a network namespace of their own, since the
-engine listens at every interface: the bench begins itself again in one. By turns with the store,
-whose pages lie in memory of `new_buffer` as a manager's do, goes the engine's client with memory
-that is registered with it, in this process. None is measured where it is not installed.
+The bench starts a master and a holder on this machine and uses loopback. Mooncake listens on every
+interface, so the bench restarts itself in its own network namespace. The store uses pages in memory
+of `new_buffer`, as a manager does. The client uses registered memory in the same process. They run
+in turn. Without Mooncake the bench measures no row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HERE = "127.0.0.1"
 
 
 def _begin_alone() -> None:
-    """Go on in a network that reaches nobody."""
+    """Restart this program in a network namespace with only loopback, unless it has one."""
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         up = 'ip link set lo up && exec "$0" "$@"'
         os.execvp("unshare", ["unshare", "--net", "sh", "-c", up, sys.executable, *sys.argv])
@@ -87,7 +87,7 @@ def _bare_client() -> Any:
 
 
 class _Batch:
-    """Pages of a size, and two clients that store and read them."""
+    """Pages of one size, and two clients that store and read them."""
 
     def __init__(self, store: MooncakeStore, client: Any, size: int, count: int) -> None:
         self._store, self._client = store, client
@@ -119,7 +119,7 @@ class _Batch:
         assert found == self._sizes
 
     def forget(self) -> None:
-        """Have the next put store again: a page that is there is not."""
+        """Remove the pages: a put does not store a page that Mooncake already has."""
         self._store.remove(self._keys)
         self._client.batch_remove(self._names, True)
 
@@ -151,7 +151,7 @@ def _rows(batch: _Batch, size: int, count: int, rounds: int) -> Iterator[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure batches by the size of their pages."""
+    """Measure batches by page size."""
     if find_spec("mooncake") is None or shutil.which("unshare") is None:
         return [plain_row("shared.mooncake.none", "mooncake or unshare is missing", 0.0, "")]
     _begin_alone()

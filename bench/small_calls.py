@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what calls that move next to nothing cost: numpy's arrays beside torch's tensors, by turns.
+"""Compare calls that move very few bytes with numpy's arrays and with torch's tensors.
 
-Two rows decode a token each: 4 query heads and 2 K/V heads of 64 float32, pages of 16 tokens.
-Samples of the libraries follow each other, so that a slow moment meets all of them; the limit of a
-row of torch's is the same call with numpy's arrays.
+Two rows decode a token each: 4 query heads and 2 K/V heads of 64 float32, pages of 16 tokens. The
+libraries run in turn, so that a slow moment slows both. The limit of torch's row is the same call
+with numpy's arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _numpy(array: Any) -> Any:
 
 
 class _Scene:
-    """Hold one step's arrays, and pools of all layers, in one library."""
+    """The arrays of a step and the pools of all layers, in one library."""
 
     def __init__(self, library: Callable[[Any], Any]) -> None:
         rng = np.random.default_rng(3)
@@ -52,23 +52,23 @@ class _Scene:
         self.batch = kvcore.PagedBatch(keys[0], values[0], self.table, self.lengths)
 
     def attention(self, _: object) -> None:
-        """Return a new array."""
+        """Call attention; it returns a new array."""
         ops.attention(self.batch, 0, self.q, self.offsets)
 
     def attention_out(self, _: object) -> None:
-        """Write to one that is there."""
+        """Call attention; it writes to an existing array."""
         ops.attention(self.batch, 0, self.q, self.offsets, out=self.out)
 
     def append(self, _: object) -> None:
-        """Write a token of each row."""
+        """Append a token of each row."""
         ops.append(self.batch, 0, self.k, self.v, self.offsets)
 
     def with_tables(self, _: object) -> None:
-        """Take the pages of another step."""
+        """Build the batch of the next step."""
         self.model.with_tables(self.table, self.lengths)
 
     def step(self, _: object) -> None:
-        """Take the pages of a step, and do all layers."""
+        """Build the batch of a step, and run append and attention in all layers."""
         model = self.model.with_tables(self.table, self.lengths)
         for layer in range(_LAYERS):
             ops.append(model, layer, self.k, self.v, self.offsets)
@@ -85,7 +85,7 @@ _JOBS = {
 
 
 def _rows(name: str, scenes: dict[str, _Scene], rounds: int) -> list[Row]:
-    """Time a job in each library by turns."""
+    """Time a job in each library in turn."""
     work, calls = _JOBS[name]
     found: dict[str, list[float]] = {library: [] for library in scenes}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what ``import kvcore`` costs in a fresh process, beside importing numpy alone."""
+"""Compare ``import kvcore`` in a fresh process with ``import numpy``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _import_ms(module: str) -> float:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Import by turns, so that a slow moment meets both."""
+    """Import both in turn, so that a slow moment slows both."""
     rounds = 3 if options.quick else 15
     pairs = [(_import_ms("kvcore"), _import_ms("numpy")) for _ in range(rounds)]
     mine, numpy = ([pair[i] for pair in pairs] for i in range(2))

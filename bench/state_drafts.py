@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what speculative decoding costs where layers keep a state.
+"""Measure speculative decoding in a model whose layers keep a state.
 
-Timed: one round of 16 requests, from ``fetch`` to ``step``, whose states have 1 MiB in a pool of
-the host. Once without drafts; once with 3 drafts that are all accepted, before which each state is
-copied; once with drafts that are each accepted with a probability of .7, so that most rounds resume
-from a kept state. The bench runs no model. Other rows count the runs of a request and the tokens of
-these runs for each token that the request gets. The limit of the copies is a bare loop over the
-same bytes. The last row is such a loop over what kernels write where each draft has a slot.
+The time is that of one round of 16 requests, from ``fetch`` to ``step``. The state of a request has
+1 MiB in a pool in host memory. There are three cases: without drafts; with 3 drafts that are all
+accepted, where each state is copied before the drafts run; and with drafts that are each accepted
+with a probability of .7, where most rounds resume from a kept state. The bench runs no model. Other
+rows count the runs of a request, and the tokens of these runs per token that the request gets. The
+limit of the copies is a bare loop over the same bytes. The last row is a bare loop over the bytes
+that kernels would write if each draft had its own slot.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _PROMPT = 64
 
 @dataclass
 class Counts:
-    """What the model would run."""
+    """Counts of the work that the model would do."""
 
     rounds: int = 0
-    run: int = 0  # tokens
+    run: int = 0  # tokens that the model runs
     yielded: int = 0
     alone: int = 0  # runs of accepted tokens without drafts
-    copies: int = 0  # of states
+    copies: int = 0  # copies of states
 
 
 class _Engine:
-    """Requests that decode, by turns of `drafts` tokens."""
+    """Requests that decode in rounds with `drafts` draft tokens."""
 
     def __init__(self, drafts: int, accepts: float) -> None:
         state = State([1], {"ssm": ((_SLOT // 4,), "float32")})
@@ -76,7 +77,7 @@ class _Engine:
             self.contexts.append(context)
 
     def round(self) -> float:
-        """Run a round of all requests; return its microseconds."""
+        """Run a round of all requests; return the time of the round in microseconds."""
         manager, contexts, counts = self.manager, self.contexts, self.counts
         known = [context.end_idx for context in contexts]
         for context in contexts:
@@ -111,7 +112,7 @@ class _Engine:
 
 
 def _copies(slots: int, rounds: int) -> float:
-    """Return the microseconds of writing so many slots from others; the best of some rounds."""
+    """Return the microseconds of copying ``slots`` slots: the median of the rounds."""
     source, target = (np.zeros((slots, _SLOT), np.uint8) for _ in range(2))
     times = []
     for _ in range(rounds):
@@ -122,7 +123,7 @@ def _copies(slots: int, rounds: int) -> float:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure rounds, and count what they run."""
+    """Measure rounds, and count their runs and tokens."""
     rounds = 20 if options.quick else 200
     copied, written = _copies(_REQUESTS, rounds), _copies(_REQUESTS * _DRAFTS, rounds)
     found = []

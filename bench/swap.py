@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what the host tier costs: moving pages beside memcpy, and the books it keeps.
+"""Measure the host tier: moving pages, compared with memcpy, and its bookkeeping.
 
-Pages move between a pool and a host tier of 512 MiB each, scattered on both sides, 16 MiB a
-sample, each followed by memcpy of as many bytes. The books are those of a manager whose mover
-does nothing, beside the same manager without a tier, by turns.
+Pages move between a pool and a host tier of 512 MiB each, scattered on both sides. Each sample
+moves 16 MiB, and is followed by memcpy of the same number of bytes. The bookkeeping is measured
+with a manager whose mover copies no bytes, in turn with the same manager without a tier.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _move(page_bytes: int, rounds: int, memory: list[Any], *, is_load: bool) -> 
         orders[i, :, 2], orders[i, :, 3] = (scattered(pages, count, i, seed) for seed in (5, 6))
     every = np.zeros((pages, 4), np.int32)
     every[:, 2] = every[:, 3] = np.arange(pages)
-    mover.run(every)  # present from now on
+    mover.run(every)  # makes all memory present
     calls = [partial(mover.run, each) for each in orders]
     name, way = ("load", "host to pool") if is_load else ("store", "pool to host")
     work = f"{way}, scattered pages of {page_bytes >> 10} KiB"
@@ -54,7 +54,7 @@ def _move(page_bytes: int, rounds: int, memory: list[Any], *, is_load: bool) -> 
 
 
 def _manager(pages: int, host_pages: int) -> kvcore.PagedKVCacheManager:
-    """Build a manager of tiny pages, whose mover moves nothing."""
+    """Build a manager with tiny pages; its mover copies no bytes."""
     params = kvcore.KVCacheParams("int8", 1, 1, 1, PAGE, enable_prefix_caching=True)
     if host_pages:
         params = kvcore.KVCacheParams(
@@ -69,7 +69,7 @@ def _manager(pages: int, host_pages: int) -> kvcore.PagedKVCacheManager:
 
 
 def _pairs(key: str, work: str, parts: Iterator[tuple[Callable[[], float], ...]]) -> Row:
-    """Time the manager with a tier and the one without by turns."""
+    """Time the manager with a tier and the manager without a tier in turn."""
     least: list[float] = []
 
     def part(tiered: Callable[[], float], plain: Callable[[], float]) -> list[float]:
@@ -88,7 +88,7 @@ def _admit_us(mgr: kvcore.PagedKVCacheManager, items: list[Any]) -> float:
 
 
 def _admits(length: int, rounds: int, *, hits: bool) -> Row:
-    """Admit unseen prompts to full pools, or those that were crowded out to the tier."""
+    """Admit prompts to full pools: unseen prompts, or prompts that are only in the tier."""
     size = 32
     pages = 4 * size * length // PAGE
     pair = [_manager(pages, n) for n in (8 * pages, 0)]
@@ -114,7 +114,7 @@ def _admits(length: int, rounds: int, *, hits: bool) -> Row:
 
 
 def _decodes(rounds: int) -> Row:
-    """Run decode steps of a batch, a 16th of which fills a page in each."""
+    """Run decode steps of a batch; in each step, a 16th of the batch fills a page."""
     steps = rounds * 16
     pair = [_manager(_ROWS * (64 + steps // PAGE), n) for n in (2 * _ROWS * (64 + steps), 0)]
     batches = []
@@ -141,7 +141,7 @@ def _decodes(rounds: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure moves both ways, then the books."""
+    """Measure moves in both directions, then the bookkeeping."""
     rounds = 4 if options.quick else 32
     memory = [present_zeros((_BYTES,), np.dtype(np.uint8)) for _ in range(2)]
     rows = [

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what stores below the host tier cost requests that find nothing, and what they bring.
+"""Measure stores below the host tier: requests without a hit in the stores, and loads.
 
-A reservation of a prompt of which the device has half, with and without a disk store below the
-host tier, by turns: the store has nothing of it. Then 64 requests at once whose prompts lie on disk
-alone, read by 4 threads, beside raw reads of as many bytes past the page cache from another file in
-the same directory; and decode steps of 64 other requests while these are on their way, beside the
-same steps alone. Between two steps the model runs: 2 ms, in which this thread sleeps.
+The first rows reserve prompts of which the device has the first half. A manager with a disk store,
+which has no page of the second half, and a manager without a disk store run in turn. The next row
+loads the prompts of 64 requests at once, which are only on disk, with 4 threads. Its limit is raw
+reads of the same number of bytes from another file in the same directory, without the page cache of
+the system. The last rows measure decode steps of 64 other requests, without loads and while these
+loads are in flight. Between two steps the thread sleeps for 2 ms, the time of the model.
 
-``KVCORE_BENCH_DIR`` names the directory, on the disk to measure; the system's temporary one if not.
+``KVCORE_BENCH_DIR`` names a directory on the disk to measure. The default is the system's directory
+for temporary files.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from limits import DirectFile
 from workload import PAGE, Context, Tokens, prompts
 
 _REQUESTS = 64
-_PROMPT = 64  # pages of a prompt that lies on disk
+_PROMPT = 64  # pages of a prompt on disk
 _DECODES = 64
 _STEPS = 200
-_MODEL = 2e-3  # seconds of a step
+_MODEL = 2e-3  # seconds of the model in a step
 _MOST_STEPS = 1500
 _BLOCK = 4096
 
@@ -50,7 +52,7 @@ def _us_since(start: int) -> float:
 
 
 def _reserving(mgr: kvcore.PagedKVCacheManager, rows: Tokens, tag: str) -> list[float]:
-    """Time ``reserve`` of each prompt, us."""
+    """Return the us of ``reserve`` of each prompt."""
     spent = []
     for i, row in enumerate(rows):
         name = f"{tag}-{i}"
@@ -83,7 +85,7 @@ def _small_manager(length: int, *stores: str) -> kvcore.PagedKVCacheManager:
 
 
 def _nothing_found(folder: Path, length: int, rounds: int) -> list[Row]:
-    """Reserve prompts of which the device has the first half, and no tier the rest."""
+    """Reserve prompts: the device has the first half, no tier has the second half."""
     rows = prompts(rounds * 50, length, 5)
     rows[:, : length // 2] = rows[0, : length // 2]
     rows[:, length // 2] = np.arange(len(rows))
@@ -117,7 +119,7 @@ def _nothing_found(folder: Path, length: int, rounds: int) -> list[Row]:
 
 
 class _OnDisk:
-    """Prompts whose pages are in a disk store, and managers that find them there alone."""
+    """Prompts with pages in a disk store, and managers that have these pages only on disk."""
 
     def __init__(self, folder: Path, head_dim: int) -> None:
         self.params = _params(head_dim)
@@ -128,7 +130,7 @@ class _OnDisk:
         self._tier = f"disk:{folder / 'pages'}:{_REQUESTS * _PROMPT * slot + (1 << 20)}"
         with self.manager() as mgr:
             blocks = mgr.fetch([])[0].blocks
-            blocks[:] = 1  # present, as a page that was computed is
+            blocks[:] = 1  # makes the memory present, as computing a page does
             for i, row in enumerate(self.rows):
                 context = Context(i, row)
                 mgr.claim(i)
@@ -139,7 +141,7 @@ class _OnDisk:
             assert mgr.flush()
 
     def manager(self, *, async_onload: bool = False) -> kvcore.PagedKVCacheManager:
-        """Build a manager that has nothing but the store, with room for everything."""
+        """Build a manager with an empty pool and host tier, with room for all requests."""
         pages = _REQUESTS * (_PROMPT + 2) + _DECODES * (_MOST_STEPS // PAGE + 4)
         host = f"host:{2 * pages * self.page_bytes}"
         return kvcore.PagedKVCacheManager(
@@ -154,7 +156,7 @@ class _OnDisk:
 
 @contextmanager
 def _decoding(mgr: kvcore.PagedKVCacheManager) -> Iterator[list[Context]]:
-    """Claim short requests that decode; in most steps none of them begins a page."""
+    """Claim short requests that decode; all requests begin a new page in the same step."""
     batch = []
     for i, row in enumerate(prompts(_DECODES, PAGE, 11)):
         context = Context(f"decode-{i}", row)
@@ -172,7 +174,7 @@ def _decoding(mgr: kvcore.PagedKVCacheManager) -> Iterator[list[Context]]:
 def _steps(
     mgr: kvcore.PagedKVCacheManager, batch: list[Context], number: Iterator[int]
 ) -> Iterator[float]:
-    """Decode one step after the other, and yield the us of each."""
+    """Run decode steps one after the other; yield the us of each step."""
     while True:
         sleep(_MODEL)
         tokens = np.full(_DECODES, next(number), np.int32)
@@ -184,7 +186,7 @@ def _steps(
 
 
 def _load(on_disk: _OnDisk) -> float:
-    """Reserve all prompts, whose pages are read at once; return the us until they are there."""
+    """Reserve all prompts, whose pages load together; return the us until they are loaded."""
     with on_disk.manager(async_onload=True) as mgr:
         mgr.fetch([])
         contexts = [Context(i, row) for i, row in enumerate(on_disk.rows)]
@@ -203,7 +205,7 @@ def _load(on_disk: _OnDisk) -> float:
 
 
 def _beside(on_disk: _OnDisk) -> tuple[list[float], list[float]]:
-    """Decode alone, then while all prompts are read; return the us of the steps of each."""
+    """Decode without loads, then while all prompts load; return the us of both kinds of steps."""
     with on_disk.manager(async_onload=True) as mgr, _decoding(mgr) as batch:
         steps = _steps(mgr, batch, count())
         for _ in range(20):
@@ -259,7 +261,7 @@ def _loads(folder: Path, rounds: int) -> list[Row]:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure reservations that find nothing, then loads and what goes on beside them."""
+    """Measure reservations without hits in the store, loads, and decode steps during loads."""
     rounds = 4 if options.quick else 20
     with tempfile.TemporaryDirectory(dir=os.environ.get("KVCORE_BENCH_DIR")) as name:
         folder = Path(name)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask what moving pages and tokens between layouts costs beside memcpy, one thread.
+"""Compare moving pages and tokens between layouts with memcpy, on one thread.
 
-Pages lie scattered in pools of 512 MiB, allocated as kvcore allocates its own. Each sample
-moves 16 MiB, and is followed by one of its limit: memcpy (or memset) of as many bytes in one piece
-at another place of the same pools. Times are those of the thread on its processor: waiting for
-memory counts, waiting for a processor that another process has does not.
+Pages are scattered in pools of 512 MiB, which are allocated as kvcore allocates its own pools. Each
+sample moves 16 MiB. It is followed by a sample of its limit: memcpy (or memset) of the same number
+of bytes in one piece, at another place of the same pools. Times are CPU time of the thread: they
+include waiting for memory, but not the time in which another process has the processor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _us(call: _Call) -> float:
 def against(
     key: str, work: str, calls: Sequence[_Call], limits: Sequence[_Call], name: str = "memcpy"
 ) -> Row:
-    """Time calls and their limits by turns."""
+    """Time calls and their limits in turn."""
     least: list[float] = []
 
     def part(call: _Call, limit: _Call) -> list[float]:
@@ -68,7 +68,7 @@ class _Sizes:
 
     @property
     def layer_bytes(self) -> int:
-        """Of K and V of a page, bfloat16."""
+        """The bytes of K and V of a page in one layer, in bfloat16."""
         return 2 * 2 * self.page * self.heads * self.dim
 
     @property
@@ -81,13 +81,13 @@ class _Sizes:
 
 
 class _Pools:
-    """Hold the memory of two caches, and see it in any layout."""
+    """The memory of two caches, seen in any layout."""
 
     def __init__(self) -> None:
         self.bytes = [present_zeros((_POOL_BYTES,), np.dtype(np.uint8)) for _ in range(2)]
 
     def seen(self, i: int, name: str, sizes: _Sizes) -> PoolLayout:
-        """Return the first or second memory as a cache of as many pages as it holds."""
+        """Return the first or second memory as a cache in a layout."""
         elements = self.bytes[i].view(ml_dtypes.bfloat16)
         if name == "vllm":
             keys, values = elements.reshape(2, sizes.layers, sizes.pages, sizes.heads, -1)
@@ -112,13 +112,13 @@ class _Pools:
 
 
 def scattered(pages: int, count: int, i: int, seed: int) -> Any:
-    """Return distinct pages, others in each round."""
+    """Return distinct pages, with different pages in each round."""
     order = np.random.default_rng(seed).permutation(pages)
     return np.resize(np.roll(order, -i * count), count)
 
 
 def _move(pools: _Pools, names: tuple[str, str], sizes: _Sizes, rounds: int, by: str) -> Row:
-    """Move scattered pages, of all layers at once or of one layer."""
+    """Measure moving scattered pages, in all layers at once or in one layer."""
     source, target = (pools.seen(i, name, sizes) for i, name in enumerate(names))
     one = by == "layer"
     count = min(sizes.pages, _STEP_BYTES // (sizes.layer_bytes * (1 if one else sizes.layers)))
@@ -134,7 +134,7 @@ def _move(pools: _Pools, names: tuple[str, str], sizes: _Sizes, rounds: int, by:
 
 
 def _starts(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
-    """Copy the first tokens of pages within a pool."""
+    """Measure copying the first tokens of pages within a pool."""
     pool = pools.seen(1, "max", sizes)
     tokens = max(1, sizes.page * 3 // 4)
     count = _STEP_BYTES // (sizes.layer_bytes * sizes.layers * tokens // sizes.page)
@@ -149,7 +149,7 @@ def _starts(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
 
 
 def _appends(pools: _Pools, sizes: _Sizes, rounds: int, layout: str) -> Row:
-    """Write tokens, cut out of fused rows, to slots of scattered pages of one layer."""
+    """Measure writing tokens of fused rows to slots of scattered pages of one layer."""
     inner = (sizes.page, sizes.heads) if layout == "NHD" else (sizes.heads, sizes.page)
     elements = pools.bytes[1].view(ml_dtypes.bfloat16).reshape(2, -1, *inner, sizes.dim)
     none = np.zeros((0, 0), np.uint32), np.zeros(0, np.uint32)
@@ -184,7 +184,7 @@ def _fills(pools: _Pools, sizes: _Sizes, rounds: int) -> Row:
 
 
 def measure(options: Namespace) -> list[Row]:
-    """Measure moves between layouts, then those within a pool."""
+    """Measure moves between layouts, then moves within a pool."""
     rounds = 3 if options.quick else 32
     pools = _Pools()
     usual, single = _Sizes(), _Sizes(page=1)

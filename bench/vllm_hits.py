@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare how many tokens vLLM's own KV cache manager and kvcore's find, with sliding windows.
+"""Compare the prefix hits of vLLM's own KV cache manager and of kvcore's, with sliding windows.
 
 vLLM's scheduler serves the same random traffic on both managers, with a model that only counts.
 Each seed draws a model (windows with or without full attention), lengths, and the order of
-requests. In ``continued`` traffic the next prompt contains the last answer. In ``repeated`` traffic
-it contains only the prompt, or a head that many prompts share. ``mixed`` traffic has both. The pool
-has 20 .. 100 % of the blocks that vLLM fills when it never has to evict. The bench needs what
-``bench/engine_vllm.py`` needs.
+requests. In ``continued`` traffic the next prompt contains the last prompt and answer. In
+``repeated`` traffic it contains only the last prompt, or a head that many prompts share. ``mixed``
+traffic has both. The pool has 20 .. 100 % of the blocks that vLLM fills if it never has to evict.
+The bench has the same requirements as ``bench/engine_vllm.py``.
 
     python bench/vllm_hits.py --seeds 50
 
-Prints a line per kind and pool: mean, median and least ratio of kvcore's hits to vLLM's over all
-seeds, and the seeds below ``--least``. The exit code is 1 where there is one.
+The bench prints a line per kind and pool: mean, median and least ratio of kvcore's hits to vLLM's
+over all seeds, and the seeds below ``--least``. The exit code is 1 if a seed is below ``--least``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LENGTH = 4096
 
 @dataclass(frozen=True)
 class World:
-    """What a seed draws: the groups of a model, and the sizes of its traffic."""
+    """The draws of a seed: the groups of a model, and the sizes of its traffic."""
 
     windows: int
     has_full: bool
@@ -44,7 +44,7 @@ class World:
 
     @staticmethod
     def draw(chance: random.Random) -> World:
-        """Draw one."""
+        """Draw a world."""
         has_full = chance.random() < 0.6
         return World(
             windows=chance.choice((1, 3, 5)) if has_full else 1,
@@ -56,7 +56,7 @@ class World:
 
 
 class Traffic:
-    """Sessions that take turns; the answers are known before, so both managers get the same."""
+    """Sessions in random order; answers are drawn in advance, so both managers get the same."""
 
     def __init__(self, kind: str, seed: int, requests: int) -> None:
         self.chance = random.Random(f"{kind} {seed}")
@@ -128,7 +128,7 @@ class Engine:
         self.hits = self.preempted = 0
 
     def add(self, prompt: list[int], answer: list[int]) -> None:
-        """Have a request wait."""
+        """Add a request to the waiting queue."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -140,7 +140,7 @@ class Engine:
         )
 
     def step(self) -> None:
-        """Schedule, and answer."""
+        """Schedule a step, and apply its answers."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         output = self.engine.schedule()
@@ -178,7 +178,7 @@ class Engine:
             self.step()
 
     def blocks_filled(self) -> int:
-        """Count the blocks that are cached, of vLLM's own manager."""
+        """Count the cached blocks of vLLM's own manager."""
         blocks = self.engine.kv_cache_manager.block_pool.blocks
         return sum(each.block_hash is not None for each in blocks)
 
@@ -192,14 +192,14 @@ def cache_config(world: World, blocks: int) -> Any:
 
 
 def least_blocks(world: World) -> int:
-    """Return how many blocks a request of the greatest length needs, and a few more."""
+    """Return the number of blocks that the longest request needs, and a few more."""
     groups = world.windows + world.has_full
     chunk = (world.window + world.budget) // PAGE + 3
     return world.has_full * (LENGTH // 2 // PAGE) + world.windows * chunk + 8 * groups
 
 
 def compare(seed: int, kind: str, pools: list[int], requests: int, cache: Any) -> dict[int, Any]:
-    """Return the hits on both managers, in pools of these percentages."""
+    """Return the hits on both managers, for each percentage in ``pools``."""
     world = World.draw(random.Random(seed))
     key = f"{seed} {kind} {requests}"
     if key not in cache:
@@ -219,7 +219,7 @@ def compare(seed: int, kind: str, pools: list[int], requests: int, cache: Any) -
 
 
 def main() -> int:
-    """Compare and print."""
+    """Compare the hits and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -228,8 +228,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--pools", default=",".join(map(str, POOLS)), help="percentages")
-    parser.add_argument("--least", type=float, default=0.95, help="the least ratio that is right")
-    parser.add_argument("--cache", type=Path, help="keep vLLM's own hits in this file")
+    parser.add_argument("--least", type=float, default=0.95, help="the least accepted ratio")
+    parser.add_argument("--cache", type=Path, help="store vLLM's own hits in this file")
     options = parser.parse_args()
     prepare()
     has_cache = options.cache is not None and options.cache.exists()

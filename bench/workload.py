@@ -24,7 +24,7 @@ Admission = tuple[str, Context, list[Context]]
 def params(bundles: int = 1, window: int = 1024) -> kvcore.KVCacheParams:
     """Return the parameters of an 8B model with GQA, page size 16, prefix caching on.
 
-    With several bundles, one of 8 layers keeps everything, the others slide.
+    With several bundles, the first bundle of 8 layers keeps every token; the others have windows.
     """
     sliding = range(8, 8 * bundles)
     return kvcore.KVCacheParams(
@@ -48,7 +48,7 @@ def manager(
     window: int = 1024,
     tenants: Sequence[str] = (),
 ) -> kvcore.PagedKVCacheManager:
-    """Build a manager of page ids only, defaults otherwise; tenants have a page each for sure."""
+    """Build a manager without blocks, with default options; each tenant reserves one page."""
     return kvcore.PagedKVCacheManager(
         params(bundles, window),
         max_batch_size=requests,
@@ -64,8 +64,8 @@ def manager(
 def prompts(count: int, length: int, seed: int, *, begin: int | None = None) -> Tokens:
     """Return distinct random prompts, int32 ``[count, length]``.
 
-    First tokens are drawn from all of int32, so that no two prompts share even one
-    token and nothing is reused in part, or are all ``begin``.
+    The first token of each prompt is ``begin``, or else a random non-negative int32: no two
+    prompts share a first token, so no page is reused in part.
     """
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, _VOCABULARY, (count, length), dtype=np.int32)
@@ -76,7 +76,7 @@ def prompts(count: int, length: int, seed: int, *, begin: int | None = None) -> 
 def admissions(
     rows: Iterable[Tokens], tag: str, tenants: Sequence[str | None] = ()
 ) -> list[Admission]:
-    """Prepare (request id, context, batch of one) for every prompt, of each tenant in turn."""
+    """Build (request id, context, batch of one) for every prompt, of the tenants in turn."""
     found = []
     for (i, row), tenant in zip(enumerate(rows), cycle(tenants or [None])):
         context = Context(f"{tag}-{i}", row, tenant=tenant)
@@ -85,9 +85,9 @@ def admissions(
 
 
 def fresh_parts(rows: Tokens, tag: str, tenants: Sequence[str] = ()) -> Iterator[list[Admission]]:
-    """Yield runs of requests, built when asked for, that fit the second-level cache.
+    """Yield runs of requests that fit the second-level CPU cache, each built just before its use.
 
-    So a server finds a request that its tokenizer has just handed over.
+    A server also gets a request just after the tokenizer has built it.
     """
     size = max(1, min(200, (1 << 16) // rows.shape[1]))
     for i, part in enumerate(batches(rows, size)):
@@ -95,7 +95,7 @@ def fresh_parts(rows: Tokens, tag: str, tenants: Sequence[str] = ()) -> Iterator
 
 
 def admit(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
-    """Take each request through claim, reserve, fetch, step and release."""
+    """Run claim, reserve, fetch, step and release for each request."""
     claim, reserve, fetch, step, release = (
         mgr.claim,
         mgr.reserve,
@@ -113,7 +113,7 @@ def admit(mgr: kvcore.PagedKVCacheManager, items: Sequence[Admission]) -> None:
 
 
 def cache(mgr: kvcore.PagedKVCacheManager, rows: Tokens, tag: str) -> None:
-    """Leave every prompt in the prefix cache; contexts live only a while."""
+    """Put every prompt into the prefix cache; the contexts are built in batches."""
     for part in batches(rows, max(1, (1 << 22) // rows.shape[1])):
         admit(mgr, admissions(part, tag))
 
@@ -121,13 +121,13 @@ def cache(mgr: kvcore.PagedKVCacheManager, rows: Tokens, tag: str) -> None:
 def fill(
     mgr: kvcore.PagedKVCacheManager, length: int, *, seed: int, begin: int | None = None
 ) -> None:
-    """Fill the pool with cached prompts of ``length`` tokens and a tenth more, so it recycles."""
+    """Cache prompts of ``length`` tokens: a tenth more than fit, so the pool is recycled."""
     total = mgr.total_num_pages * 11 // 10 // max(1, length // PAGE) + 1
     share = max(1, (1 << 22) // length)
     for i, start in enumerate(range(0, total, share)):
         rows = prompts(min(share, total - start), length, seed + 1 + i, begin=begin)
         admit(mgr, admissions(rows, f"fill-{i}"))
-    assert mgr.metrics.evicted_pages > 0, "the pool was to be full and recycled"
+    assert mgr.metrics.evicted_pages > 0, "the pool must be full and recycled"
 
 
 def batches(rows: Tokens, size: int) -> Iterator[Tokens]:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done to small arrays beside the verbs: copies between strides, sums of lengths.
+// Work on small arrays around the verbs: strided copies, and sums of lengths.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvcore::cuda {
 
-/// A lane moves a unit. Axes count from the outermost.
+/// Each lane moves a unit. Axes are numbered from the outermost.
 template <class Unit>
 struct StridedBody {
     struct Axis {
@@ -46,7 +46,7 @@ struct StridedBody {
     }
 };
 
-/// A team sums the lengths in front of a row.
+/// Each team sums the lengths of the rows before its row.
 struct OffsetsBody {
     const std::uint32_t* lengths;  // [batch]
     std::uint32_t* offsets;        // [batch + 1]
@@ -69,8 +69,9 @@ struct OffsetsBody {
 
 namespace {
 
-/// The same copy with as few axes as can be: those of size 1 go, neighbours that go on become one,
-/// and the innermost one becomes part of the items where it is contiguous on both sides.
+/// Returns the same copy with the fewest axes. Axes of size 1 are dropped, neighbouring axes that
+/// continue each other are merged, and the innermost axis becomes part of the items if it is
+/// contiguous on both sides.
 [[nodiscard]] StridedCopy with_few_axes(const StridedCopy& given) noexcept {
     StridedCopy kept;
     kept.item_bytes = given.item_bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lanes add to or raise together. Emulated lanes run one after the other.
+// Atomic sums and maxima, shared by lanes. Emulated lanes run one after the other.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ KVCORE_HOST_DEVICE inline void atomic_add(std::int32_t* to, std::int32_t value) 
 #endif
 }
 
-/// Modulo 2^64.
+/// Adds modulo 2^64.
 KVCORE_HOST_DEVICE inline void atomic_add(std::uint64_t* to, std::uint64_t value) noexcept {
 #if defined(__CUDA_ARCH__)
     static_assert(sizeof(unsigned long long) == sizeof *to, "CUDA's own 64-bit type");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tokens of a batch stand in the pages of a pool.
+// Finds the places of a batch's tokens in the pages of a pool.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@
 
 namespace kvcore::cuda {
 
-/// A page and a token of it; page -1: none.
+/// A page and a token of the page. Page -1: no place.
 struct TokenPlace {
     std::int64_t page = -1;
     std::int64_t entry = 0;
 };
 
-/// Finds the places of a batch's tokens. Loads that wait for each other cost more than all else:
-/// there are two rounds of them where rows are equally long, O(log8 batch) more where they are not.
+/// Finds the places of a batch's tokens. Loads that depend on each other are the largest cost:
+/// there are two rounds of such loads if all rows have the same length, and O(log8 batch) more
+/// rounds if not.
 class BatchTokens {
    public:
     BatchTokens(const DeviceBatch& batch, std::int64_t page_size, std::int32_t* bad) noexcept
@@ -26,8 +27,8 @@ class BatchTokens {
           page_size_(page_size),
           bad_(bad) {}
 
-    /// The place of token `at` of the contiguous memory, 0 <= at < num_tokens. None for padding,
-    /// and for a token whose page the pool does not have: where `counts`, such a one is counted.
+    /// Returns the place of token `at` of the contiguous memory, 0 <= at < num_tokens. Padding has
+    /// no place. A token whose page is not in the pool has no place; it is counted if `counts`.
     [[nodiscard]] KVCORE_HOST_DEVICE TokenPlace find(std::int64_t at, bool counts) const noexcept {
         if (batch_.table.batch == 0) return {};
         Row row = row_at(guess(at));
@@ -50,7 +51,8 @@ class BatchTokens {
     }
 
    private:
-    // A row, its tokens of the contiguous memory, and where the first of these stands in it.
+    // A row: its index, its tokens [first, end) of the contiguous memory, and the position of token
+    // `first` in the row.
     struct Row {
         std::int64_t index;
         std::int64_t first;
@@ -62,15 +64,15 @@ class BatchTokens {
         return {index, batch_.ranges.offsets[index], batch_.ranges.offsets[index + 1],
                 begin == nullptr ? 0 : begin[index]};
     }
-    // The row of a token where all are equally long.
+    // Returns the row of a token, if all rows have the same length.
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t guess(std::int64_t at) const noexcept {
         const std::int64_t last = batch_.table.batch - 1;
         const std::int64_t row = num_tokens_.quotient(at * batch_.table.batch);
         return row < last ? row : last;
     }
-    // The last row that begins at a token or before it, or row 0; the number of rows for a token
-    // behind them all. Each step asks for eight offsets at once, which bound eight parts of what is
-    // left.
+    // Returns the last row that begins at or before a token, or row 0; returns the number of rows
+    // if the token is after all rows. Each step loads eight offsets at once, which bound eight
+    // parts of the remaining rows.
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t last_begun(std::int64_t at) const noexcept {
         constexpr std::int64_t kParts = 8;
         std::int64_t row = 0;

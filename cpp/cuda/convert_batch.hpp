@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K4 to K7: tokens of a batch into pools of another dtype, and out of them; latent rows.
+// K4 to K7: append tokens of a batch to pools of another dtype, and gather them; latent rows.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace kvcore::cuda {
 
-/// The sides of a pool and of its tokens, whichever way elements go.
+/// The strides of a pool and of its tokens, for both directions.
 struct PagedSides {
     RunStrides pool;
     RunStrides tokens;
@@ -43,7 +43,7 @@ template <class Byte>
             runs};
 }
 
-/// Runs of tokens on their way into a pool of another dtype.
+/// Returns the runs that write tokens to a pool of another dtype.
 [[nodiscard]] inline Runs runs_into(PageShape shape, const PagedTensor<std::byte>& pool,
                                     const DeviceBatch& batch,
                                     const TokenRows<const std::byte>& source, DType wide,
@@ -58,7 +58,7 @@ template <class Byte>
     return runs;
 }
 
-/// Runs of tokens on their way out of a pool of another dtype.
+/// Returns the runs that read tokens from a pool of another dtype.
 [[nodiscard]] inline Runs runs_out_of(PageShape shape, const PagedTensor<const std::byte>& pool,
                                       const DeviceBatch& batch,
                                       const TokenRows<std::byte>& destination, DType wide,
@@ -110,7 +110,7 @@ Status gather_batch(PageShape shape, const PagedTensor<const std::byte>& pool,
                       stream);
 }
 
-// K and V of one launch where that is possible; a token is counted once.
+// K and V, in one launch if possible. A token is counted once.
 
 Status append_batch(PageShape shape, const TensorPair<PagedTensor<std::byte>>& pools,
                     const DeviceBatch& batch, const TensorPair<TokenRows<const std::byte>>& sources,

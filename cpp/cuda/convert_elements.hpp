@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of elements in registers, and their conversions from and to float: those of
-// kvcore/dtype.hpp, or instructions of the GPU that answer the same bits.
+// Pieces of elements in registers, and their conversions from and to float: the conversions of
+// kvcore/dtype.hpp, or GPU instructions that return the same bits.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ constexpr float kSmallestScale = 1e-12F;
 // ---- floats from codes, and codes from floats ---------------------------------------------------
 
 #if defined(__CUDA_ARCH__)
-/// The value of a float16 in the lower half of a word; of NaN, some NaN: GPUs do not say which.
+/// Returns the value of a float16 in the lower half of a word. For NaN, it returns some NaN: GPUs
+/// do not specify which.
 [[nodiscard]] __device__ inline float float_of_half(std::uint32_t code) noexcept {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<std::uint16_t>(code)));
@@ -26,7 +27,7 @@ constexpr float kSmallestScale = 1e-12F;
 }
 #endif
 
-/// The value of a code, exactly.
+/// Returns the exact value of a code.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline float widened(std::uint32_t code) noexcept {
     if constexpr (kDType == DType::kFloat32) {
@@ -48,7 +49,7 @@ template <DType kDType>
     }
 }
 
-/// The code of the nearest value.
+/// Returns the code of the nearest value.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed(float value) noexcept {
     if constexpr (kDType == DType::kFloat32) {
@@ -71,14 +72,14 @@ template <DType kDType>
     }
 }
 
-/// The codes of four values, the first one in the lowest byte.
+/// Returns the codes of four values, the first in the lowest byte.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed_word(
     const float (&values)[4]) noexcept {
 #if defined(__CUDA_ARCH__)
     if constexpr (kDType == DType::kInt8) {
-        // Conversions to integers saturate and answer 0 of NaN; packing saturates again. What is
-        // packed first ends up in the upper half.
+        // Conversions to integers saturate and return 0 for NaN; packing saturates again. The
+        // values that are packed first end up in the upper half.
         std::uint32_t upper;
         std::uint32_t codes;
         asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
@@ -91,7 +92,7 @@ template <DType kDType>
     }
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    // Saturates infinities, and returns 0x7f of NaN, as to_e4m3fn and to_e5m2 do.
+    // The instruction saturates infinities and returns 0x7f for NaN, like to_e4m3fn and to_e5m2.
     std::uint16_t low;
     std::uint16_t high;
     if constexpr (kDType == DType::kFloat8E4M3FN) {
@@ -113,7 +114,8 @@ template <DType kDType>
     return codes;
 }
 
-/// value * scale, with the NaN that processors answer: that of a factor. GPUs have one for all.
+/// Returns value * scale. If the result is NaN, it is the NaN of a factor, as on CPUs. GPU
+/// instructions return the same NaN for all factors.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float product(float value, float scale) noexcept {
     const float found = value * scale;
 #if defined(__CUDA_ARCH__)
@@ -126,13 +128,13 @@ template <DType kDType>
     return found;
 }
 
-/// The bits of a magnitude, 0 of what is not finite.
+/// Returns the bits of a magnitude; 0 if the value is not finite.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t finite_magnitude(float value) noexcept {
     const std::uint32_t magnitude = bits_of(value) & ~detail::kFloatSign;
     return magnitude < detail::kFloatInfinity ? magnitude : 0;
 }
 
-/// The scale of elements whose largest finite magnitude has these bits.
+/// Returns the scale of elements whose largest finite magnitude has these bits.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float scale_for(std::uint32_t largest_bits,
                                                         DType narrow) noexcept {
     const float ratio = float_of(largest_bits) / largest(narrow);
@@ -141,7 +143,7 @@ template <DType kDType>
 
 // ---- memory ---------------------------------------------------------------------------------
 
-/// A word of 1, 2 or 4 bytes at any address.
+/// Loads a word of 1, 2 or 4 bytes at any address.
 template <int kBytes>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t load_word(const std::byte* at) noexcept {
     using Word = std::conditional_t<kBytes == 1, std::uint8_t,
@@ -162,8 +164,8 @@ KVCORE_HOST_DEVICE inline void store_word(std::byte* at, std::uint32_t word) noe
     for (int i = 0; i < kBytes; ++i) at[i] = static_cast<std::byte>(word >> 8 * i & 0xffU);
 }
 
-/// Neighbouring elements as they lie in memory. More than one: at an address that their bytes, or
-/// 16, divide; one: anywhere.
+/// Neighbouring elements, as in memory. Two or more elements need an address that is a multiple of
+/// their bytes, or of 16; a single element may be at any address.
 template <DType kDType, int kCount>
 struct Piece {
     static constexpr int kItem = static_cast<int>(item_size(kDType));
@@ -197,12 +199,12 @@ struct Piece {
         }
     }
 
-    /// The value of an element; its index is a constant once loops are unrolled.
+    /// Returns the value of an element. The index is a constant after loops are unrolled.
     [[nodiscard]] KVCORE_HOST_DEVICE float value(int i) const noexcept {
         return widened<kDType>(words[i * kItem / 4] >> i * kItem % 4 * 8);
     }
 
-    /// The same; of NaN, some NaN.
+    /// Returns the value of an element; for NaN, some NaN.
     [[nodiscard]] KVCORE_HOST_DEVICE float number(int i) const noexcept {
 #if defined(__CUDA_ARCH__)
         if constexpr (kDType == DType::kFloat16) {
@@ -212,7 +214,7 @@ struct Piece {
         return value(i);
     }
 
-    /// Moves the elements of a byte to the place of those before.
+    /// Moves each element, of one byte, to the place of the element before it.
     KVCORE_HOST_DEVICE void drop_first() noexcept {
         static_assert(kItem == 1);
         for (int i = 0; i < kWords; ++i) {
@@ -220,7 +222,7 @@ struct Piece {
         }
     }
 
-    /// The nearest elements to floats.
+    /// Returns the elements that are nearest to floats.
     [[nodiscard]] KVCORE_HOST_DEVICE static Piece of(const float (&values)[kCount]) noexcept {
         Piece piece{};
         if constexpr (kItem == 1 && kCount > 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Narrow codes times their scales, as wide elements, in pieces.
+// Converts narrow codes, times their scales, to wide elements, in pieces.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 namespace kvcore::cuda {
 
-/// A team writes a part of a run. Codes are widened in pairs; where a lane has one that is no
-/// finite number, or a scale that is none, it takes its elements one by one, so that their NaN is
-/// that of processors.
+/// Each team writes a part of a run. Codes are widened in pairs. If a lane has a code or a scale
+/// that is not finite, it converts its elements one by one, so that NaN results are the same as on
+/// CPUs.
 template <DType kNarrow, DType kWide, int kTensors>
 struct DequantizeBody {
     static constexpr int kItem = static_cast<int>(item_size(kWide));
@@ -35,7 +35,7 @@ struct DequantizeBody {
 
     RunParts<kTensors> parts;
 
-    // All loads are under way before the first result is waited for.
+    // Issues all loads before it waits for the first result.
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
                                                Held& held) const noexcept {
         held.found = parts.find(team, of.lane == 0);
@@ -101,8 +101,8 @@ struct DequantizeBody {
         }
     }
 
-    // A loop, not unrolled, so that what is rarely needed is short. The pieces are turned in it:
-    // registers have no index.
+    // The loop is not unrolled, to keep rarely used code short. Each round moves all pieces by one
+    // place, because registers cannot be indexed.
     KVCORE_HOST_DEVICE static void store_one_by_one(TeamLane of, Tensor& tensor, std::uint32_t n,
                                                     std::byte* to) noexcept {
         using Element = std::conditional_t<kItem == 2, std::uint16_t, std::uint32_t>;

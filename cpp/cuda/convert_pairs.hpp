@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of two and of four elements at once, of instructions that GPUs have for pairs. A CPU
-// converts one after the other.
+// Converts two or four elements at once, with the instructions that GPUs have for pairs. A CPU
+// converts them one after the other.
 //
-// Every narrow code is a number of float16 as well, so codes are widened in pairs to that, and from
-// it to float. All is for numbers: GPUs have one NaN for all results, so whoever must answer a
-// certain one has to look first.
+// The value of every narrow code is also a float16, so codes are widened in pairs to float16, and
+// from float16 to float. The conversions are for numbers: GPUs return the same NaN for all results,
+// so a caller that needs a specific NaN must check first.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace kvcore::cuda {
 
 // ---- codes to floats ----------------------------------------------------------------------------
 
-/// The sign bits of codes that are NaN or infinite are set in what this answers of four; others may
-/// be anything. Answers of several words may be joined by `|` before they are looked at.
+/// Returns marks for four codes: a sign bit is set if the code is NaN or infinite; the other bits
+/// are arbitrary. Marks of several words may be joined by `|` before they are checked.
 template <DType kNarrow>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t mark_infinite(std::uint32_t codes) noexcept {
     constexpr std::uint32_t kMagnitude = 0x7f7f7f7fU;
@@ -28,7 +28,7 @@ constexpr std::uint32_t kMarks = 0x80808080U;
 
 #if defined(__CUDA_ARCH__)
 
-/// Codes 2 * pair and 2 * pair + 1 of four as numbers of float16, the first one in the lower half.
+/// Returns codes 2 * pair and 2 * pair + 1 of four as float16 numbers, the first in the lower half.
 template <DType kNarrow>
 [[nodiscard]] __device__ inline std::uint32_t halves_of(std::uint32_t codes, int pair) noexcept {
     std::uint32_t halves;
@@ -39,7 +39,8 @@ template <DType kNarrow>
             : "=r"(halves)
             : "h"(static_cast<std::uint16_t>(codes >> 16 * pair)));
 #else
-        // With its three bits of fraction in place a code counts 2^8 times too little.
+        // After its three fraction bits are moved into place, a code has a value that is 2^8 times
+        // too small.
         constexpr std::uint32_t kTwoTo8 = 0x5c005c00U;
         const std::uint32_t small =
             (in_upper_bytes & 0x80008000U) | (in_upper_bytes & 0x7f007f00U) >> 1;
@@ -48,7 +49,7 @@ template <DType kNarrow>
     } else if constexpr (kNarrow == DType::kFloat8E5M2) {
         halves = in_upper_bytes;
     } else {
-        // The last bit of 1024 to 2047 weighs 1.
+        // The last bit of a float16 from 1024 to 2047 has the value 1.
         constexpr std::uint32_t k1152 = 0x64806480U;
         const std::uint32_t above_1024 =
             __byte_perm(codes ^ 0x80808080U, 0x64646464U, pair == 0 ? 0x4140 : 0x4342);
@@ -59,7 +60,7 @@ template <DType kNarrow>
 
 #endif
 
-/// The values of four codes; of NaN some NaN.
+/// Writes the values of four codes; for NaN, some NaN.
 template <DType kNarrow>
 KVCORE_HOST_DEVICE inline void widen_word(std::uint32_t codes, float (&values)[4]) noexcept {
 #if defined(__CUDA_ARCH__)
@@ -76,7 +77,7 @@ KVCORE_HOST_DEVICE inline void widen_word(std::uint32_t codes, float (&values)[4
 
 // ---- floats to elements of two bytes ------------------------------------------------------------
 
-/// The nearest elements of two numbers, the first one in the lower half.
+/// Returns the nearest elements of two numbers, the first in the lower half.
 template <DType kWide>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t rounded_pair(float first,
                                                                    float second) noexcept {
@@ -94,7 +95,7 @@ template <DType kWide>
 #endif
 }
 
-/// The nearest elements of numbers.
+/// Returns the nearest elements of numbers.
 template <DType kWide, int kCount>
 [[nodiscard]] KVCORE_HOST_DEVICE inline Piece<kWide, kCount> rounded(
     const float (&values)[kCount]) noexcept {
@@ -111,7 +112,7 @@ template <DType kWide, int kCount>
 
 // ---- the largest of many ------------------------------------------------------------------------
 
-/// The bits of the largest finite magnitude of elements, looked for in all of them one by one.
+/// Returns the bits of the largest finite magnitude of all elements, which it checks one by one.
 template <DType kWide, int kCount, int kPieces>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t largest_finite(
     const Piece<kWide, kCount> (&pieces)[kPieces]) noexcept {
@@ -126,12 +127,13 @@ template <DType kWide, int kCount, int kPieces>
     return most;
 }
 
-/// The same, with a second look only where there are infinities.
+/// Returns the bits of the largest finite magnitude of all elements. Checks them one by one only if
+/// there are infinities.
 template <DType kWide, int kCount, int kPieces>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t largest_magnitude(
     const Piece<kWide, kCount> (&pieces)[kPieces]) noexcept {
 #if defined(__CUDA_ARCH__)
-    // Of a number and NaN the number is the larger one.
+    // The maximum of a number and NaN is the number.
     std::uint32_t most = 0;
     if constexpr (item_size(kWide) == 4) {
         float found = 0.0F;
@@ -154,7 +156,7 @@ template <DType kWide, int kCount, int kPieces>
                 }
             }
         }
-        // Magnitudes of either format are in the order of their bits.
+        // In both formats, magnitudes have the same order as their bits.
         const std::uint32_t low = both & 0xffffU;
         const std::uint32_t high = both >> 16;
         const std::uint32_t code = low > high ? low : high;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements on their way to another dtype, as runs that share a scale: of contiguous memory, or of a
-// batch's tokens in the pages of a pool.
+// Converts elements to another dtype, as runs that share a scale. Runs are in contiguous memory, or
+// they are tokens of a batch in the pages of a pool.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace kvcore::cuda {
 
-/// Where the run of a token, a head and a group begins, in bytes. Memory of pages has no `token`,
-/// contiguous memory neither `page` nor `entry`.
+/// The strides to the run of a token, a head and a group, in bytes. Memory of pages has no `token`;
+/// contiguous memory has no `page` and no `entry`.
 struct RunStrides {
     std::int64_t page = 0;
     std::int64_t entry = 0;
@@ -22,17 +22,17 @@ struct RunStrides {
     std::int64_t group = 0;
     bool is_paged = false;
 
-    /// Of a head of a token.
+    /// Returns the offset of a head of a token.
     template <class Index>
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t offset(const TokenPlace& place, Index at,
                                                          Index of_head) const noexcept {
         const std::int64_t in_token = std::int64_t{of_head} * head;
         if (!is_paged) return in_token + std::int64_t{at} * token;
-        // Tables have pages of 32 bits.
+        // Tables store page ids with 32 bits.
         const auto of_page = static_cast<std::uint32_t>(place.page);
         return in_token + std::int64_t{of_page} * page + place.entry * entry;
     }
-    /// The widest unit at which every run begins.
+    /// Returns the widest unit that divides the addresses of all runs.
     [[nodiscard]] std::int64_t alignment(const std::byte* data) const noexcept {
         return alignment_of(data, page, entry, token, head, group);
     }
@@ -50,7 +50,7 @@ struct Runs {
     RunStrides to;
     const std::byte* scales = nullptr;  // float32, at any address; nullptr: all are `scale`
     float scale = 1.0F;                 // of codes that are written
-    std::byte* new_scales = nullptr;    // where scales are found: in the place of `scales`
+    std::byte* new_scales = nullptr;    // destination of computed scales, instead of `scales`
     RunStrides of_scales;
     BatchTokens places{{}, 1, nullptr};
     bool is_paged = false;
@@ -58,47 +58,47 @@ struct Runs {
     [[nodiscard]] std::int64_t elements() const noexcept { return tokens * heads * groups * group; }
 };
 
-/// Writes the codes of wide elements; finds their scales where there are `new_scales`.
+/// Converts wide elements to codes. Computes their scales if `new_scales` is set.
 [[nodiscard]] Status quantize_runs(const Runs& runs, DType wide, DType narrow,
                                    Stream stream) noexcept;
-/// Writes elements of any dtype, times their scales where it is narrow, as those of another, wide
-/// one.
+/// Converts elements of any dtype to another, wide dtype. Narrow elements are multiplied by their
+/// scales.
 [[nodiscard]] Status widen_runs(const Runs& runs, DType from, DType wide, Stream stream) noexcept;
 
-/// The same for K and V, whose tokens stand at the same places: in one launch, which looks for each
-/// token once, where the shapes and the widths of pieces are the same.
+/// Converts K and V, whose tokens are at the same places. If the shapes and the widths of pieces
+/// are the same, one launch converts both and looks up each token once.
 [[nodiscard]] Status quantize_runs(const Runs& k, const Runs& v, DType wide, DType narrow,
                                    Stream stream) noexcept;
 [[nodiscard]] Status widen_runs(const Runs& k, const Runs& v, DType from, DType wide,
                                 Stream stream) noexcept;
 
-// ---- inside -------------------------------------------------------------------------------------
+// ---- implementation -----------------------------------------------------------------------------
 
-/// A part of a run: what a team of lanes has to do.
+/// A part of a run: the work of a team of lanes.
 struct RunPart {
     const std::byte* source = nullptr;
     std::byte* destination = nullptr;
     std::int64_t scale = 0;  // offset
 };
 
-/// The same part of a run of each tensor.
+/// The same part of a run, for each tensor.
 template <int kTensors>
 struct FoundParts {
     RunPart of[kTensors];
     std::int64_t pieces = 0;  // of elements; 0: nothing to do
 };
 
-/// Runs of tensors that have one shape, whose tokens stand at the same places.
+/// The runs of tensors that have the same shape and the same places of tokens.
 template <int kTensors>
 struct RunsOf {
     Runs of[kTensors];
 };
 
-/// Cuts runs into parts of at most so many pieces, and numbers them.
+/// Cuts runs into numbered parts of at most `pieces_of_part` pieces.
 template <int kTensors>
 class RunParts {
    public:
-    /// `piece`: elements; `item_from`, `item_to`: bytes of one.
+    /// `piece`: elements of a piece; `item_from`, `item_to`: bytes of an element.
     RunParts(const RunsOf<kTensors>& runs, std::int64_t piece, std::int64_t item_from,
              std::int64_t item_to, std::int64_t pieces_of_part) noexcept
         : runs_(runs),
@@ -118,7 +118,7 @@ class RunParts {
         return runs_.of[tensor];
     }
 
-    /// Part i; `counts`: this caller is the one of its team that counts tokens without a page.
+    /// Returns part i. `counts`: the calling lane counts tokens without a page for its team.
     [[nodiscard]] KVCORE_HOST_DEVICE FoundParts<kTensors> find(std::int64_t i,
                                                                bool counts) const noexcept {
         return is_small_ ? find_as(static_cast<std::uint32_t>(i), counts) : find_as(i, counts);
@@ -135,7 +135,7 @@ class RunParts {
         return by.quotient(of);
     }
 
-    // Most runs are not cut and are all of a head: what is needed for others is stepped over.
+    // Most runs are a whole head and are not cut: the steps for other runs are skipped.
     template <class Index>
     [[nodiscard]] KVCORE_HOST_DEVICE FoundParts<kTensors> find_as(Index i,
                                                                   bool counts) const noexcept {
@@ -182,13 +182,13 @@ class RunParts {
     bool is_small_;
 };
 
-/// Whether K and V may be moved in one launch, apart from the widths of pieces.
+/// True if K and V may be converted in one launch. Does not check the widths of pieces.
 [[nodiscard]] inline bool are_alike(const Runs& k, const Runs& v) noexcept {
     return k.tokens == v.tokens && k.heads == v.heads && k.groups == v.groups &&
            k.group == v.group && (k.new_scales == nullptr) == (v.new_scales == nullptr);
 }
 
-/// Whether runs may be moved in pieces of `count` elements.
+/// True if runs may be converted in pieces of `count` elements.
 [[nodiscard]] inline bool takes_pieces(const Runs& runs, std::int64_t count, std::int64_t item_from,
                                        std::int64_t item_to) noexcept {
     const auto needed = [&](std::int64_t item) { return count * item < 16 ? count * item : 16; };

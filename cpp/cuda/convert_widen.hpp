@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of any dtype to wide ones: codes times their scales, or the nearest of another format.
+// Converts elements of any dtype to wide elements: codes times their scales, or the nearest
+// elements of another format.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,8 @@
 
 namespace kvcore::cuda {
 
-/// A team writes a part of a run, every lane as many elements as it holds. Narrow codes come here
-/// one by one, DequantizeBody takes pieces of them.
+/// Each team writes a part of a run, and each lane the elements that it holds. This body takes
+/// narrow codes one by one; DequantizeBody takes pieces of them.
 template <DType kWide, int kCount>
 struct WidenBody {
     static constexpr int kHeld = kCount == 8 ? 2 : 4;  // pieces of a lane

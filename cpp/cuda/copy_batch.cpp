@@ -27,7 +27,7 @@ cudaError_t copy_each(const RunChunk& runs, cudaStream_t stream) noexcept {
 cudaError_t copy_together(RunChunk& runs, cudaStream_t stream) noexcept {
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    std::size_t first = 0;  // the attributes are those of all copies from this one on
+    std::size_t first = 0;  // the attributes apply to all copies from this index
 #if CUDART_VERSION >= 13000
     return cudaMemcpyBatchAsync(runs.destinations, runs.sources, runs.bytes, runs.count,
                                 &attributes, &first, 1, stream);
@@ -38,7 +38,7 @@ cudaError_t copy_together(RunChunk& runs, cudaStream_t stream) noexcept {
 #endif
 }
 
-// The legacy default stream takes no batches, nor is it known that graphs do.
+// The legacy default stream does not accept batches, and it is not known if graphs accept them.
 bool takes_batches(cudaStream_t stream) noexcept {
     if (stream == nullptr || stream == cudaStreamLegacy) return false;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

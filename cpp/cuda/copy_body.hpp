@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One body for every kernel that moves bytes: items, each of them runs of bytes along two axes.
+// One body for all kernels that move bytes. It moves items; each item is runs of bytes along two
+// axes.
 //
-// Items are cut into pieces of kUnroll units for each lane of a team, and teams take pieces. So
-// whatever is looked up (a slot, a pair, the row of a token) is looked up once for a piece; the
-// lanes of a team move neighbouring units; and a lane has kUnroll loads under way before it stores.
-// Where it is only the destination that is looked up, the loads are under way before that.
+// Items are cut into pieces of kUnroll units for each lane of a team, and teams move pieces. So a
+// lookup (of a slot, a pair, the row of a token) is done once for a piece, the lanes of a team move
+// neighbouring units, and a lane has kUnroll loads in flight before it stores. If only the
+// destination needs a lookup, the loads are issued before the lookup.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 
 namespace kvcore::cuda {
 
-/// Where an item's bytes go. `to` nullptr: nowhere.
+/// The destination and the source of an item. `to` nullptr: the item is not moved.
 struct Place {
     std::byte* to = nullptr;
     const std::byte* from = nullptr;
@@ -32,7 +33,7 @@ struct CopyAxis {
     std::int64_t from = 0;
 };
 
-/// What items of a tensor have in common: runs along two axes, the outer one first.
+/// The shape that all items of a tensor have: runs along two axes, the outer axis first.
 struct CopyShape {
     std::int64_t run = 0;  // bytes
     CopyAxis outer = {};
@@ -40,14 +41,14 @@ struct CopyShape {
 
     [[nodiscard]] std::int64_t bytes() const noexcept { return outer.count * inner.count * run; }
 
-    /// The same bytes in the same order, in the longest runs.
+    /// Returns the same bytes in the same order, in the longest runs.
     [[nodiscard]] CopyShape merged() const noexcept {
         CopyShape shape = *this;
         if (shape.take(shape.inner)) static_cast<void>(shape.take(shape.outer));
         if (shape.outer.count == 1) shape.outer = {};
         return shape;
     }
-    /// The same bytes in any order, in the longest runs.
+    /// Returns the same bytes in any order, in the longest runs.
     [[nodiscard]] CopyShape reordered() const noexcept {
         const CopyShape shape = merged();
         const CopyShape other = CopyShape{run, inner, outer}.merged();
@@ -58,7 +59,7 @@ struct CopyShape {
     }
 
    private:
-    // Takes an axis into the run, if its steps are runs.
+    // Makes an axis part of the run if its steps are as long as the run; returns false if not.
     [[nodiscard]] bool take(CopyAxis& axis) noexcept {
         if (axis.count != 1 && (axis.to != run || axis.from != run)) return false;
         run *= axis.count;
@@ -67,7 +68,7 @@ struct CopyShape {
     }
 };
 
-/// A shape in units, and how items of it are cut.
+/// A shape in units, and the number of pieces of its items.
 struct CopyPart {
     std::int64_t count;  // units of an item
     Divider run;         // units
@@ -76,13 +77,13 @@ struct CopyPart {
     CopyShape shape;
 };
 
-/// Items are found by items.find(part, item, counts); `counts` in one lane for each item. Those
-/// that say kKnowsSource have the sources of all items, items.source(part, item), which may be read
-/// even where an item goes nowhere; such items have all their bytes.
+/// `items.find(part, item, counts)` finds an item; `counts` is true in one lane of each item. With
+/// kKnowsSource, `items.source(part, item)` returns the source of every item, which may be read
+/// even if the item has no destination; such an item is always whole.
 template <class Items, class Unit>
 struct CopyBody {
     Items items;
-    CopyPart parts[2];          // of K and V, say
+    CopyPart parts[2];          // for example of K and V
     std::int64_t first_pieces;  // of all items of the first part
     std::int64_t all_pieces;
     std::int32_t shift;  // teams of 2^shift lanes
@@ -118,7 +119,7 @@ struct CopyBody {
     }
 
    private:
-    /// The units of a lane in a piece: where they lie in an item, in bytes.
+    /// The units of a lane in a piece, as offsets in an item, in bytes.
     struct Units {
         bool is_there[kUnroll] = {};
         std::int64_t from[kUnroll] = {};
@@ -176,8 +177,8 @@ struct CopyBody {
             divider(ceil_div(count, piece_units)), shape};
 }
 
-/// Moves `n` items of two shapes, the second of which may have no bytes. `alignment` divides all
-/// addresses of items. Items that count are looked at even where they have no bytes.
+/// Moves `n` items of two shapes; the second shape may have no bytes. `alignment` divides all
+/// addresses of items. Items that count bad places are looked up even if they have no bytes.
 template <class Items>
 [[nodiscard]] Status launch_copy(const Items& items, std::int64_t n, const CopyShape& first,
                                  const CopyShape& second, std::int64_t alignment, Stream stream,

@@ -9,7 +9,8 @@
 
 namespace kvcore::cuda {
 
-/// Runs as the copy engines take them. Neighbours stay apart: they may be of two allocations.
+/// Runs in the form that the copy engines take. Neighbouring runs are not merged: they may belong
+/// to two allocations.
 struct RunChunk {
     static constexpr std::int64_t kCapacity = 512;
 

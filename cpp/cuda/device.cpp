@@ -16,7 +16,8 @@ namespace {
 cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t handle_of(Event event) { return static_cast<cudaEvent_t>(event.handle); }
 
-// Texts of all statuses that CUDA numbers one by one, the last of which is cudaErrorUnknown.
+// Returns the texts of all statuses from 0 to cudaErrorUnknown, the last status that CUDA numbers
+// without a gap.
 std::vector<std::string> texts() {
     std::vector<std::string> found;
     for (int status = 0; status <= cudaErrorUnknown; ++status) {
@@ -37,7 +38,7 @@ const char* status_text(Status status) noexcept {
 
 Status count_devices(int* count) noexcept {
     *count = 0;
-    int found = 0;  // not written without a driver
+    int found = 0;  // not written if there is no driver
     const Status status = told(cudaGetDeviceCount(&found));
     if (status == kSuccess) *count = found;
     return status;
@@ -51,7 +52,7 @@ Status leave_device() noexcept { return pop_context(); }
 
 Status device_of(const void* pointer, int* device) noexcept {
     cudaPointerAttributes attributes{};
-    // No context, no memory of a device.
+    // Without a context, no memory belongs to a device.
     const Status status =
         on_any_device([&] { return cudaPointerGetAttributes(&attributes, pointer); }, kSuccess);
     const bool is_device =
@@ -114,10 +115,11 @@ Status destroy_stream(Stream stream) noexcept {
 Status is_capturing(Stream stream, bool* answer) noexcept {
     *answer = false;
     cudaStream_t handle = handle_of(stream);
-    // Nothing captures the legacy default stream; to ask about it while others are captured fails.
+    // The legacy default stream is never captured, and the query fails while other streams are
+    // captured.
     if (handle == nullptr || handle == cudaStreamLegacy) return kSuccess;
     cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
-    // A thread's own default stream is that of the current device.
+    // A thread's own default stream belongs to the current device.
     const Status status =
         on_device(stream.device, [&] { return cudaStreamIsCapturing(handle, &found); });
     *answer = found != cudaStreamCaptureStatusNone;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of the CUDA runtime on a device, which leave the calling thread's current device as it was.
+// Calls the CUDA runtime on a device and leaves the calling thread's current device unchanged.
 //
-// cudaSetDevice creates the context of the device that it names, hundreds of megabytes. To set the
-// device of before again would create a context on GPU 0, which is every thread's first device. The
-// driver's stack of contexts has no such side: the primary context of the device is pushed for the
-// call and popped after it.
+// cudaSetDevice creates the context of its device, which takes hundreds of megabytes. Setting the
+// previous device again would create a context on GPU 0, the first device of every thread. The
+// driver's stack of contexts has no such side effect: the primary context of the device is pushed
+// before the call and popped after it.
 #pragma once
 
 #include <cuda.h>
@@ -14,23 +14,23 @@
 
 namespace kvcore::cuda {
 
-/// Returns the status of a call of the runtime. An error is cleared as the thread's last error,
-/// which other libraries would take for an error of theirs.
+/// Returns the status of a call of the runtime. Clears an error from the thread's last error,
+/// because other libraries would take it for their own error.
 inline Status told(Status status) noexcept {
     if (status != kSuccess) static_cast<void>(cudaGetLastError());
     return status;
 }
 
-/// The driver's functions on contexts. The runtime looks them up, so nothing links the driver.
+/// The driver's functions on contexts. The runtime looks them up, so the driver is not linked.
 struct Driver {
     CUresult (*device_get)(CUdevice*, int) = nullptr;
-    CUresult (*current_device)(CUdevice*) = nullptr;  // of the thread's context; fails without one
+    CUresult (*current_device)(CUdevice*) = nullptr;  // of the thread; fails without a context
     CUresult (*push)(CUcontext) = nullptr;
     CUresult (*pop)(CUcontext*) = nullptr;
     CUresult (*retain)(CUcontext*, CUdevice) = nullptr;
     CUresult (*release)(CUdevice) = nullptr;
     CUresult (*state)(CUdevice, unsigned*, int*) = nullptr;
-    Status status;  // of the search for them
+    Status status;  // of the search for the functions
 
     Driver() noexcept : status(find()) {}
 
@@ -73,21 +73,21 @@ struct Driver {
     return found;
 }
 
-/// `failed`, or why there are no devices where there is no device.
+/// Returns `failed`, or the reason why there are no devices if there is no device.
 [[nodiscard]] inline Status why_not(Status failed) noexcept {
     int devices = 0;
     const Status status = told(cudaGetDeviceCount(&devices));
     return status != kSuccess ? status : failed;
 }
 
-/// Whether a device has a primary context.
+/// True if a device has a primary context.
 [[nodiscard]] inline bool has_context(CUdevice device) noexcept {
     unsigned flags = 0;
     int is_active = 0;
     return driver().state(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
 }
 
-/// Pushes a device's primary context, unless a context of the device is current already.
+/// Pushes a device's primary context, unless a context of the device is already current.
 [[nodiscard]] inline Status push_context(int index, bool* has_pushed) noexcept {
     *has_pushed = false;
     if (driver().status != kSuccess) return why_not(driver().status);
@@ -102,7 +102,8 @@ struct Driver {
     if (status != kSuccess) return status;
     status = driver().push(context);
     *has_pushed = status == kSuccess;
-    // The first reference stays for ever: the context is not created for a call and destroyed.
+    // The first reference is never released, so that a call does not create and destroy the
+    // context.
     if (!is_new) static_cast<void>(driver().release(device));
     return status;
 }
@@ -112,7 +113,8 @@ struct Driver {
     return driver().pop(&popped);
 }
 
-/// Has a device's primary context current, unless a context of the device is so already.
+/// Makes a device's primary context current for a scope, unless a context of the device is already
+/// current.
 class DeviceGuard {
    public:
     explicit DeviceGuard(int device) noexcept : status_(push_context(device, &has_pushed_)) {}
@@ -129,8 +131,8 @@ class DeviceGuard {
     Status status_;
 };
 
-/// Lets the thread make calls that a stream which is captured elsewhere might object to: memory
-/// that comes and goes, and waiting. They have nothing to do with that stream.
+/// Allows the thread to make calls that CUDA may refuse while a stream is captured elsewhere:
+/// allocating memory, freeing memory, and waiting. The calls do not concern that stream.
 class RelaxedCapture {
    public:
     RelaxedCapture() noexcept
@@ -142,19 +144,19 @@ class RelaxedCapture {
     RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
    private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // the one before, when it is set
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // previous mode, while set
     bool is_set_;
 };
 
-/// What `call` returns with a device current.
+/// Returns the status of `call`, made with a device current.
 template <class Call>
 [[nodiscard]] Status on_device(int device, const Call& call) noexcept {
     const DeviceGuard guard(device);
     return told(guard.status() != kSuccess ? guard.status() : static_cast<Status>(call()));
 }
 
-/// What `call` returns with a context current that exists, of whichever device; `otherwise` where
-/// no device has a context.
+/// Returns the status of `call`, made with an existing context of any device current; returns
+/// `otherwise` if no device has a context.
 template <class Call>
 [[nodiscard]] Status on_any_device(const Call& call, Status otherwise) noexcept {
     if (driver().status != kSuccess) return why_not(driver().status);

@@ -16,7 +16,7 @@
 
 namespace kvcore::cuda {
 
-/// Digests begin at 0.
+/// Sets all digests to 0.
 struct ClearBody {
     std::uint64_t* digests;  // [n]
     std::int64_t n;
@@ -26,10 +26,11 @@ struct ClearBody {
     }
 };
 
-/// A team adds a chunk of a page to its digest, or writes it where that is the whole page.
+/// Each team adds the sum of a chunk to the digest of its page, or writes the digest if the chunk
+/// is the whole page.
 ///
-/// A page is cut into grains, what a lane loads at once: a unit, or as many as make a word. Lanes
-/// have kTogether loads under way before they multiply.
+/// A page is cut into grains, and a lane loads one grain at once: a unit, or the units that make a
+/// word. A lane has kTogether loads in flight before it multiplies.
 template <class Unit>
 struct DigestBody {
     PageBytes<const std::byte> pool;
@@ -86,8 +87,8 @@ struct DigestBody {
     }
 
    private:
-    /// The grains of a lane in a round, the first of which counts as `counter`: all, or those that
-    /// begin in what is left of the page.
+    /// Sums the grains of a lane in a round; `counter` belongs to the first grain. With kIsWhole,
+    /// all grains are in the page; otherwise only grains that begin in the `left` bytes are added.
     template <bool kIsWhole>
     [[nodiscard]] KVCORE_HOST_DEVICE static Part add_round(const std::byte* at, std::int32_t left,
                                                            std::uint64_t counter) {
@@ -106,7 +107,7 @@ struct DigestBody {
 
     using Grain = std::conditional_t<(kSize > kWord), Unit, std::uint64_t>;
 
-    /// What the page lacks of a word stays 0.
+    /// Loads a grain. Bytes after the end of the page are 0.
     [[nodiscard]] KVCORE_HOST_DEVICE static Grain load_grain(const std::byte* at,
                                                              std::int32_t left) {
         if constexpr (kSize > kWord) {
@@ -137,8 +138,8 @@ struct DigestBody {
 
 namespace {
 
-// Chunks of a page: as few as keep all of a GPU busy, so that few are added up, and none where a
-// team has a page to itself.
+// A page is cut into the fewest chunks that keep a whole GPU busy, so that few sums are added up. A
+// page with one team is a single chunk, and nothing is added up.
 constexpr std::int64_t kBusyTeams = 1 << 13;
 
 [[nodiscard]] std::int64_t rounds_for(std::int64_t rounds_of_page, std::int64_t pages) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K13: pages filled with a byte.
+// K13: fills pages with a byte.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvcore::cuda {
 
-/// A lane writes a unit of a page; lanes of a page are neighbours.
+/// Each lane writes a unit of a page; the lanes of a page are neighbours.
 template <class Unit>
 struct FillBody {
     PageBytes<std::byte> pool;

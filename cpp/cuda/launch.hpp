@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernel bodies run: on a GPU where nvcc compiles this, otherwise one lane after the other on
+// Runs kernel bodies: on a GPU if nvcc compiles this file; otherwise one lane after the other on
 // the CPU, as tasks of the emulated streams.
 //
-// A body is a struct of pointers, sizes and byte strides; its call operator, for host and device,
-// does what one lane does. It has no barrier and no shared memory, so lanes may run in any order.
+// A body is a struct of pointers, sizes and byte strides. Its call operator, for host and device,
+// does the work of one lane. It has no barrier and no shared memory, so lanes may run in any order.
 #pragma once
 
 #include <cstddef>
@@ -23,22 +23,22 @@
 
 namespace kvcore::cuda {
 
-/// Thread blocks, and threads of each.
+/// The number of thread blocks, and the threads of a block.
 struct Grid {
     std::int64_t blocks;
     std::int32_t threads;
 };
-constexpr std::int32_t kThreads = 256;  // of a block, for bodies that have no reason for others
+constexpr std::int32_t kThreads = 256;  // of a block, if a body needs no other number
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kWarp = 32;
 
-/// Which lane of a grid a body runs as.
+/// The lane of a grid that a body runs as.
 struct Lane {
     std::int64_t block;
     std::int32_t thread;
     Grid grid;
 
-    /// Its number among all lanes, and their number.
+    /// `index`: the number of this lane among all lanes; `count`: the number of all lanes.
     [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t index() const noexcept {
         return block * grid.threads + thread;
     }
@@ -47,8 +47,8 @@ struct Lane {
     }
 };
 
-/// A grid with a lane for each of `items` >= 0, or with as many lanes as a grid can have: bodies go
-/// on in strides of Lane::count(). `max_blocks` 0: no limit.
+/// Returns a grid with a lane for each of `items` >= 0, or the largest grid; bodies continue in
+/// strides of Lane::count(). `max_blocks` 0: no limit.
 [[nodiscard]] constexpr Grid grid_for(std::int64_t items, std::int64_t max_blocks = 0,
                                       std::int32_t threads = kThreads) noexcept {
     const std::int64_t limit = max_blocks > 0 && max_blocks < kMaxBlocks ? max_blocks : kMaxBlocks;
@@ -58,27 +58,29 @@ struct Lane {
 
 #if defined(__CUDACC__)
 
-/// How many blocks a multiprocessor holds at once, at least: four leave a lane 64 registers. Bodies
-/// that hold more say so by a `kBlocks`.
+/// The least number of blocks that a multiprocessor holds at once. Four blocks leave a lane 64
+/// registers; bodies that need more registers define `kBlocks`.
 template <class Body, class = void>
 inline constexpr int kBlocksOf = 4;
 template <class Body>
 inline constexpr int kBlocksOf<Body, std::void_t<decltype(Body::kBlocks)>> = Body::kBlocks;
 
-// Bodies stay where arguments are: an array of theirs is indexed without a copy for each lane.
+// The body stays in the memory of arguments, so its arrays are indexed without a copy for each
+// lane.
 template <class Body>
 __global__ void __launch_bounds__(kThreads, kBlocksOf<Body>)
     run_lanes(const __grid_constant__ Body body, const __grid_constant__ Grid grid) {
     body(Lane{static_cast<std::int64_t>(blockIdx.x), static_cast<std::int32_t>(threadIdx.x), grid});
 }
 
-/// Enqueues body(lane) for every lane of the grid. An empty grid is nothing to do.
+/// Enqueues body(lane) for every lane of the grid. Does nothing for an empty grid.
 template <class Body>
 [[nodiscard]] Status launch(const Body& body, Grid grid, Stream stream) noexcept {
     static_assert(std::is_trivially_copyable_v<Body>, "bodies are arguments of kernels");
     if (grid.blocks == 0) return kSuccess;
     return on_device(stream.device, [&] {
-        // Not <<<...>>>, which tells failure by the thread's last error, other people's included.
+        // Not <<<...>>>: it reports a failure as the thread's last error, which can be an error of
+        // other code.
         void* arguments[] = {const_cast<Body*>(&body), &grid};
         return cudaLaunchKernel(run_lanes<Body>, dim3(static_cast<unsigned>(grid.blocks)),
                                 dim3(static_cast<unsigned>(grid.threads)), arguments, 0,
@@ -88,7 +90,7 @@ template <class Body>
 
 #else
 
-/// body(lane) for every lane of the grid, now, one after the other.
+/// Calls body(lane) for every lane of the grid, one after the other, before it returns.
 template <class Body>
 void emulate(const Body& body, Grid grid) {
     for (std::int64_t block = 0; block < grid.blocks; ++block) {
@@ -98,7 +100,7 @@ void emulate(const Body& body, Grid grid) {
     }
 }
 
-/// Enqueues body(lane) for every lane of the grid. An empty grid is nothing to do.
+/// Enqueues body(lane) for every lane of the grid. Does nothing for an empty grid.
 template <class Body>
 [[nodiscard]] Status launch(const Body& body, Grid grid, Stream stream) noexcept {
     static_assert(std::is_trivially_copyable_v<Body>, "bodies are arguments of kernels");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K17: partial attentions over different keys, merged pairwise.
+// K17: merges pairs of partial attentions over different keys.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,14 @@
 
 namespace kvcore::cuda {
 
-/// A team merges two states. All of its lanes have read both LSE before one of them writes the
-/// merged one, which may be in the place of a's.
+/// Each team merges two states. All its lanes read both LSEs before a lane writes the merged LSE,
+/// which may be stored in place of the LSE of `a`.
 template <DType kDType, int kCount>
 struct MergeBody {
     using Elements = Piece<kDType, kCount>;
     using Part = NoPart;
     struct Held {
-        float of_a;  // weights, adding up to 1; 0 of what is empty
+        float of_a;  // weights that add up to 1; 0 for an empty state
         float of_b;
         float lse;
     };
@@ -57,11 +57,11 @@ struct MergeBody {
    private:
     static constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
-    // +inf stands for a state of nothing as well.
+    // An LSE of +inf also means an empty state.
     [[nodiscard]] KVCORE_HOST_DEVICE static float known(float of) noexcept {
         return of == kInfinite ? -kInfinite : of;
     }
-    // What has no weight is not read.
+    // A state with weight 0 is not read.
     KVCORE_HOST_DEVICE void blend(const Held& held, std::int64_t at) const noexcept {
         Elements of_a{};
         Elements of_b{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K4, K7 and K16 in nvfp4: tokens of a batch or of slots, or contiguous elements, to blocks of
-// codes and back.
+// K4, K7 and K16 in nvfp4: convert tokens of a batch, tokens at slots, or contiguous elements to
+// blocks of codes and back.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace kvcore::cuda {
 
-/// Where the tokens of a call stand: one behind the other, where a batch says, or at slots.
+/// The places of a call's tokens: contiguous, in the pages of a batch, or at slots.
 class TokenPlaces {
    public:
     TokenPlaces() noexcept : batch_({}, 1, nullptr), page_size_(1) {}
     TokenPlaces(const DeviceBatch& batch, std::int64_t page_size, std::int32_t* bad) noexcept
         : kind_(Kind::kBatch), batch_(batch, page_size, bad), page_size_(1) {}
-    /// `slot_bytes` are those of a slot, 4 or 8.
+    /// `slot_bytes`: bytes of a slot, 4 or 8.
     TokenPlaces(const std::byte* slots, std::int64_t slot_bytes, std::int64_t pages,
                 std::int64_t page_size, std::int32_t* bad) noexcept
         : kind_(slot_bytes == 8 ? Kind::kSlots8 : Kind::kSlots4),
@@ -30,7 +30,8 @@ class TokenPlaces {
           page_size_(page_size),
           bad_(bad) {}
 
-    /// The place of a token; page -1 for none, counted where `counts`.
+    /// Returns the place of a token, or page -1 if it has no place. A bad token is counted if
+    /// `counts`.
     [[nodiscard]] KVCORE_HOST_DEVICE TokenPlace find(std::int64_t at, bool counts) const noexcept {
         if (kind_ == Kind::kBatch) return batch_.find(at, counts);
         if (kind_ == Kind::kLine) return {0, at};
@@ -65,12 +66,12 @@ struct HeadBlocks {
     std::int64_t count = 0;  // 0: nothing to do
 };
 
-/// The blocks of a lane: it holds their 64 bytes in registers.
+/// Returns the number of blocks that a lane holds in registers, in 64 bytes.
 [[nodiscard]] constexpr int blocks_of_lane(DType wide) noexcept {
     return item_size(wide) == 4 ? 1 : 2;
 }
 
-/// Cuts the heads of tokens into pieces of `each` blocks, and numbers these.
+/// Cuts the heads of tokens into numbered pieces of `each` blocks.
 class BlockItems {
    public:
     BlockItems(const TokenPlaces& places, std::int64_t tokens, std::int64_t heads,
@@ -126,7 +127,7 @@ struct BlockTensor {
     HeadBytes<PoolByte> codes;
     HeadBytes<PoolByte> scales;
     GlobalScale global;
-    bool has_units;  // rows in units of 16 bytes, codes of 8
+    bool has_units;  // rows allow units of 16 bytes, codes units of 8
 
     template <DType kWide>
     [[nodiscard]] KVCORE_HOST_DEVICE RowByte* row(const HeadBlocks& at) const noexcept {
@@ -141,7 +142,7 @@ struct BlockTensor {
     }
 };
 
-/// A lane codes some blocks of a head, of K and then of V.
+/// Each lane codes some blocks of a head, of K and then of V.
 template <DType kWide>
 struct CodeBlocksBody {
     using Tensor = BlockTensor<const std::byte, std::byte>;
@@ -191,7 +192,7 @@ struct CodeBlocksBody {
     }
 };
 
-/// A lane reads some blocks of a head.
+/// Each lane reads some blocks of a head, of K and then of V.
 template <DType kWide>
 struct ReadBlocksBody {
     using Tensor = BlockTensor<std::byte, const std::byte>;
@@ -246,7 +247,8 @@ template <class RowByte, class PoolByte>
     return {rows, codes, pool.scales, pool.global, has_units};
 }
 
-// Contiguous blocks as rows of one head, of as many blocks as a lane takes where that divides them.
+// Contiguous blocks as rows with one head. A row has the number of blocks that a lane holds if that
+// number divides all blocks; otherwise it has one block.
 template <class RowByte, class PoolByte>
 struct BlockLine {
     std::int64_t blocks;
@@ -286,7 +288,8 @@ template <template <DType> class Body, class Tensor>
     }
 }
 
-// K and V, or one alone: in one launch where their heads are alike. `places(bad)` finds tokens.
+// Moves K and V, or only K. One launch moves both if their heads have the same size. `places(bad)`
+// returns the places of tokens.
 template <template <DType> class Body, class RowByte, class PoolByte, class Places>
 [[nodiscard]] Status move_blocks(std::int64_t tokens, std::int64_t heads,
                                  const TensorPair<Nvfp4Tensor<PoolByte>>& pools,

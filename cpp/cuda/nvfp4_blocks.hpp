@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of nvfp4 in the registers of a lane: the bytes of kvcore/quantize.hpp.
+// Converts blocks of nvfp4 in the registers of a lane, with the same bytes as kvcore/quantize.hpp.
 //
-// A block whose elements are finite and whose codes do not saturate is coded in registers; others
-// are read once more and coded one element after the other.
+// A block is coded in registers if its elements are finite and its codes do not saturate. Other
+// blocks are read again and coded element by element.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ using BlockOf = Piece<kWide, 16>;
 
 // ---- scales -------------------------------------------------------------------------------------
 
-/// The code of nvfp4_scale for a quotient that is not NaN.
+/// Returns the code of nvfp4_scale for a quotient that is not NaN.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t block_scale(float quotient) noexcept {
     const float four[] = {quotient, 0.0F, 0.0F, 0.0F};
     const std::uint32_t code = narrowed_word<DType::kFloat8E4M3FN>(four) & 0xffU;
     return code == 0 ? 1 : code;
 }
 
-/// What elements are multiplied by: the steps of kvcore/quantize.hpp.
+/// Returns the factor of elements, computed in the steps of kvcore/quantize.hpp.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float coding_factor(std::uint32_t scale,
                                                             float global) noexcept {
     float four[4];
@@ -35,7 +35,7 @@ using BlockOf = Piece<kWide, 16>;
 
 // ---- elements to codes --------------------------------------------------------------------------
 
-/// The larger ones of two pairs of magnitudes; NaN where either is. Of GPUs alone.
+/// Returns the larger magnitudes of two pairs; NaN if either magnitude is NaN. Only for GPUs.
 template <DType kWide>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t larger_or_nan(std::uint32_t a,
                                                                     std::uint32_t b) noexcept {
@@ -51,7 +51,8 @@ template <DType kWide>
 #endif
 }
 
-/// The bits of the largest magnitude; those of infinity, or more, where an element is not finite.
+/// Returns the bits of the largest magnitude; at least the bits of infinity if an element is not
+/// finite.
 template <DType kWide>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t largest_or_infinite(
     const BlockOf<kWide>& block) noexcept {
@@ -66,7 +67,7 @@ template <DType kWide>
         for (const std::uint32_t word : block.words) {
             most = larger_or_nan<kWide>(most, word & 0x7fff7fffU);
         }
-        // Magnitudes of either format are in the order of their bits.
+        // In both formats, magnitudes have the same order as their bits.
         const std::uint32_t low = most & 0xffffU;
         const std::uint32_t high = most >> 16;
         return bits_of(widened<kWide>(low > high ? low : high));
@@ -80,7 +81,7 @@ template <DType kWide>
     }
 }
 
-/// value * by + plus, of which the product is exact.
+/// Returns value * by + plus; the product is exact.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float fused(float value, float by, float plus) noexcept {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(value, by, plus);
@@ -89,7 +90,7 @@ template <DType kWide>
 #endif
 }
 
-/// The lesser of two numbers.
+/// Returns the lesser of two numbers.
 [[nodiscard]] KVCORE_HOST_DEVICE inline float lesser(float a, float b) noexcept {
 #if defined(__CUDA_ARCH__)
     return fminf(a, b);
@@ -98,7 +99,8 @@ template <DType kWide>
 #endif
 }
 
-/// `before` up by four bits, and the upper four of `bits` below it.
+/// Returns `before` shifted up by four bits; its lowest four bits are the upper four bits of
+/// `bits`.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t with_upper(std::uint32_t before,
                                                                  std::uint32_t bits) noexcept {
 #if defined(__CUDA_ARCH__)
@@ -108,11 +110,11 @@ template <DType kWide>
 #endif
 }
 
-/// The codes of eight elements times `factor`, the first one in the lowest half byte; what is
-/// rounded is below 7.
+/// Returns the codes of eight elements times `factor`, the first in the lowest half byte. The
+/// products must be below 7.
 ///
-/// A magnitude x has the code nearest to the least of 2 x, x + 2 and x / 2 + 4. Added to 1.5 * 2^23
-/// each is rounded to a whole number, ties to even, and keeps the order of the three.
+/// The code of a magnitude x is nearest to the least of 2 x, x + 2 and x / 2 + 4. Adding 1.5 * 2^23
+/// to each of the three rounds it to a whole number, ties to even, and keeps their order.
 template <DType kWide>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t codes_of_eight(const BlockOf<kWide>& block,
                                                                      int first,
@@ -135,7 +137,7 @@ template <DType kWide>
     return (codes - kAll) | (signs & 0x88888888U);
 }
 
-/// The same codes and scale, of any elements anywhere in memory.
+/// Writes the codes and the scale of a block of any elements, at any addresses.
 template <DType kWide>
 KVCORE_HOST_DEVICE inline void code_one_by_one(const std::byte* from, float global, std::byte* to,
                                                std::byte* scale_at) noexcept {
@@ -165,12 +167,12 @@ KVCORE_HOST_DEVICE inline void code_one_by_one(const std::byte* from, float glob
     }
 }
 
-/// Writes codes, at an address that 8 divides, and scale of a block that was loaded from `from`.
+/// Writes the codes and the scale of a block that was loaded from `from`. `to` is a multiple of 8.
 template <DType kWide>
 KVCORE_HOST_DEVICE inline void code_block(const BlockOf<kWide>& block, const std::byte* from,
                                           float global, std::byte* to,
                                           std::byte* scale_at) noexcept {
-    constexpr float kMost = 6.9F;  // its code is that of 6
+    constexpr float kMost = 6.9F;  // it has the code of 6
     const std::uint32_t most = largest_or_infinite<kWide>(block);
     if (most < detail::kFloatInfinity) {
         const std::uint32_t scale = block_scale(float_of(most) / (6.0F * global));
@@ -188,8 +190,8 @@ KVCORE_HOST_DEVICE inline void code_block(const BlockOf<kWide>& block, const std
 
 // ---- codes to elements --------------------------------------------------------------------------
 
-/// The values of eight codes, each over 2^14: with its exponent and fraction in those of a float16
-/// a code counts so much too little. 2^14 times a factor makes up for it.
+/// Writes the values of eight codes divided by 2^14: the exponent and fraction of a code, in the
+/// fields of a float16, make its value smaller by 2^14. A factor times 2^14 corrects it.
 KVCORE_HOST_DEVICE inline void values_of_eight(std::uint32_t codes, float (&values)[8]) noexcept {
 #if defined(__CUDA_ARCH__)
     KVCORE_UNROLL
@@ -207,7 +209,7 @@ KVCORE_HOST_DEVICE inline void values_of_eight(std::uint32_t codes, float (&valu
 #endif
 }
 
-/// Writes the values of a block of codes anywhere in memory; of NaN those that processors answer.
+/// Writes the values of a block of codes, at any addresses. NaN results are the same as on CPUs.
 template <DType kWide>
 KVCORE_HOST_DEVICE inline void read_one_by_one(const std::byte* from, float factor,
                                                std::byte* to) noexcept {
@@ -222,7 +224,7 @@ KVCORE_HOST_DEVICE inline void read_one_by_one(const std::byte* from, float fact
     }
 }
 
-/// Writes the values of a block of codes, both at addresses that allow whole units.
+/// Writes the values of a block of codes. Both addresses allow whole units.
 template <DType kWide>
 KVCORE_HOST_DEVICE inline void read_block(std::uint64_t codes, const std::byte* from, float factor,
                                           std::byte* to) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages from and to vLLM's layout, where a head has units of all tokens instead of tokens of all
-// units.
+// Moves pages from and to vLLM's layout, where a head stores unit by unit, each for all tokens,
+// instead of token by token.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvcore::cuda {
 
-/// K or V of all layers by the unit, on either side: strides count bytes.
+/// K or V of all layers, addressed by unit, on either side. Strides are in bytes.
 template <class Byte>
 struct UnitTensor {
     Byte* data;
@@ -43,15 +43,15 @@ template <class Byte>
         tensor.head_stride, tensor.unit_bytes, page_size * tensor.unit_bytes};
 }
 
-/// K or V, and where it goes.
+/// The source and the destination of K or V.
 struct TurnedTensor {
     UnitTensor<const std::byte> from;
     UnitTensor<std::byte> to;
-    std::int64_t units;  // of a token; 0: there is none
+    std::int64_t units;  // of a token; 0: there is no K or V
     std::int64_t unit_bytes;
 };
 
-/// What both directions of a transfer come down to.
+/// A transfer, in either direction.
 struct TurnedPages {
     TurnedTensor k;
     TurnedTensor v;
@@ -72,14 +72,14 @@ template <template <class> class Layers>
             tensor.from.page_stride, tensor.to.head_stride, tensor.from.head_stride};
 }
 
-/// What divides all addresses of a tensor's heads.
+/// Returns the alignment of all addresses of a tensor's heads.
 template <class Tensor>
 [[nodiscard]] std::int64_t alignment_of_heads(const Tensor& tensor) noexcept {
     return alignment_of(tensor.to.alignment(), tensor.from.alignment(), tensor.to_page,
                         tensor.from_page, tensor.to_head, tensor.from_head);
 }
 
-/// The lanes of a head, `tokens` x `units` of them; none for a head without any.
+/// Returns the cut of a head into `tokens` x `units` lanes; no cut for a head without units.
 [[nodiscard]] TurnPart turn_part(const TurnedTensor& tensor, std::int64_t tokens,
                                  std::int64_t units) noexcept {
     if (tensor.units == 0) return {};
@@ -88,7 +88,8 @@ template <class Tensor>
             tensor.to.unit_stride};
 }
 
-/// K and V in one launch, where K has units of 16 bytes and tiles of V are whole and aligned.
+/// True if one launch can move K and V: units of K have 16 bytes, and tiles of V are whole and
+/// aligned.
 template <int kItem, template <class> class Layers>
 [[nodiscard]] bool turns(const TurnedPages& pages, const HeadItems<Layers>& items) noexcept {
     using Body = TurnBody<HeadItems<Layers>, kItem>;
@@ -119,7 +120,7 @@ template <int kItem, template <class> class Layers>
                   grid_for(all, pages.max_blocks), pages.stream);
 }
 
-/// K or V by the widest part of a unit that its addresses allow, or by the element.
+/// Moves K or V in the widest parts of a unit that its addresses allow, or element by element.
 template <template <class> class Layers>
 [[nodiscard]] Status copy_units(const TurnedPages& pages, const TurnedTensor& tensor,
                                 HeadItems<Layers> items, int which, std::int64_t n) noexcept {

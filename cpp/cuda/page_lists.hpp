@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages of which layers move between caches, as arguments of kernels.
+// The pages and layers that move between caches, as arguments of kernels.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvcore::cuda {
 
-/// Where layers lie whose distances are all the same.
+/// The addresses of layers whose distances are all equal.
 template <class Byte>
 struct EvenLayers {
     Byte* first;
@@ -29,8 +29,8 @@ struct EvenLayers {
     [[nodiscard]] std::int64_t alignment() const noexcept { return alignment_of(first, stride); }
 };
 
-/// Where each of a few layers lies, in the arguments of the kernel: a list that the caller may
-/// change, and that a captured graph keeps.
+/// The addresses of a few layers, in the arguments of the kernel: the caller may change its own
+/// list after the launch, and a captured graph keeps this copy.
 template <class Byte>
 struct ListedLayers {
     static constexpr std::int64_t kMost = 24;
@@ -53,25 +53,25 @@ struct ListedLayers {
     }
 };
 
-/// Whether an id names a page of a pool.
+/// True if an id names a page of a pool.
 [[nodiscard]] KVCORE_HOST_DEVICE constexpr bool is_page(std::int64_t id,
                                                         std::int64_t num_pages) noexcept {
     return static_cast<std::uint64_t>(id) < static_cast<std::uint64_t>(num_pages);
 }
 
-/// Whether both ids of a copy name pages.
+/// True if both ids of a copy name pages.
 template <class Copy>
 [[nodiscard]] KVCORE_HOST_DEVICE constexpr bool are_pages(const Copy& copy,
                                                           PageCounts pages) noexcept {
     return is_page(copy.source, pages.source) && is_page(copy.destination, pages.destination);
 }
 
-/// Pairs of pages, or two lists of them.
+/// Pairs of pages, or two lists of pages.
 struct PairList {
     PageCounts pages;  // of the caches
     const std::int64_t* sources;
     const std::int64_t* destinations;
-    std::int64_t step;  // from one to the next
+    std::int64_t step;  // from one pair to the next
 
     PairList(PageCounts counts, const PagePair* pairs) noexcept
         : PairList(counts, reinterpret_cast<const std::int64_t*>(pairs)) {}
@@ -92,7 +92,7 @@ struct PairList {
           step(2) {}
 };
 
-/// Calls move(layers) for at most `most` of them at a time, until one call fails.
+/// Calls move(layers) for at most `most` layers at a time, until a call fails.
 template <class Move>
 [[nodiscard]] Status for_some_layers(LayerRange layers, std::int64_t most,
                                      const Move& move) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K9, K10 and K11: pages within a cache and between caches.
+// K9, K10 and K11: copy pages within a cache and between caches.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvcore::cuda {
 
-/// First tokens of pages.
+/// A list of copies of the first tokens of pages.
 struct StartList {
     PageCounts pages;
     const PageStart* starts;
@@ -22,8 +22,8 @@ struct StartList {
     }
 };
 
-/// Layers of pages: an item is K or V of one. `List` is PairList, or StartList for the first tokens
-/// of pages, the bytes of which come first in an item.
+/// The layers of pages; an item is K or V of one layer. `List` is PairList, or StartList for the
+/// first tokens of pages, whose bytes come first in an item.
 template <class List, template <class> class Layers>
 struct PageItems {
     struct Tensor {
@@ -62,7 +62,7 @@ namespace {
             tensor.token_stride, tensor.head_stride, tensor.row_bytes};
 }
 
-/// The pages of as many layers as arguments have room for.
+/// Moves pages of some layers, at most the number of layers that fits in the arguments.
 template <class List, template <class> class Layers>
 [[nodiscard]] Status move_some_layers(const CacheView<const std::byte>& source,
                                       const CacheView<std::byte>& destination, List list,
@@ -92,8 +92,8 @@ template <class List, template <class> class Layers>
                               {source.page_size, to.token_stride, from.token_stride},
                               {source.heads, to.head_stride, from.head_stride}};
         if constexpr (std::is_same_v<List, StartList>) {
-            // The first tokens of a page are its first bytes in their own order alone, and whole
-            // units of them.
+            // The first tokens of a page are its first bytes only in their own order, and must be
+            // whole units.
             alignment = alignment_of(alignment, tensor.token_bytes);
             return shape.merged();
         } else {

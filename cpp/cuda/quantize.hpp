@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K16: contiguous elements to narrow codes and back.
+// K16: converts contiguous elements to narrow codes and back.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace kvcore::cuda {
 
 // ---- a scale for each head, from all rows -------------------------------------------------------
 
-/// A team looks through some rows of a head, or through a part of one that is long, and raises the
-/// head's maximum, which stands in the place of its scale as the bits of a float.
+/// Each team reads some rows of a head, or a part of a long row, and raises the head's maximum. The
+/// maximum is stored in the place of the head's scale, as the bits of a float.
 template <DType kWide, int kCount>
 struct HeadMaximumBody {
     using Elements = Piece<kWide, kCount>;
@@ -61,7 +61,7 @@ struct HeadMaximumBody {
     }
 
    private:
-    // Several pieces are on their way before the first is looked at.
+    // Several loads are in flight before the first piece is read.
     [[nodiscard]] KVCORE_HOST_DEVICE static Part largest_of(const std::byte* from, std::int64_t at,
                                                             std::int64_t end,
                                                             std::int64_t stride) noexcept {
@@ -84,7 +84,7 @@ struct HeadMaximumBody {
 template <DType kWide, int kCount>
 [[nodiscard]] Status raise_maxima(HeadRows shape, const std::byte* source, float* scales,
                                   Stream stream) noexcept {
-    // Enough teams for any GPU, few enough that they do not wait for each other at the end.
+    // Enough teams for any GPU, but few enough that they do not wait for each other at the end.
     constexpr std::int64_t kTeams = 1 << 16;
     constexpr std::int64_t kLeast = 4096;  // elements of a team
     const std::int64_t elements = shape.rows * shape.heads * shape.dim;
@@ -115,7 +115,7 @@ template <DType kWide>
                : raise_maxima<kWide, 1>(shape, source, scales, stream);
 }
 
-/// Zeros, or scales in the place of maxima.
+/// Writes zeros, or replaces maxima with scales.
 struct ScalesBody {
     float* scales;
     std::int64_t heads;
@@ -146,7 +146,8 @@ struct ScalesBody {
 
 // ---- the verbs ----------------------------------------------------------------------------------
 
-// Contiguous elements; scales of each token's heads, or of the heads of all tokens.
+// Returns the runs of contiguous elements, with a scale for each head of each token, or for each
+// head of all tokens.
 [[nodiscard]] inline Runs contiguous_runs(HeadRows shape, const std::byte* source,
                                           std::int64_t item_from, std::byte* destination,
                                           std::int64_t item_to, bool has_scales_of_rows) noexcept {

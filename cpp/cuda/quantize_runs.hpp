@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wide elements to narrow codes, with scales that are found or given.
+// Converts wide elements to narrow codes, with scales that are computed or given.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +39,14 @@ struct AnyCodes {
     }
 };
 
-/// A team makes the codes of a part of a run. It holds the elements in registers between looking
-/// for the largest and dividing by it; what a long run has beyond those is read twice.
+/// Each team writes the codes of a part of a run. It finds the largest magnitude, then divides by
+/// it; meanwhile it holds the elements in registers. Elements of a long run that do not fit are
+/// read twice.
 template <DType kWide, class Codes, int kCount, int kTensors>
 struct QuantizeBody {
     using Elements = Piece<kWide, kCount>;
     static constexpr int kHeld = 4;  // pieces of a lane
-    // Of two tensors a lane holds 128 bytes.
+    // With two tensors, a lane holds 128 bytes.
     static constexpr int kBlocks = kTensors == 1 ? 4 : 3;
 
     struct Tensor {
@@ -70,7 +71,7 @@ struct QuantizeBody {
         return joined;
     }
 
-    // All loads are under way before the first result is waited for.
+    // Issues all loads before it waits for the first result.
     [[nodiscard]] KVCORE_HOST_DEVICE Part part(std::int64_t team, TeamLane of,
                                                Held& held) const noexcept {
         held.found = parts.find(team, of.lane == 0);
@@ -135,7 +136,7 @@ struct QuantizeBody {
     [[nodiscard]] KVCORE_HOST_DEVICE static Part placed(std::uint32_t most, int tensor) noexcept {
         return Part{most} << 32 * tensor;
     }
-    // Of a run's n pieces, those that the team holds.
+    // Returns how many of a run's n pieces the team holds.
     [[nodiscard]] KVCORE_HOST_DEVICE static std::uint32_t held_pieces(TeamLane of,
                                                                       std::int64_t n) noexcept {
         const std::int32_t most = kHeld * of.lanes;
@@ -176,7 +177,7 @@ template <DType kWide, int kCount, class Codes, int kTensors>
     constexpr std::int64_t kHeld = Body::kHeld;
     const std::int64_t pieces = runs.of[0].group / kCount;
     const std::int32_t lanes = team_for((pieces + kHeld - 1) / kHeld);
-    // Scales are those of whole runs; where they are given, long runs may be cut.
+    // A scale belongs to a whole run, so long runs may be cut only if scales are given.
     const std::int64_t of_part = runs.of[0].new_scales != nullptr ? pieces : lanes * kHeld;
     const RunParts<kTensors> parts(runs, kCount, item_size(kWide), 1, of_part);
     return launch_teams(Body{parts, codes}, {parts.count(), lanes}, stream);
@@ -220,7 +221,7 @@ template <DType kWide>
     return status == kSuccess ? quantize_from<kWide>(narrow, stream, v) : status;
 }
 
-// `runs` are the runs of one tensor, or of K and V.
+// `runs`: the runs of one tensor, or of K and V.
 
 template <class... OfRuns>
 [[nodiscard]] Status quantize_any(DType wide, DType narrow, Stream stream,

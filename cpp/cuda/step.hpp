@@ -11,7 +11,7 @@
 
 namespace kvcore::cuda {
 
-/// A lane writes a slot.
+/// Each lane writes a slot.
 template <class Slot>
 struct SlotsBody {
     DeviceBatch batch;
@@ -31,7 +31,7 @@ struct SlotsBody {
     }
 };
 
-/// A lane advances a length.
+/// Each lane advances a length.
 struct AdvanceBody {
     const std::uint32_t* lengths;  // [batch]
     const std::uint32_t* offsets;  // [batch + 1]
@@ -47,14 +47,14 @@ struct AdvanceBody {
     }
 };
 
-/// A lane moves a column: it walks over the rows in order, which its column's other rows are read
-/// before they are written to. Behind the table's columns are a lane for the lengths, and one for
-/// the row offsets.
+/// Each lane moves a column. It visits the rows in order, so that it reads each entry before it
+/// overwrites the entry. After the lanes of the table's columns, one lane moves the lengths, and
+/// one lane the row offsets.
 struct CompactBody {
     BatchRows batch;
     const std::uint32_t* kept;  // [n]
     std::int64_t n;
-    // Rows whose loads are under way together; none of them is written to before all are read.
+    // Rows that are loaded together: all of them are read before any of them is written.
     static constexpr int kAhead = 8;
 
     KVCORE_HOST_DEVICE void operator()(Lane lane) const {
@@ -71,12 +71,12 @@ struct CompactBody {
     }
 
    private:
-    // The walk over `kept`: everybody's ends at the same number, whatever it holds.
+    // The walk over `kept`. The walks of all lanes end at the same entry, whatever `kept` holds.
     struct Walk {
-        std::int64_t least = 0;  // of the rows that may come
+        std::int64_t least = 0;  // least row that may follow
         bool is_over = false;
     };
-    // The row that comes to row `to`, or -1 where that becomes empty.
+    // Returns the row that moves to row `to`, or -1 if row `to` becomes empty.
     [[nodiscard]] KVCORE_HOST_DEVICE std::int64_t next(Walk& walk, std::uint32_t named,
                                                        std::int64_t to) const {
         walk.is_over = walk.is_over || to >= n || named < walk.least || named >= batch.rows;
@@ -94,7 +94,7 @@ struct CompactBody {
         Walk walk;
         for (std::int64_t first = 0; first < batch.rows; first += kAhead) {
             std::uint32_t entries[kAhead];
-            bool moves[kAhead];  // else the entry is in its place
+            bool moves[kAhead];  // false: the entry is in place
             name_rows(first, entries);
             KVCORE_UNROLL
             for (int j = 0; j < kAhead; ++j) {
@@ -109,8 +109,8 @@ struct CompactBody {
             }
         }
     }
-    // While rows are in their place, so are their offsets. From the first row that moves on, a row
-    // comes from further behind, whose offsets nobody has written yet.
+    // While rows stay in place, their offsets also stay. From the first row that moves, each row
+    // comes from a later place, whose offsets are not yet overwritten.
     KVCORE_HOST_DEVICE void move_offsets() const {
         Walk walk;
         std::uint32_t end = 0;
@@ -136,7 +136,7 @@ struct CompactBody {
     }
 };
 
-/// A lane writes an entry.
+/// Each lane writes an entry.
 struct EditBody {
     std::uint32_t* table;  // [rows, columns]
     std::int64_t row_stride;
@@ -196,7 +196,7 @@ Status compact_table(const BatchRows& batch, const std::uint32_t* kept, std::int
                      Stream stream) noexcept {
     if (batch.rows < 0 || batch.columns < 0 || n < 0) return kInvalidCall;
     if (batch.rows == 0) return kSuccess;
-    // Small blocks: columns are few, and so are spread over more multiprocessors.
+    // Small blocks spread the few columns over more multiprocessors.
     constexpr std::int32_t kLanes = 2 * kWarp;
     return launch(CompactBody{batch, kept, n}, grid_for(batch.columns + 2, 0, kLanes), stream);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies whose lanes work in teams: the parts that lanes find are joined before any of them goes
-// on.
+// Runs bodies whose lanes work in teams: the parts that lanes compute are joined before any lane
+// continues.
 //
-// A team is a power of two of neighbouring lanes, at most a warp. For each team, every lane finds
-// its part, body.part(team, lane, held); the parts are joined by shuffles, or in a loop where lanes
-// are emulated; then every lane goes on with the joined part, body.finish(team, lane, part, held).
-// `held` is the lane's own between the two. All reads of `part` come before all writes of `finish`,
-// within a team.
+// A team is a power of two of neighbouring lanes, at most a warp. In each team, every lane computes
+// its part with body.part(team, lane, held). The parts are joined by shuffles, or in a loop if
+// lanes are emulated. Every lane then continues with the joined part in body.finish(team, lane,
+// part, held). `held` is the lane's own data between the two calls. Within a team, all reads of
+// `part` come before all writes of `finish`.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,22 @@
 
 namespace kvcore::cuda {
 
-/// The part of bodies that have none to join.
+/// The part of bodies that have nothing to join.
 struct NoPart {};
 
-/// The lanes of a team: as many as `items`, up to a power of two and to a warp.
+/// Returns the number of lanes of a team: `items`, rounded up to a power of two, at most a warp.
 [[nodiscard]] constexpr std::int32_t team_for(std::int64_t items) noexcept {
     std::int32_t lanes = 1;
     while (lanes < kWarp && lanes < items) lanes *= 2;
     return lanes;
 }
 
-/// A lane as one of its team.
+/// A lane of a team.
 struct TeamLane {
     std::int32_t lane;
     std::int32_t lanes;  // of the team
 
-    /// Its i-th of pieces that the lanes of the team take in turn.
+    /// Returns the lane's i-th piece; the lanes of a team take pieces in turn.
     [[nodiscard]] KVCORE_HOST_DEVICE constexpr std::uint32_t piece(int i) const noexcept {
         return static_cast<std::uint32_t>(lane + i * lanes);
     }
@@ -51,7 +51,7 @@ struct Teams {
 
 #if defined(__CUDACC__)
 
-/// Runs a body of teams as lanes. Lanes of a warp stay together, those without a team as well.
+/// Runs a body of teams as lanes. All lanes of a warp stay together, also lanes without a team.
 template <class Body>
 struct TeamBody {
     static constexpr int kBlocks = kBlocksOf<Body>;
@@ -100,7 +100,7 @@ template <class Body>
 
 #else
 
-/// Every team of a body, one after the other.
+/// Runs every team of a body, one after the other.
 template <class Body>
 void emulate_teams(const Body& body, Teams teams) {
     using Part = typename Body::Part;

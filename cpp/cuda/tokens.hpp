@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K1 and K7: the bytes of tokens into pages and out of them.
+// K1 and K7: copy the bytes of tokens into pages and out of pages.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct TokenTensor {
     }
 };
 
-/// Tokens by their slots: an item is K or V of one.
+/// Tokens at slots; an item is K or V of one token.
 template <class Slot>
 struct SlotItems {
     using Tensor = TokenTensor<std::byte, const std::byte>;
@@ -63,8 +63,8 @@ struct SlotItems {
     }
 };
 
-/// Tokens of a batch, which are written to pages or, where these are const, read: an item is K or V
-/// of one.
+/// Tokens of a batch; an item is K or V of one token. Tokens are written to pages, or read from
+/// pages if PoolByte is const.
 template <class PoolByte, class RowByte>
 struct BatchItems {
     using Tensor = TokenTensor<PoolByte, RowByte>;
@@ -92,7 +92,7 @@ struct BatchItems {
 
 namespace {
 
-/// Tokens are items: what is left of them are heads.
+/// Returns the shape of an item, which is a token: the axis of its heads.
 [[nodiscard]] CopyShape token_shape(std::int64_t head_bytes, const CopyAxis& heads) noexcept {
     return CopyShape{head_bytes, {}, heads}.merged();
 }
@@ -154,7 +154,7 @@ template <class PoolByte, class RowByte>
                        stream);
 }
 
-// Two tensors are one launch, unless one of them would be moved in smaller units for the other.
+// Moves two tensors in one launch, unless the other tensor would force smaller units on one tensor.
 template <class PoolByte, class RowByte>
 [[nodiscard]] Status move_pair(const TokenMove<PoolByte, RowByte>& k,
                                const TokenMove<PoolByte, RowByte>& v, const DeviceBatch& batch,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The body of kernels that turn matrices: heads of pages between tokens of units and units of
-// tokens.
+// The body of kernels that transpose matrices: a page's head between token order and unit order.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace kvcore::cuda {
 
-/// Heads of pages: an item is K or V of one.
+/// The heads of pages; an item is K or V of one head.
 template <template <class> class Layers>
 struct HeadItems {
     struct Tensor {
@@ -45,10 +44,10 @@ struct HeadItems {
     }
 };
 
-/// How the lanes of a head share its matrix, and where its units lie, in bytes.
+/// The cut of a head's matrix into lanes, and the strides of its units, in bytes.
 struct TurnPart {
     Divider lanes = Divider(1);   // of a head
-    Divider tokens = Divider(1);  // how many lanes stand side by side along the tokens
+    Divider tokens = Divider(1);  // number of lanes along the tokens
     std::int64_t units = 0;
     std::int64_t from_token = 0;
     std::int64_t from_unit = 0;
@@ -56,15 +55,15 @@ struct TurnPart {
     std::int64_t to_unit = 0;
 };
 
-/// A row of a tile: elements that follow each other.
+/// A row of a tile: contiguous elements.
 template <int kBytes>
 struct alignas(kBytes) TileRow {
     std::uint32_t words[kBytes / 4];
 };
 
-/// K in units of 16 bytes, a few of a token for each lane; V in square tiles of elements, which a
-/// lane turns in registers. Lanes that are neighbours have neighbouring tokens, then units: a warp
-/// reads and writes whole sectors on both sides.
+/// Moves K in units of 16 bytes, a few units of a token for each lane, and V in square tiles of
+/// elements, which a lane transposes in registers. Neighbouring lanes have neighbouring tokens,
+/// then units, so a warp reads and writes whole sectors on both sides.
 template <class Items, int kItem>
 struct TurnBody {
     static constexpr int kSide = kItem == 4 ? 4 : 8;  // elements
@@ -98,7 +97,7 @@ struct TurnBody {
     }
 
    private:
-    // Every so many lanes' unit of a token, the first of which is given.
+    // Moves units of a token from unit `first`, in steps of the number of lanes of the token.
     KVCORE_HOST_DEVICE static void move_units(const TurnPart& part, const Place& place,
                                               std::int64_t token, std::int64_t first) {
         const std::int64_t step = (part.units + kUnits - 1) / kUnits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The widest pieces that addresses and strides allow to be moved at once, and how lanes find
-// theirs.
+// The widest units that addresses and strides allow lanes to move, and the arithmetic by which
+// lanes find their units.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 #include "data/high_product.hpp"
 #include "kvcore/dtype.hpp"
 
-// Small arrays live in registers only where the loops over them are unrolled. Of loops that hardly
-// ever go round twice, copies are instructions to load.
+// Small arrays stay in registers only if the loops over them are unrolled. Loops that rarely run
+// twice are kept: each copy of the body would be more instructions to load.
 #if defined(__CUDA_ARCH__)
 #define KVCORE_UNROLL _Pragma("unroll")
 #define KVCORE_KEEP_LOOP _Pragma("unroll 1")
@@ -27,7 +27,8 @@ struct alignas(16) Unit16 {
     std::uint32_t words[4];
 };
 
-/// The largest power of two up to 16 that divides every argument: addresses, strides, sizes.
+/// Returns the largest power of two up to 16 that divides every argument: addresses, strides,
+/// sizes.
 [[nodiscard]] inline std::int64_t alignment_of(const void* pointer) noexcept {
     const auto bits = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer) % 16U);
     return bits == 0 ? 16 : bits & -bits;
@@ -42,7 +43,7 @@ template <class First, class Second, class... Rest>
     return a < b ? a : b;
 }
 
-/// Calls function(a unit of so many bytes): 1, 2, 4, 8 or 16.
+/// Calls function(unit) with a unit of `bytes` bytes: 1, 2, 4, 8 or 16.
 template <class Function>
 auto with_unit(std::int64_t bytes, Function&& function) {
     switch (bytes) {
@@ -59,11 +60,12 @@ auto with_unit(std::int64_t bytes, Function&& function) {
     }
 }
 
-/// Units at addresses that their size divides, of a device's memory or of pinned host memory.
+/// Load and store units. Addresses are multiples of the unit's size, in a device's memory or in
+/// pinned host memory.
 template <class Unit>
 [[nodiscard]] KVCORE_HOST_DEVICE inline Unit load_unit(const std::byte* at) noexcept {
 #if defined(__CUDA_ARCH__)
-    __builtin_assume(__isGlobal(at));  // no look at which kind of memory an address is
+    __builtin_assume(__isGlobal(at));  // saves a check of the kind of memory
 #endif
     return *reinterpret_cast<const Unit*>(at);
 }
@@ -75,13 +77,13 @@ KVCORE_HOST_DEVICE inline void store_unit(std::byte* at, Unit unit) noexcept {
     *reinterpret_cast<Unit*>(at) = unit;
 }
 
-/// Division by a number known only when a kernel starts, by a multiplication and a shift: dividends
-/// are at least 0 and below 2^63, the divisor at least 1.
+/// Divides by a number that is known only when a kernel starts, with a multiplication and a shift.
+/// Dividends are at least 0 and below 2^63; the divisor is at least 1.
 ///
-/// With 2^(shift - 1) < divisor <= 2^shift and the multiplier 2^(63 + shift) / divisor, rounded up,
-/// what the rounding adds to a quotient is less than 1 / divisor, so its whole part is exact. In
-/// the same way 2^(31 + shift) / divisor serves dividends below 2^31, at a quarter of the
-/// instructions.
+/// With 2^(shift - 1) < divisor <= 2^shift, the multiplier is 2^(63 + shift) / divisor, rounded up.
+/// The rounding adds less than 1 / divisor to a quotient, so the whole part is exact. In the same
+/// way, the multiplier 2^(31 + shift) / divisor works for dividends below 2^31, with a quarter of
+/// the instructions.
 class Divider {
    public:
     static constexpr std::int64_t kSmall = std::int64_t{1} << 31;
@@ -91,7 +93,7 @@ class Divider {
         const auto by = static_cast<std::uint64_t>(divisor);
         while (shift_ < 63 && std::uint64_t{1} << shift_ < by) ++shift_;
         multiplier_ = static_cast<std::uint64_t>(((Wide{1} << (63 + shift_)) + by - 1) / by);
-        if (divisor >= kSmall) return;  // quotients of what is small are 0
+        if (divisor >= kSmall) return;  // quotients of small dividends are 0
         small_shift_ = shift_;
         small_multiplier_ =
             static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift_)) + by - 1) / by);
@@ -106,7 +108,7 @@ class Divider {
                                                             std::int64_t quotient) const noexcept {
         return dividend - quotient * divisor_;
     }
-    /// The quotient of a dividend below 2^31.
+    /// Returns the quotient of a dividend below 2^31.
     [[nodiscard]] KVCORE_HOST_DEVICE std::uint32_t small_quotient(
         std::uint32_t dividend) const noexcept {
         const std::uint32_t twice = dividend * 2;

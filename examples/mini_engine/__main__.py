@@ -23,14 +23,14 @@ from mini_engine.random_model import write_random_model
 
 
 class Bytes:
-    """A tokenizer for the random model, whose tokens are bytes."""
+    """The tokenizer of the random model, whose tokens are bytes."""
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of a text."""
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
-        """Return a letter for each: the model has learned no language."""
+        """Return a letter for each token: the model has learned no language."""
         return "".join(chr(ord("a") + token % 26) for token in tokens)
 
 
@@ -47,7 +47,7 @@ class FromFolder:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with those that begin one."""
+        """Return the tokens of a text, with the tokens that begin a text."""
         return [int(token) for token in self._tokenizer.encode(text).ids]
 
     def decode(self, tokens: list[int]) -> str:
@@ -56,22 +56,22 @@ class FromFolder:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line; the model's folder may be left out."""
+    """Read the command line; the model's folder is optional."""
     parser = argparse.ArgumentParser(
         prog="mini_engine", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("model", nargs="?", help="folder with config.json, safetensors, tokenizer")
     parser.add_argument("prompts", nargs="*", metavar="prompt")
     parser.add_argument(
-        "--workers", type=int, default=0, help="processes; 0: in this one (default)"
+        "--workers", type=int, default=0, help="processes; 0: this process (default)"
     )
     parser.add_argument("--n", type=int, default=1, help="sequences of each prompt (default 1)")
     parser.add_argument("--max-new-tokens", type=int, default=40, help="of each (default 40)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest (default)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest (default)")
     parser.add_argument("--seed", type=int, default=0, help="of draws (default 0)")
     parser.add_argument("--num-pages", type=int, default=512, help="of 16 tokens (default 512)")
     parser.add_argument("--max-batch-tokens", type=int, default=512, help="of a step (default 512)")
-    parser.add_argument("--stream", action="store_true", help="print tokens as they come")
+    parser.add_argument("--stream", action="store_true", help="print tokens as they are made")
     options = parser.parse_args(arguments)
     if options.model is not None and not (Path(options.model) / "config.json").is_file():
         options.prompts.insert(0, options.model)
@@ -81,7 +81,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace, folder: Path, tokenizer: Bytes | FromFolder) -> None:
-    """Run the prompts, print what is answered, and on stderr how it went."""
+    """Run the prompts and print the answers; print a summary to stderr."""
     answers: dict[tuple[int, int], list[int]] = defaultdict(list)
     shown: dict[tuple[int, int], int] = defaultdict(int)  # characters
     sizes = {"num_pages": options.num_pages, "max_batch_tokens": options.max_batch_tokens}
@@ -107,7 +107,7 @@ def _show(
     shown: dict[tuple[int, int], int],
     is_alone: bool,  # noqa: FBT001
 ) -> None:
-    """Print what a sequence's text has gained, once its last character is whole."""
+    """Print the new text of a sequence after its last character is complete."""
     piece = text[shown[token.sequence] :]
     if token.finish_reason is None and text.endswith("\ufffd"):
         return
@@ -126,7 +126,7 @@ def _summary(engine: Engine, answers: dict[tuple[int, int], list[int]], seconds:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 2 for what it cannot do."""
+    """Run the command line; return 2 after an error."""
     options = parse(arguments)
     with tempfile.TemporaryDirectory() as made:
         try:

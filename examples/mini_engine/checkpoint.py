@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's folder as Hugging Face writes it: config.json and safetensors."""
+"""Reads a model's folder as Hugging Face writes it: config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-#: What the model here computes, the first being what a config means that says nothing.
+#: The values that this model supports; the first value is the default of a config without the key.
 _SERVED: dict[str, list[Any]] = {
     "architectures": [["LlamaForCausalLM"]],
     "hidden_act": ["silu"],
@@ -29,7 +29,7 @@ _SERVED: dict[str, list[Any]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What of config.json decides how a LlamaForCausalLM computes."""
+    """The values of config.json that a LlamaForCausalLM needs."""
 
     layers: int
     hidden: int
@@ -45,10 +45,10 @@ class Config:
 
     @classmethod
     def read(cls, folder: Path) -> Config:
-        """Read config.json; ValueError for what the model here does not compute."""
+        """Read config.json; raise ValueError for values that this model does not support."""
         given = json.loads((folder / "config.json").read_text())
         rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-        rope = {"rope_type": rope.get("type", "default"), **rope}  # as older files name it
+        rope = {"rope_type": rope.get("type", "default"), **rope}  # older files have "type"
         rope.setdefault("rope_theta", given.get("rope_theta", 10_000.0))
         for name, values in _SERVED.items():
             found = rope.get(name, given.get(name, values[0]))
@@ -72,12 +72,12 @@ class Config:
         )
 
     def frequencies(self) -> NDArray[np.float32]:
-        """Return what a position turns each pair of a head by, float32 [head_dim / 2]."""
+        """Return the angle per position of each pair of a head, float32 [head_dim / 2]."""
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
         plain = (np.float32(self.rope["rope_theta"]) ** -exponents).astype(np.float32)
         if self.rope["rope_type"] == "default":
             return plain
-        # Llama 3.1: pairs that turn slowly turn `factor` times slower, with a ramp in between.
+        # Llama 3.1: slow pairs turn `factor` times slower, with a ramp between slow and fast pairs.
         low, high = self.rope["low_freq_factor"], self.rope["high_freq_factor"]
         turns = self.rope["original_max_position_embeddings"] * plain / (2 * math.pi)
         kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -86,7 +86,7 @@ class Config:
 
 
 def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """Map the tensors of a folder into memory; nothing is read before it is used."""
+    """Map the tensors of a folder into memory; data is read at its first use."""
     index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.exists():
         names = set(json.loads(index.read_text())["weight_map"].values())

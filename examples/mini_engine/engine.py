@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: requests go in, tokens come out, a step at a time."""
+"""The engine: it takes requests, and returns tokens step by step."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mini_engine.worker import Served, Step, Worker, best_of
 
 
 class Token(NamedTuple):
-    """A token of a sequence, as it comes."""
+    """A new token of a sequence."""
 
-    sequence: tuple[int, int]  # number of the prompt, and which of its n
+    sequence: tuple[int, int]  # number of the prompt, and of its sample
     token: int
     finish_reason: str | None
 
 
 class Draw(NamedTuple):
-    """How the tokens of a request are chosen."""
+    """The parameters that choose the tokens of a request."""
 
     temperature: float
     seed: int
 
 
 class Engine:
-    """Serve a LlamaForCausalLM from a folder, in `workers` processes or, with 0, in this one."""
+    """Serve a LlamaForCausalLM from a folder, in `workers` processes; 0: in this process."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Engine:
             max_seq_len=min(self.config.max_positions, num_pages * page_size),
             devices=["cpu"] * devices,
             num_pages=num_pages,
-            blocks=None,  # page ids alone: the pages are where the model runs
+            blocks=None,  # only page ids: the workers own the pages
         )
         self.scheduler = Scheduler(
             self.manager,
@@ -77,8 +77,8 @@ class Engine:
     ) -> int:
         """Queue a prompt for `n` sequences of up to `limit` new tokens each; return its number.
 
-        Temperature 0 takes the likeliest token. Otherwise the same seed draws the same tokens,
-        whatever runs beside them and on however many workers.
+        Temperature 0 chooses the likeliest token. At other temperatures, the same seed draws the
+        same tokens, for any other requests in the batch and any number of workers.
         """
         if not 0 <= min(prompt, default=-1) <= max(prompt) < self.config.vocabulary:
             raise ValueError(f"prompt must have tokens from 0 to {self.config.vocabulary - 1}")
@@ -90,12 +90,12 @@ class Engine:
             context = TextGenerationContext((number, sample), list(prompt))
             owner = Draw(temperature, seed)
             requests.append(Request(context, limit, self.config.eos, owner=owner))
-        requests[0].siblings = requests[1:]  # they are forked when the prompt has run
+        requests[0].siblings = requests[1:]  # forked after the prompt has run
         self.scheduler.add(requests[0])
         return number
 
     def step(self) -> list[Token]:
-        """Run one step; return its tokens: none where a prompt only went on."""
+        """Run one step and return its tokens; an unfinished prompt has no token."""
         batch = self.scheduler.next_batch()
         if batch is None:
             return []
@@ -104,18 +104,18 @@ class Engine:
         return [Token(r.context.request_id, r.last_token, r.finish_reason) for r in batch.requests]
 
     def stream(self) -> Iterator[Token]:
-        """Yield tokens as they come, until every request has ended."""
+        """Yield the tokens of each step until every request has ended."""
         while len(self.scheduler):
             yield from self.step()
 
     def close(self) -> None:
-        """Drop what is not served, and end the workers."""
+        """Drop the requests that have not ended, and end the workers."""
         self.scheduler.close()
         if self._processes is not None:
             self._processes.close()
 
     def _steps(self, batch: Batch) -> list[Step]:
-        """Say what runs, to each worker."""
+        """Return the step of each worker for a batch."""
         packed = ops.pack(batch.inputs[0], batch.contexts)
         temperatures = np.array([r.owner.temperature for r in batch.requests], np.float32)
         seeds = [(r.owner.seed, *r.context.request_id, r.context.end_idx) for r in batch.requests]

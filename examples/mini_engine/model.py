@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tensor-parallel rank of a Llama in numpy, whose K and V lie in kvcore's pages.
+"""One tensor-parallel rank of a Llama in numpy, with K and V in kvcore's pages.
 
-Every rank has whole heads and whole columns of the feed-forward part, so that a layer needs two
-sums over the ranks: behind the attention and behind the feed-forward. Each rank answers the logits
-of its part of the vocabulary.
+Every rank has whole heads and whole columns of the feed-forward part, so a layer needs two sums
+over the ranks: after the attention and after the feed-forward part. Each rank returns the logits of
+its part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Llama:
     Parameters
     ----------
     folder : Path
-        Of a LlamaForCausalLM: config.json and safetensors, in float32, float16 or bfloat16.
+        A LlamaForCausalLM: config.json and safetensors, in float32, float16 or bfloat16.
     rank, ranks : int
-        Which part of the model this is, out of how many.
+        The part of the model, and the number of parts.
     sum_up : callable(array) -> array
-        Adds up what all ranks call it with.
+        Returns the sum of the arrays that all ranks pass.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Llama:
         tensors = read_tensors(folder)
         self.embedding = tensors["model.embed_tokens.weight"]
         self.vocabulary = np.array_split(np.arange(config.vocabulary), ranks)[rank]
-        head = tensors.get("lm_head.weight", self.embedding)  # or tied
+        head = tensors.get("lm_head.weight", self.embedding)  # tied if absent
         self.head = _side_by_side([head[self.vocabulary]])
         self.gain = tensors["model.norm.weight"].astype(np.float32)
         self.layers = [_layer(tensors, n, rank, ranks) for n in range(config.layers)]
@@ -68,11 +68,11 @@ class Llama:
         Parameters
         ----------
         inputs : RaggedKVCacheInputs
-            With this rank's pool: K and V of the tokens are written there and read from there.
+            The inputs with this rank's pool: K and V are written to the pool and read from it.
         packed : ops.Packed
             The tokens, row after row, and their positions.
         wanted : int64 [n]
-            Which of them tell a next token.
+            Indices of the tokens whose logits are returned, to choose a next token.
 
         Returns
         -------
@@ -93,7 +93,7 @@ class Llama:
         return logits
 
     def _heads(self, qkv: Floats, cos: Floats, sin: Floats) -> tuple[Floats, Floats, Floats]:
-        """Cut the fused projection into heads, and turn those of q and k by their positions."""
+        """Cut the fused projection into heads; rotate heads of q and k by their positions."""
         heads = qkv.reshape(len(qkv), -1, self.config.head_dim)
         behind_k = self.q_heads + self.kv_heads
         rotate(heads[:, :behind_k], cos, sin)
@@ -101,14 +101,14 @@ class Llama:
 
 
 def rms_norm(x: Floats, gain: Floats, eps: np.float32) -> Floats:
-    """Scale each row to a mean square of 1, times `gain`."""
+    """Scale each row to a mean square of 1, then multiply by `gain`."""
     squares = np.einsum("ij,ij->i", x, x)[:, None] / np.float32(x.shape[1])
     scaled: Floats = x / np.sqrt(squares + eps) * gain
     return scaled
 
 
 def rotate(x: Floats, cos: Floats, sin: Floats) -> None:
-    """Turn the two halves of each head by its token's angles [tokens, 1, head_dim / 2]."""
+    """Rotate the two halves of each head by its token's angles [tokens, 1, head_dim / 2]."""
     first, second = x[..., : x.shape[2] // 2], x[..., x.shape[2] // 2 :]
     turned = first * cos - second * sin
     second[...] = second * cos + first * sin
@@ -116,15 +116,15 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> None:
 
 
 def swiglu(gate_up: Floats) -> Floats:
-    """Return ``gate * sigmoid(gate) * up`` of gates and ups side by side."""
+    """Return ``gate * sigmoid(gate) * up``; `gate_up` has gates and ups side by side."""
     gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
-    with np.errstate(over="ignore"):  # exp is inf for a gate far below 0, and its sigmoid 0
+    with np.errstate(over="ignore"):  # far below 0, exp is inf and the sigmoid 0
         weights: Floats = gate / (1 + np.exp(-gate)) * up
     return weights
 
 
 def _layer(tensors: dict[str, NDArray[Any]], n: int, rank: int, ranks: int) -> Layer:
-    """Take a rank's part of a layer: outputs of what cuts into heads, inputs of what joins them."""
+    """Take a rank's part of a layer: outputs of qkv and gate_up, inputs of out and down."""
 
     def gain(name: str) -> Floats:
         return tensors[f"model.layers.{n}.{name}.weight"].astype(np.float32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers in processes of their own, which add up their parts in shared memory.
+"""Worker processes, which add up their parts in shared memory.
 
-Pipes and memory have no names: they are gone with the processes that were given them.
+Pipes and memory have no names: they disappear when the processes that use them end.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from mini_engine.worker import Choice, Served, Step, Worker
 
 
 class WorkerError(RuntimeError):
-    """A worker process has ended before it was told to."""
+    """A worker process has ended unexpectedly."""
 
 
 class Peers:
-    """The other ranks: memory that all see, and a socket to each to say that something is there."""
+    """The other ranks: shared memory, and a socket to each rank for its signals."""
 
     def __init__(self, rank: int, memory: Any, width: int, sockets: list[socket.socket]) -> None:
-        # Two turns: a rank that is ahead writes the next parts while others still read these; it is
-        # never two ahead, because a sum waits for all.
+        # Two turns: a fast rank writes its next part while other ranks still read the parts of this
+        # turn. It is never two turns ahead, because a sum waits for all ranks.
         self._turns = np.frombuffer(memory, np.float32).reshape(2, len(sockets) + 1, width)
         self._rank, self._sockets, self._turn = rank, sockets, 0
 
     def sum_up(self, part: Floats) -> Floats:
-        """Add what all ranks call this with, in the order of ranks: all get the same bits."""
+        """Return the sum of all parts, in the order of ranks: all ranks get the same bits."""
         parts = self._turns[self._turn, :, : part.size]
         self._turn ^= 1
         parts[self._rank] = part.ravel()
@@ -48,8 +48,8 @@ class Peers:
 
 
 def work(link: Any, peers: tuple[Any, ...], model: Served) -> None:
-    """Be a worker process: run what comes, until the scheduler or another worker is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the scheduler, which ends us
+    """Run the steps that a worker process receives, until the scheduler or a worker has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the scheduler handles Ctrl-C and ends us
     with suppress(EOFError, ConnectionError):
         worker = Worker(model, peers[0], Peers(*peers).sum_up)
         link.send("ready")
@@ -58,7 +58,7 @@ def work(link: Any, peers: tuple[Any, ...], model: Served) -> None:
 
 
 class WorkerProcesses:
-    """Start a process for each rank; send steps to all of them and gather what they choose."""
+    """Start a process for each rank; send steps to all ranks and gather their choices."""
 
     def __init__(self, model: Served, max_elements: int) -> None:
         start, ranks = multiprocessing.get_context("spawn"), range(model.params.n_devices)
@@ -69,17 +69,17 @@ class WorkerProcesses:
                 sockets[rank].append(end)
         self._links, theirs = zip(*(start.Pipe() for _ in ranks), strict=True)
         threads = max(1, (os.cpu_count() or 1) // len(ranks))
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads))  # of those that start now
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads))  # for the new processes
         given = [(theirs[n], (n, memory, max_elements, sockets[n]), model) for n in ranks]
         self._processes = [start.Process(target=work, args=args, daemon=True) for args in given]
         for process in self._processes:
             process.start()
         for end in (*theirs, *(end for ends in sockets for end in ends)):
-            end.close()  # a process alone has its ends, so that they end with it
-        self.run([])  # nothing but wait until all are ready
+            end.close()  # only workers keep their ends, which close when they end
+        self.run([])  # waits until all workers are ready
 
     def run(self, steps: list[Step]) -> list[Choice]:
-        """Run a step in all processes; WorkerError, and no process left, if one has ended."""
+        """Run a step in all processes; if a process has ended, end all and raise WorkerError."""
         try:
             for link, step in zip(self._links, steps, strict=False):
                 link.send(step)
@@ -88,14 +88,14 @@ class WorkerProcesses:
             self.close()
             codes = [process.exitcode for process in self._processes]
             raise WorkerError(
-                f"a worker has ended: exit codes {codes}, 0 because of another; see stderr above"
+                f"a worker has ended: exit codes {codes}, 0 if another failed; see stderr above"
             ) from None
-        except BaseException:  # an answer that nobody took would be that of the next step
+        except BaseException:  # an unread answer would be taken for the next step's answer
             self.close()
             raise
 
     def close(self) -> None:
-        """End the processes, however far they are."""
+        """End the processes, also in the middle of a step."""
         for link in self._links:
             link.close()
         for process in self._processes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model to look at the engine with, where no other is at hand."""
+"""A tiny model to try the engine without a downloaded model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 def write_random_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write a Llama over the 256 bytes, as Hugging Face would; it has learned nothing."""
+    """Write an untrained Llama whose tokens are the 256 bytes, in the format of Hugging Face."""
     hidden, kv_width, ffn = 128, 2 * 32, 320
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens": (256, hidden),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks arrays that come in and makes those that go out.
+// Checks input arrays and makes output arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -19,7 +19,7 @@ namespace kvcore::python {
 
 using detail::concat;
 
-/// The int64 nearest to an object with `__index__`.
+/// Returns the int64 nearest to an object with `__index__`.
 [[nodiscard]] inline std::int64_t nearest_int64(pybind11::handle value) {
     namespace py = pybind11;
     const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
@@ -31,8 +31,8 @@ using detail::concat;
                         : std::numeric_limits<std::int64_t>::min();
 }
 
-/// The value of an int argument, the nearest int64 where it is beyond. Throws TypeError for
-/// anything else, bool included.
+/// Returns the value of an int argument, or the nearest int64 for a value out of range. Throws
+/// TypeError for anything else, bool included.
 [[nodiscard]] inline std::int64_t integer_arg(pybind11::handle value, const char* name) {
     if (PyIndex_Check(value.ptr()) == 0 || PyBool_Check(value.ptr())) {
         throw pybind11::type_error(std::string(name) + " is a " + Py_TYPE(value.ptr())->tp_name +
@@ -41,14 +41,15 @@ using detail::concat;
     return nearest_int64(value);
 }
 
-/// A 1-D int32 argument: tokens or page ids. A list, an int32 or an int64 array, any stride.
+/// A 1-D int32 argument: tokens or page ids. Takes a list, an int32 or an int64 array, with any
+/// stride.
 class Int32Arg {
    public:
-    /// What becomes of an int32 array without gaps: its memory is read where it is, for as long as
-    /// the GIL is held, or copied. Everything else is copied.
+    /// The treatment of an int32 array without gaps: its memory is read in place while the GIL is
+    /// held, or copied. Everything else is copied.
     enum class Memory : std::uint8_t { kCopied, kBorrowed };
 
-    /// `name` is what error texts call it. Throws TypeError for other dtypes, ValueError for other
+    /// `name`: the name in error texts. Throws TypeError for other dtypes, ValueError for other
     /// ranks and for numbers beyond int32.
     Int32Arg(const pybind11::object& value, const char* name, Memory memory = Memory::kCopied) {
         namespace py = pybind11;
@@ -140,17 +141,17 @@ class Int32Arg {
     }
 
     std::vector<std::int32_t> values_;
-    pybind11::object held_;  // an array of the caller's, in place of the values
+    pybind11::object held_;  // the caller's array, instead of the values
     const std::int32_t* borrowed_ = nullptr;
     std::int64_t num_borrowed_ = 0;
 };
 
-/// A new int32 array [n] with the ids.
+/// Returns a new int32 array [n] with the ids.
 [[nodiscard]] inline pybind11::array_t<std::int32_t> id_array(const std::vector<BlockId>& ids) {
     return pybind11::array_t<std::int32_t>(static_cast<pybind11::ssize_t>(ids.size()), ids.data());
 }
 
-/// What str() returns, for error texts.
+/// Returns str() of an object, for error texts.
 [[nodiscard]] inline std::string text(const pybind11::handle& value) {
     return pybind11::str(value).cast<std::string>();
 }
@@ -159,7 +160,7 @@ class Int32Arg {
     return text(array.attr("shape"));
 }
 
-/// ValueError unless the array has `rank` axes, which the text names: "(rows, columns)".
+/// ValueError unless the array has `rank` axes; `axes` lists them: "(rows, columns)".
 inline void check_rank(const pybind11::array& array, const char* name, const char* axes,
                        pybind11::ssize_t rank) {
     if (array.ndim() == rank) return;
@@ -173,13 +174,13 @@ inline void check_int32(const pybind11::array& array, const char* name) {
                                       ", must be int32; convert it with astype(np.int32)"));
 }
 
-/// A new array with the same elements in C order.
+/// Returns a new array with the same elements in C order.
 [[nodiscard]] inline pybind11::array copy_of(const pybind11::array& array) {
     return array.attr("copy")("C");
 }
 
-/// The number of threads a kernel may use; TypeError for no int, ValueError below 1 or beyond
-/// int32.
+/// Returns the number of threads that a kernel may use. TypeError for a non-int, ValueError below 1
+/// or beyond int32.
 [[nodiscard]] inline int threads_of(pybind11::handle given) {
     constexpr int kMost = std::numeric_limits<int>::max();
     const std::int64_t threads = integer_arg(given, "threads");
@@ -189,7 +190,7 @@ inline void check_int32(const pybind11::array& array, const char* name) {
         concat("threads is ", pybind11::str(given).cast<std::string>(), ", must be ", bound));
 }
 
-/// A flag; TypeError for what is neither a bool nor one of numpy's.
+/// Returns a flag. TypeError for a value that is neither a bool nor a numpy bool.
 [[nodiscard]] inline bool flag_arg(pybind11::handle given, const char* name) {
     if (PyBool_Check(given.ptr())) return given.ptr() == Py_True;
     const std::string kind = Py_TYPE(given.ptr())->tp_name;
@@ -197,21 +198,22 @@ inline void check_int32(const pybind11::array& array, const char* name) {
     throw pybind11::type_error(concat(name, " is a ", kind, ", must be a bool"));
 }
 
-/// Whether the elements of the last axis follow each other without gaps.
+/// Returns true if the elements of the last axis follow each other without gaps.
 [[nodiscard]] inline bool has_dense_rows(const pybind11::array& array) {
     const pybind11::ssize_t last = array.ndim() - 1;
     return array.size() == 0 || array.shape(last) <= 1 || array.strides(last) == array.itemsize();
 }
 
-/// TypeError for elements that are pointers to Python objects, which nobody counts here.
+/// TypeError for elements that are Python objects, because the bindings count no references to
+/// them.
 inline void check_numbers(const pybind11::array& array, const std::string& name) {
     constexpr std::uint64_t kHoldsObjects = 1;  // NPY_ITEM_REFCOUNT
     if ((array.dtype().flags() & kHoldsObjects) == 0) return;
     throw pybind11::type_error(
-        concat(name, " has dtype ", text(array.dtype()), ", must be one of numbers"));
+        concat(name, " has dtype ", text(array.dtype()), ", must be a dtype of numbers"));
 }
 
-/// ValueError where elements do not lie at multiples of their size.
+/// ValueError if elements are not aligned to their size.
 inline void check_aligned(const pybind11::array& array, const char* name) {
     if ((array.flags() & pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0) return;
     throw pybind11::value_error(concat(name, " is not aligned in memory; pass a copy"));

@@ -15,7 +15,7 @@
 
 namespace kvcore::python {
 
-/// TypeError for another dtype, ValueError for rows that are not dense or not aligned.
+/// TypeError for another dtype, ValueError for rows that are not contiguous or not aligned.
 inline void check_uint32(const pybind11::array& array, const char* name) {
     if (!pybind11::isinstance<pybind11::array_t<std::uint32_t>>(array)) {
         throw pybind11::type_error(concat(name, " has dtype ", text(array.dtype()),
@@ -30,7 +30,7 @@ inline void check_uint32(const pybind11::array& array, const char* name) {
 /// The page table and row offsets of a call, checked against each other.
 class BatchArgs {
    public:
-    /// Offsets that are not readable, because they lie on a GPU, are only checked for their shape.
+    /// For offsets on a GPU, which are not readable, only the shape is checked.
     BatchArgs(const pybind11::array& table, const pybind11::array& offsets,
               bool are_readable = true)
         : table_(table), offsets_(offsets) {
@@ -41,7 +41,7 @@ class BatchArgs {
         if (offsets.shape(0) != table.shape(0) + 1) {
             throw pybind11::value_error(concat("row_offsets has ", offsets.shape(0),
                                                " entries for ", table.shape(0),
-                                               " rows, must have one more than rows"));
+                                               " rows, must be one more than the rows"));
         }
         if (are_readable) check_offsets();
     }
@@ -59,7 +59,7 @@ class BatchArgs {
     }
     [[nodiscard]] std::int64_t total() const { return offsets_data()[table_.shape(0)]; }
 
-    /// The data of cache_lengths, one for each row.
+    /// Returns the data of cache_lengths, which has an entry for each row.
     [[nodiscard]] const std::uint32_t* cached(const pybind11::array& lengths) const {
         check_rank(lengths, "cache_lengths", "(rows,)", 1);
         check_uint32(lengths, "cache_lengths");
@@ -70,8 +70,8 @@ class BatchArgs {
         return static_cast<const std::uint32_t*>(lengths.data());
     }
 
-    /// The numbers that the kernels of a call go by, which it must not write to; `cached` may be
-    /// empty.
+    /// Returns the arrays of numbers that the kernels of a call read and must not write; `cached`
+    /// may be empty.
     [[nodiscard]] std::vector<std::pair<pybind11::array, const char*>> numbers(
         const pybind11::array& cached = {}) const {
         return {{table_, "lookup_table"}, {offsets_, "row_offsets"}, {cached, "cache_lengths"}};
@@ -80,7 +80,7 @@ class BatchArgs {
     void check_pages(const TokenRanges& ranges, const pybind11::array& pool) const {
         refuse(find_missing_page(table(), ranges, pool.shape(1), pool.shape(0)), pool);
     }
-    /// The same for tokens [first[b], cached[b]) of each row b: more than 2^32 together, maybe.
+    /// The same for tokens [first[b], cached[b]) of each row b. Their sum may exceed 2^32.
     void check_cached_pages(const std::vector<std::uint32_t>& first, const std::uint32_t* cached,
                             const pybind11::array& pool) const {
         PageTable row = table();

@@ -48,11 +48,12 @@ using kvcore::python::threads_of;
 
 namespace {
 
-// Positions are below: two counts of 32 bits.
+// All positions are below it: a position is the sum of two counts of 32 bits.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 33;
 
-/// (keys, values, rope, key_scales, value_scales): arrays, or None but for the keys. Without values
-/// they are the keys' own first elements. With `globals`, a pair, they are those of nvfp4.
+/// (keys, values, rope, key_scales, value_scales): arrays; all but the keys may be None. Without
+/// values, the values are the first elements of the keys. With `globals`, a pair, the pools are in
+/// nvfp4.
 struct PoolArgs {
     PoolArgs(const py::tuple& given, const py::object& globals, const py::object& v_head_dim)
         : keys(given[0].cast<py::array>()) {
@@ -100,7 +101,7 @@ struct PoolArgs {
         if (array.ndim() == 4 && std::equal(array.shape(), array.shape() + 3, keys.shape())) {
             return array;
         }
-        throw py::value_error(concat(name, " has shape ", shape_text(array), ", that of keys ",
+        throw py::value_error(concat(name, " has shape ", shape_text(array), ", keys have ",
                                      shape_text(keys), "; all axes but the last must agree"));
     }
     void narrow_values(std::int64_t dim) {
@@ -109,7 +110,7 @@ struct PoolArgs {
             throw py::value_error(
                 concat("v_head_dim is ", dim, ", must be 1 to ", view.v.dim,
                        ", the elements of a value", group > 1 ? " and a multiple of " : "",
-                       group > 1 ? concat(group, ", those that share a scale") : ""));
+                       group > 1 ? concat(group, ", the elements of a scale") : ""));
         }
         view.v.dim = dim;
     }
@@ -119,7 +120,7 @@ struct PoolArgs {
     kvcore::Nvfp4Globals nvfp4;
 };
 
-/// (lookup_table, cache_lengths, row_offsets), against each other and the pool.
+/// (lookup_table, cache_lengths, row_offsets), checked against each other and the pool.
 struct StepArgs {
     explicit StepArgs(const py::tuple& given)
         : table(given[0].cast<py::array>()),
@@ -128,8 +129,8 @@ struct StepArgs {
           batch(table, offsets),
           cached(batch.cached(lengths)) {}
 
-    // Tokens of each row that no query of it sees are [0, first[b]): all of its cached ones where
-    // it has no queries.
+    // Returns the first token of each row that a query reads: no query of row b reads tokens [0,
+    // first[b]). For a row without queries, first[b] is its number of cached tokens.
     [[nodiscard]] std::vector<std::uint32_t> first_seen(const AttentionRule& rule) const {
         std::vector<std::uint32_t> first(cached, cached + table.shape(0));
         const std::uint32_t* ends = batch.offsets_data();
@@ -151,7 +152,7 @@ struct StepArgs {
     const std::uint32_t* cached;
 };
 
-/// (scale, causal, window, chunk, soft_cap, sinks), each but `causal` None by default.
+/// The arguments (scale, causal, window, chunk, soft_cap, sinks), None by default except `causal`.
 struct RuleArgs {
     RuleArgs(const py::tuple& given, std::int64_t head_dim, std::int64_t heads) {
         rule.scale = given[0].is_none()
@@ -227,7 +228,7 @@ void check_queries(const py::array& q, const PoolView<const std::byte>& pool, st
     }
 }
 
-/// Where results go: the caller's array, or a new one.
+/// Returns the array for results: the caller's array, or a new array.
 py::array results(const py::object& out, const py::array& q, std::int64_t dim,
                   const std::vector<py::array>& read) {
     const std::vector<py::ssize_t> shape{q.shape(0), q.shape(1), dim};
@@ -241,16 +242,16 @@ py::array results(const py::object& out, const py::array& q, std::int64_t dim,
         throw py::type_error(concat("out has dtype ", text(array.dtype()), ", must be that of q, ",
                                     text(q.dtype())));
     }
-    if (!array.writeable()) throw py::value_error("out is read-only; pass one that is writable");
+    if (!array.writeable()) throw py::value_error("out is read-only; pass a writable array");
     check_own_memory(array, "out");
     for (const py::array& other : read) {
         if (!is_overlapping(array, other)) continue;
-        throw py::value_error("out overlaps what is read in memory; pass an array of its own");
+        throw py::value_error("out overlaps what is read in memory; pass a separate array");
     }
     return array;
 }
 
-/// Where logarithms go: the caller's array, or a new one.
+/// Returns the array for logarithms: the caller's array, or a new array.
 py::array sums_of(const py::object& given, const py::array& q, const py::array& values,
                   const std::vector<py::array>& read) {
     if (given.is_none()) return py::array_t<float>({q.shape(0), q.shape(1)});
@@ -267,14 +268,14 @@ py::array sums_of(const py::object& given, const py::array& q, const py::array& 
     }
     check_aligned(array, "out[1]");
     if (!array.writeable()) {
-        throw py::value_error("out[1] is read-only; pass one that is writable");
+        throw py::value_error("out[1] is read-only; pass a writable array");
     }
     for (const py::array& other : read) {
         if (!is_overlapping(array, other)) continue;
-        throw py::value_error("out[1] overlaps what is read in memory; pass an array of its own");
+        throw py::value_error("out[1] overlaps what is read in memory; pass a separate array");
     }
     if (is_overlapping(array, values)) {
-        throw py::value_error("out[1] overlaps out[0] in memory; pass an array of its own");
+        throw py::value_error("out[1] overlaps out[0] in memory; pass a separate array");
     }
     return array;
 }
@@ -321,8 +322,8 @@ py::tuple attention(const py::tuple& pools, const py::object& globals, const py:
     {
         const py::gil_scoped_release unlocked;
         const std::int64_t bytes = kvcore::attention_workspace_bytes(input, workers);
-        // Not zeroed, as a vector's would be. After the first calls malloc has such memory
-        // at hand: no step waits for fresh pages, and no scratch need be kept.
+        // Not zeroed, unlike a vector. After the first calls malloc reuses this memory, so a step
+        // waits for no fresh pages and kvcore keeps no scratch.
         const std::unique_ptr<std::byte[]> scratch(new std::byte[static_cast<std::size_t>(bytes)]);
         kvcore::attention(input, output, scratch.get(), workers);
     }

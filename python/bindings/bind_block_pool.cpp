@@ -11,7 +11,7 @@ using kvcore::python::Int32Arg;
 
 namespace {
 
-// A first line `name(self, arguments)` and `--` is what Python shows as the signature.
+// Python shows a first line `name(self, arguments)`, followed by `--`, as the signature.
 constexpr const char* kClassDoc = R"(Count the references of page ids ``0 .. num_blocks - 1``.
 
 Parameters
@@ -22,7 +22,7 @@ num_blocks : int
 Raises
 ------
 ValueError
-    Another number of pages.
+    `num_blocks` is outside this range.
 
 Notes
 -----
@@ -50,14 +50,14 @@ int32 [n]
 Raises
 ------
 InsufficientBlocksError
-    Fewer than `n` are free; nothing has been taken.
+    Fewer than `n` pages are free. The call took no page.
 ValueError
-    `n` below 0.)";
+    `n` is below 0.)";
 
 constexpr const char* kShareDoc = R"(share(self, ids)
 --
 
-Add one reference to each page.
+Add a reference to each page.
 
 Parameters
 ----------
@@ -66,12 +66,12 @@ ids : list of int, or array int32 or int64 [n]
 Raises
 ------
 InvalidHandleError
-    An id that is free or no page; nothing has changed.)";
+    An id is free or not a page. The call changed nothing.)";
 
 constexpr const char* kFreeDoc = R"(free(self, ids)
 --
 
-Drop one reference of each page; one without references is free again.
+Drop a reference of each page. A page without references becomes free.
 
 Parameters
 ----------
@@ -80,12 +80,12 @@ ids : list of int, or array int32 or int64 [n]
 Raises
 ------
 InvalidHandleError
-    An id that is free already (a double free) or no page; nothing has changed.)";
+    An id is already free (a double free) or not a page. The call changed nothing.)";
 
 constexpr const char* kRefCountDoc = R"(ref_count(self, block_id)
 --
 
-Return the references to a page, 0 when it is free; InvalidHandleError for no page.)";
+Return the references to a page, 0 if it is free; InvalidHandleError for an invalid id.)";
 
 constexpr const char* kCheckIntegrityDoc = R"(check_integrity(self)
 --
@@ -97,7 +97,7 @@ py::array_t<std::int32_t> allocate(BlockPool& pool, std::int64_t n) {
     if (n > pool.num_free()) {
         throw kvcore::InsufficientBlocksError(
             kvcore::detail::concat(n, " pages are needed, ", pool.num_free(), " of ",
-                                   pool.num_blocks(), " are free; free some first"));
+                                   pool.num_blocks(), " are free; free pages first"));
     }
     std::vector<kvcore::BlockId> ids(static_cast<std::size_t>(n));
     if (!pool.allocate(n, ids.data())) throw kvcore::Error("pool changed during the call");
@@ -112,7 +112,7 @@ void bind_block_pool(py::module_& module) {
     py::class_<BlockPool>(module, "BlockPool", kClassDoc)
         .def(py::init<std::int64_t>(), py::arg("num_blocks"))
         .def_property_readonly("num_blocks", &BlockPool::num_blocks, "Pages of the pool.")
-        .def_property_readonly("num_free", &BlockPool::num_free, "Pages that nobody references.")
+        .def_property_readonly("num_free", &BlockPool::num_free, "Pages without references.")
         .def("allocate", &allocate, py::arg("n"), kAllocateDoc)
         .def(
             "share",

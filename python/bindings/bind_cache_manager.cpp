@@ -29,10 +29,10 @@ namespace {
 using Key = std::optional<std::string>;
 using Bound = std::optional<std::int64_t>;
 
-/// Kind, span in tokens, bundles, tokens of a page.
+/// (kind, span in tokens, bundles, tokens of a page).
 using Group = std::tuple<std::string, std::int64_t, std::int32_t, std::int32_t>;
 
-/// Reserved pages, most pages.
+/// (reserved pages, maximum pages).
 using Quota = std::pair<std::int64_t, std::optional<std::int64_t>>;
 
 kvcore::GroupKind group_kind(const std::string& name) {
@@ -99,7 +99,7 @@ CacheManager* make_manager(
     return new CacheManager(config);
 }
 
-/// A RequestView together with what it points to.
+/// A RequestView and the data to which it points.
 struct Request {
     Request(SequenceHandle sequence, const py::object& tokens, std::int64_t start,
             std::optional<std::int64_t> active, const Key& extra_key, const Key& cache_salt)
@@ -158,7 +158,7 @@ py::array_t<std::int32_t> commit(CacheManager& manager, SequenceHandle sequence,
         throw py::value_error(kvcore::detail::concat("written is ", written, ", must be 0 .. ",
                                                      arg.size(), ", the number of tokens"));
     }
-    // A view has a token to run; commit reads none beyond the written ones.
+    // A view needs a token to run; commit reads no token after the written tokens.
     RequestView view{sequence, arg.data(), written, written + 1, written + 1, {}};
     std::vector<kvcore::PageSwap> swaps;
     manager.commit({&view, 1}, swaps);
@@ -294,8 +294,8 @@ void bind_cache_manager(py::module_& module) {
         .def("reset_metrics", &CacheManager::reset_metrics, docs::kResetMetrics)
         .def("check_integrity", &CacheManager::check_integrity, docs::kCheckIntegrity)
         .def("_late_reads", &CacheManager::late_reads, py::arg("replica"),
-             "Return the highest mark of stores that may still read pages which were handed out "
-             "since, 0 for none.")
+             "Return the highest mark of stores that may still read pages that were reallocated "
+             "since; 0 if no store reads.")
         .def("_capsule",
              [](CacheManager& manager) { return py::capsule(&manager, "kvcore.CacheManager"); })
         .def("__repr__", [](const CacheManager& manager) {

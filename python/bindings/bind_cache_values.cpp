@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CacheManager returns.
+// The values that CacheManager returns.
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -18,15 +18,15 @@ using kvcore::SequenceHandle;
 
 void bind_cache_values(py::module_& module) {
     py::class_<SequenceHandle>(module, "SequenceHandle",
-                               "A claimed sequence; stale once it is released.")
+                               "A claimed sequence; stale after its release.")
         .def("__eq__", [](SequenceHandle a, SequenceHandle b) { return a == b; })
         .def("__hash__", [](SequenceHandle handle) {
             return (static_cast<std::uint64_t>(handle.generation) << 32) | handle.index;
         });
-    py::class_<PinHandle>(module, "PinHandle", "A pinned prefix; its num_tokens are kept.")
+    py::class_<PinHandle>(module, "PinHandle", "A pinned prefix of num_tokens tokens.")
         .def_readonly("num_tokens", &PinHandle::num_tokens);
     py::class_<kvcore::EvictionCounts>(module, "EvictionCounts",
-                                       "Cached pages of a tier that went, by why it was these.")
+                                       "Evicted cached pages of a tier, by reason.")
         .def_readonly("policy", &kvcore::EvictionCounts::policy)
         .def_readonly("window", &kvcore::EvictionCounts::window)
         .def_readonly("unreachable", &kvcore::EvictionCounts::unreachable)
@@ -91,7 +91,7 @@ void bind_cache_values(py::module_& module) {
         .def_readonly("stored_checkpoints", &kvcore::StateStats::stored_checkpoints)
         .def_readonly("loaded_checkpoints", &kvcore::StateStats::loaded_checkpoints)
         .def_readonly("evicted_checkpoints", &kvcore::StateStats::evicted_checkpoints);
-    py::class_<kvcore::ReservePlan>(module, "ReservePlan", "What a reservation would do now.")
+    py::class_<kvcore::ReservePlan>(module, "ReservePlan", "The result of a reservation made now.")
         .def_readonly("hit_tokens", &kvcore::ReservePlan::hit_tokens)
         .def_readonly("new_pages", &kvcore::ReservePlan::new_pages)
         .def_readonly("evicted_pages", &kvcore::ReservePlan::evicted_pages)
@@ -102,7 +102,7 @@ void bind_cache_values(py::module_& module) {
     py::class_<HeldPages>(module, "HeldPages", docs::kHeldPages)
         .def_property_readonly(
             "pages", [](const HeldPages& held) { return kvcore::python::id_array(held.pages()); },
-            "As they were asked for, int32 [n]; a copy.")
+            "The ids in the order of the call, int32 [n]; a copy.")
         .def("let_go", &HeldPages::let_go, docs::kLetGo)
         .def(
             "__enter__", [](HeldPages& held) -> HeldPages& { return held; },

@@ -32,7 +32,7 @@ using kvcore::python::PlacedBatchArg;
 
 namespace {
 
-/// A batch under way, with the memory that it reads or writes.
+/// A batch in flight, with the memory that it reads or writes.
 class BoundTask {
    public:
     BoundTask(StoreTask task, std::vector<HeldBuffer> held)
@@ -42,12 +42,12 @@ class BoundTask {
     ~BoundTask() {
         if (task_ == nullptr) return;
         PyThreadState* const state = PyEval_SaveThread();
-        task_.reset();  // waits; then the memory is free
+        task_.reset();  // waits until the memory is unused
         PyEval_RestoreThread(state);
     }
 
     [[nodiscard]] bool done() const noexcept { return task_->done(); }
-    // In slices, so that Ctrl-C ends it.
+    // Waits in slices, so that Ctrl-C ends the wait.
     [[nodiscard]] bool wait(const std::optional<double>& timeout) const {
         constexpr double kSlice = 0.1;
         if (timeout && !(*timeout >= 0)) {
@@ -77,7 +77,7 @@ class BoundTask {
     std::unique_ptr<StoreTask> task_;
 };
 
-/// A store that is closed without the GIL.
+/// A store that releases the GIL while it closes.
 class BoundDiskStore {
    public:
     explicit BoundDiskStore(DiskStoreConfig config) {
@@ -232,12 +232,12 @@ std::uint32_t checksum(const py::object& data, std::uint32_t before) {
 
 void bind_task(py::module_& module) {
     py::class_<BoundTask>(module, "StoreTask",
-                          "A batch of pages on its way to or from a disk; holds their buffers.")
-        .def("done", &BoundTask::done, "Return whether it is over, without waiting.")
+                          "A batch of pages in flight to or from a disk; holds their buffers.")
+        .def("done", &BoundTask::done, "Return true if the batch is done, without waiting.")
         .def("wait", &BoundTask::wait, py::arg("timeout") = py::none(),
-             "Wait for so many seconds, or without end; return whether it is over.")
+             "Wait for `timeout` seconds, or without end; return true if the batch is done.")
         .def("result", &BoundTask::result,
-             "Wait; return the pages that were read, a prefix, or that are stored now.");
+             "Wait; return the number of pages read, a prefix of the batch, or stored now.");
 }
 
 }  // namespace
@@ -251,39 +251,39 @@ void bind_disk_store(py::module_& module) {
              py::arg("segment_bytes"), py::arg("direct"), py::arg("breaker_failures"),
              py::arg("breaker_seconds"), py::arg("slow_seconds"))
         .def("get", &begin<std::byte>, py::arg("keys"), py::arg("buffers"),
-             "Begin to read pages into buffers.")
+             "Start reading pages into buffers.")
         .def("get_placed", &begin_placed, py::arg("keys"), py::arg("places"), py::arg("rows"),
              py::arg("slots") = py::none(),
-             "Begin to read pages into rows of arrays: for each key (part, row) of all its parts.")
+             "Start reading pages into rows of arrays: a list of (part, row) for each key.")
         .def("put", &begin<const std::byte>, py::arg("keys"), py::arg("buffers"),
-             "Begin to write pages from buffers.")
+             "Start writing pages from buffers.")
         .def("parts_of", &parts_of, py::arg("keys"),
-             "Return a bit for each part that each page has.")
-        .def("remove", &remove_pages, py::arg("keys"), "Forget pages; return how many there were.")
+             "Return the parts of each page, a bit for each part.")
+        .def("remove", &remove_pages, py::arg("keys"), "Remove pages; return the number removed.")
         .def(
             "clear",
             [](const BoundDiskStore& bound) {
                 const py::gil_scoped_release unlocked;
                 return bound.store().clear();
             },
-            "Forget all pages, those on their way included; return how many were found.")
+            "Remove all pages, also pages in flight; return the number removed.")
         .def("stats", &stats_of, "Return the counters since the store was opened.")
         .def_property_readonly(
             "slot_bytes", [](const BoundDiskStore& bound) { return bound.store().slot_bytes(); },
-            "Bytes that a page takes in a file.")
+            "The bytes that a page takes in a file.")
         .def_property_readonly(
             "page_bytes", [](const BoundDiskStore& bound) { return bound.store().page_bytes(); },
-            "Most bytes of a page.")
+            "The maximum number of bytes of a page.")
         .def_property_readonly(
             "closed", [](const BoundDiskStore& bound) { return bound.store().is_closed(); },
-            "Whether it refuses every call: closed, or of a process that was forked.")
+            "True if the store refuses every call: it is closed, or was opened before a fork.")
         .def(
             "close",
             [](const BoundDiskStore& bound) {
                 const py::gil_scoped_release unlocked;
                 bound.store().close();
             },
-            "Carry out what waits, and let the directories go.")
+            "Finish waiting batches and release the directories.")
         .def(
             "check_integrity",
             [](const BoundDiskStore& bound) {
@@ -292,9 +292,9 @@ void bind_disk_store(py::module_& module) {
             },
             "Raise AssertionError unless each slot is free, being written, or found by its key.");
     module.def("inspect_disk_store", &inspect, py::arg("directory"), py::arg("verify"),
-               "Return what the files of a store hold, all bytes checked if asked for.");
+               "Return the content of the files of a store; `verify`: check all bytes.");
     module.def("purge_disk_store", &purge, py::arg("directory"),
                "Remove the files of a store; return their bytes.");
     module.def("crc32c", &checksum, py::arg("data"), py::arg("before") = 0,
-               "Return the CRC-32C of bytes, or of those behind bytes whose CRC is `before`.");
+               "Return the CRC-32C of bytes. `before`: the CRC of the bytes before them.");
 }

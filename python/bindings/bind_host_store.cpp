@@ -22,15 +22,15 @@ using kvcore::python::threads_of;
 
 namespace {
 
-/// A HostStore together with the arrays that it copies from and to.
+/// A HostStore and the arrays that it copies from and to.
 class BoundStore {
    public:
-    /// `caches`: what CacheArg takes, for each array of the replica.
+    /// `caches`: the argument of CacheArg for each array of the replica.
     BoundStore(std::int64_t num_pages, py::list caches)
         : pool_(std::move(caches)), store_(std::make_unique<HostStore>(num_pages, pool_.views())) {}
 
     [[nodiscard]] const HostStore& store() const noexcept { return *store_; }
-    /// Its pages as bytes; the array keeps `self`, whose memory it is.
+    /// Returns the pages as bytes. The array keeps `self`, which owns the memory.
     [[nodiscard]] static py::array_t<std::uint8_t> memory(const py::object& self) {
         const HostStore& store = self.cast<const BoundStore&>().store();
         return {{store.num_pages(), store.page_bytes()},
@@ -85,7 +85,7 @@ void bind_host_store(py::module_& module) {
                                [](const BoundStore& bound) { return bound.store().page_bytes(); })
         .def_property_readonly(
             "memory", [](const py::object& self) { return BoundStore::memory(self); },
-            "The pages as bytes, uint8 [num_pages, page_bytes]; present ahead of their use.")
+            "The pages as bytes, uint8 [num_pages, page_bytes]; allocated before their use.")
         .def(
             "expect",
             [](const BoundStore& bound, std::int64_t last) {
@@ -94,14 +94,14 @@ void bind_host_store(py::module_& module) {
                 bound.store().expect(last);
             },
             py::arg("last"),
-            "Have memory up to a page present, and some behind it; nothing where it is.")
+            "Allocate the memory up to a page and some more, unless it is allocated.")
         .def(
             "store",
             [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {
                 bound.copy(pairs, true, threads);
             },
             py::arg("pairs"), py::arg("threads") = 1,
-            "Copy pages to the host tier; rows: page of the pool, page of the tier.")
+            "Copy pages to the host tier; each row: page of the pool, page of the tier.")
         .def(
             "load",
             [](const BoundStore& bound, const Ids& pairs, const py::object& threads) {

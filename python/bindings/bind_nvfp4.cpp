@@ -47,7 +47,7 @@ void dequantize_nvfp4(const py::array& codes, const py::array& scales, const py:
                              BlockArgs::target(args.elements), workers);
 }
 
-/// Everything is checked before anything moves.
+/// Checks all arguments before anything moves.
 std::vector<Nvfp4Move> nvfp4_moves(const py::list& transfers, const BatchArgs& batch,
                                    const TokenRanges& ranges, const py::array& cached,
                                    bool writes_pool) {
@@ -109,7 +109,7 @@ std::int64_t append_slots_nvfp4(const py::list& transfers, const py::array& slot
                                 const py::object& threads) {
     const bool is_wide = check_slots(slots, "slots");
     const int workers = threads_of(threads);
-    if (transfers.size() != 2) throw py::value_error("transfers must be those of K and of V");
+    if (transfers.size() != 2) throw py::value_error("transfers must be two, of K and of V");
     std::vector<Nvfp4Move> moves;
     TransferArgs args(true);
     for (const py::handle each : transfers) {

@@ -22,7 +22,7 @@ using kvcore::python::writable_pages_of;
 
 namespace {
 
-// Everything is checked before anything is written: a list of pools is one cache.
+// Checks all arguments before anything is written: a list of pools is one cache.
 void copy_pages(const py::list& given, const Ids& pairs, const py::object& threads) {
     std::vector<py::array> pools = arrays_in(given);
     const std::vector<PageBytes<std::byte>> all = writable_pages_of(pools);
@@ -58,7 +58,7 @@ py::array_t<std::uint64_t> digest_pages(const py::array& pool, const Ids& ids,
     return digests;
 }
 
-// Of an array anywhere: only its addresses are looked at, and they are made up.
+// Uses only the addresses of the elements, so the array needs no memory.
 bool has_shared_elements(const std::vector<py::ssize_t>& shape,
                          const std::vector<py::ssize_t>& strides, py::ssize_t item_size) {
     static constexpr std::byte kSomewhere{};

@@ -21,10 +21,10 @@ using kvcore::python::PoolArg;
 
 namespace {
 
-/// A PageCopier together with the arrays that it copies in.
+/// A PageCopier and the arrays in which it copies.
 class BoundCopier {
    public:
-    /// `pools`: by replica, what CacheArg takes for each of its arrays.
+    /// `pools`: for each replica, the arguments of CacheArg for its arrays.
     explicit BoundCopier(const py::list& pools) {
         std::vector<PageCopier::Pool> views;
         for (const py::handle replica : pools) {
@@ -61,8 +61,8 @@ class BoundCopier {
                 check_page(given.at(i, 2), cache.sizes().pages);
                 if (tokens < 0 || tokens > cache.sizes().page_size) {
                     throw py::value_error(
-                        kvcore::detail::concat(tokens, " tokens are to be copied, must be 0 .. ",
-                                               cache.sizes().page_size, ", those of a page"));
+                        kvcore::detail::concat("a copy has ", tokens, " tokens, must be 0 .. ",
+                                               cache.sizes().page_size, ", the page size"));
                 }
             }
             all.push_back({static_cast<std::int32_t>(replica),
@@ -82,10 +82,10 @@ class BoundCopier {
 
 void bind_page_copier(py::module_& module) {
     py::class_<BoundCopier>(module, "PageCopier",
-                            "Copies within the pools of a manager; by replica, their arrays.")
+                            "Copies pages within the pools of a manager, for all replicas.")
         .def(py::init<py::list>(), py::arg("pools"))
         .def("run", &BoundCopier::run, py::arg("copies"),
-             "Copy the starts of pages, in any order; rows: replica, source page, destination "
+             "Copy the starts of pages, in any order; each row: replica, source page, destination "
              "page, tokens.")
         .def("_capsule", [](const BoundCopier& bound) {
             return py::capsule(&bound.copier(), "kvcore.PageCopier");

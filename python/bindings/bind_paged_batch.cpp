@@ -40,7 +40,7 @@ void gather(const Move& move, const PageTable& table, const TokenRanges& ranges,
     }
 }
 
-/// Everything is checked before anything moves.
+/// Checks all arguments before anything moves.
 std::vector<Move> moves_of(const py::list& transfers, const BatchArgs& batch,
                            const TokenRanges& ranges, const py::array& cached, bool writes_pool) {
     std::vector<Move> moves;

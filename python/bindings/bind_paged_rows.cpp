@@ -23,7 +23,7 @@ using kvcore::python::NewBlocks;
 
 namespace {
 
-// Below this copying takes about as long as handing the GIL over.
+// For fewer bytes, a copy takes about as long as a release of the GIL.
 constexpr std::int64_t kBytesToCopyUnlocked = 1 << 15;
 
 template <class Byte, class Pointer>
@@ -128,13 +128,13 @@ void bind_paged_rows(py::module_& module) {
     module.def("allocate_blocks", &allocate_blocks, py::arg("key_pool"), py::arg("value_pool"),
                py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
                py::arg("num_new_tokens"), py::arg("free_block_ids"), py::arg("donate"),
-               "Enter free blocks into a row: (the cache's arrays, blocks consumed); copies the "
-               "table unless donated.");
+               "Enter free blocks into a row; return (the cache's arrays, blocks consumed). Copies "
+               "the table unless donated.");
     module.def("append_rows", &append_rows, py::arg("key_pool"), py::arg("value_pool"),
                py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
                py::arg("keys_new"), py::arg("values_new"), py::arg("donate"),
-               "Write tokens behind those of a row: the cache's arrays, copies unless donated.");
+               "Append tokens to a row; return the cache's arrays, copies unless donated.");
     module.def("gather_rows", &gather_rows, py::arg("key_pool"), py::arg("value_pool"),
                py::arg("block_table"), py::arg("seq_lengths"), py::arg("sequence_idx"),
-               "Copy the tokens of a row: (keys, values, tokens).");
+               "Copy the tokens of a row; return (keys, values, tokens).");
 }

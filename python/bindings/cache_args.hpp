@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes views of whole caches out of arrays, checked.
+// Makes checked views of whole caches from arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -17,14 +17,14 @@
 
 namespace kvcore::python {
 
-/// K or V of a cache: one array [pages, layers, ...], or a list of one array [pages, ...] for each
-/// layer, all alike. The last `dense` axes follow each other without gaps. Sizes and strides are
-/// those without the layers.
+/// K or V of a cache: an array [pages, layers, ...], or a list with an array [pages, ...] of the
+/// same shape and strides for each layer. The last `dense` axes are contiguous. Sizes and strides
+/// are without the layers.
 template <class Byte>
 class LayeredArg {
    public:
-    /// `rank` is that of the one array. ValueError for anything else, or memory that is read-only
-    /// and to be written.
+    /// `rank`: the axes of the single array. ValueError for anything else, or for read-only memory
+    /// that is written.
     LayeredArg(const pybind11::list& arrays, const char* name, pybind11::ssize_t rank,
                pybind11::ssize_t dense)
         : name_(name) {
@@ -41,7 +41,7 @@ class LayeredArg {
     [[nodiscard]] std::int64_t layers() const noexcept { return layers_; }
     [[nodiscard]] std::int64_t item_size() const noexcept { return item_size_; }
     [[nodiscard]] Byte* data() const noexcept { return data_[0]; }
-    /// One pointer for each layer, or nullptr for one array.
+    /// Returns a pointer for each layer, or nullptr for a single array.
     [[nodiscard]] Byte* const* table() const noexcept {
         return data_.size() > 1 ? data_.data() : nullptr;
     }
@@ -66,7 +66,7 @@ class LayeredArg {
         if (array.ndim() != rank - 1 && (!is_whole || !data_.empty())) {
             throw pybind11::value_error(concat(name_, " has shape ", shape_text(array),
                                                ", must have ", rank,
-                                               " axes, or one less for each layer"));
+                                               " axes, or one axis less per layer array"));
         }
         check_numbers(array, name_);
         std::vector<std::int64_t> shape;
@@ -104,12 +104,12 @@ class LayeredArg {
         }
         if (std::is_const_v<Byte>) return;
         if (!array.writeable()) {
-            throw pybind11::value_error(concat(name_, " is read-only; pass one that is writable"));
+            throw pybind11::value_error(concat(name_, " is read-only; pass a writable array"));
         }
         check_own_memory(array, name_);
     }
 
-    // Neighbours in memory: all layers have one shape and strides.
+    // It is enough to compare neighbours in memory: all layers have the same shape and strides.
     void check_layers_apart(const pybind11::list& arrays) const {
         std::vector<pybind11::array> layers;
         for (const pybind11::handle each : arrays) layers.push_back(each.cast<pybind11::array>());
@@ -119,7 +119,7 @@ class LayeredArg {
         });
         for (std::size_t i = 1; i < layers.size(); ++i) {
             check_no_common_memory(layers[i], concat("a layer of ", name_), layers[i - 1],
-                                   "another one");
+                                   "another layer");
         }
     }
 
@@ -133,8 +133,8 @@ class LayeredArg {
     std::int64_t item_size_ = 0;
 };
 
-/// A cache as [K] or [K, V], each of them [pages, layers, page_size, heads, dim] or by layer; or in
-/// vLLM's layout [pages, layers, heads, units, page_size, elements of a unit].
+/// A cache as [K] or [K, V]; each is an array [pages, layers, page_size, heads, dim] or a list by
+/// layer. Or in vLLM's layout [pages, layers, heads, units, page_size, elements of a unit].
 template <class Byte>
 class CacheArg {
    public:
@@ -164,7 +164,7 @@ class CacheArg {
         bool operator==(const Sizes& other) const noexcept {
             return pages == other.pages && fits(other);
         }
-        /// Whether they agree in all but pages.
+        /// Returns true if the sizes agree in all fields except pages.
         [[nodiscard]] bool fits(const Sizes& other) const noexcept {
             return layers == other.layers && page_size == other.page_size && heads == other.heads;
         }
@@ -195,7 +195,7 @@ class CacheArg {
         }
         return view;
     }
-    /// A packed cache with all that a head has in a page as one row.
+    /// Returns a packed cache as rows: a row is the part of a page for a head.
     [[nodiscard]] CacheView<Byte> head_view() const {
         CacheView<Byte> view{sizes_.layers, 1, sizes_.heads, {}, {}};
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -208,7 +208,7 @@ class CacheArg {
     }
 
    private:
-    // Layer by layer, or as a whole.
+    // Compares K and V layer by layer, or as whole arrays.
     static void check_parts_apart(const pybind11::list& tensors, const char* name) {
         const auto keys = tensors[0].cast<pybind11::list>();
         const auto values = tensors[1].cast<pybind11::list>();
@@ -244,10 +244,10 @@ class CacheArg {
     Sizes sizes_ = {};
 };
 
-/// The arrays of one replica's pool, to be copied in by whoever keeps this; keeps them alive.
+/// The arrays of a replica's pool. Keeps them alive for the owner, which copies within them.
 class PoolArg {
    public:
-    /// `arrays`: what CacheArg takes, for each of them.
+    /// `arrays`: a list of the arguments that CacheArg takes.
     explicit PoolArg(pybind11::list arrays) : arrays_(std::move(arrays)) {
         caches_.reserve(arrays_.size());
         for (const pybind11::handle each : arrays_) {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What help() and the API reference say of CacheManager. A first line `name(self, arguments)` and
-// `--` is what Python shows as the signature.
+// The docstrings of CacheManager, for help() and the API reference. Python shows a first line
+// `name(self, arguments)`, followed by `--`, as the signature.
 #pragma once
 
 namespace kvcore::python::docs {
 
 constexpr const char* kManager =
-    R"(Keep the books of pages for sequences: ids only, one sequence per call.
+    R"(Manage page ids for sequences, one sequence per call.
 
-What ``kvcore.PagedKVCacheManager`` is built on, for engines that bring their own contexts
+``kvcore.PagedKVCacheManager`` is built on this class. Use it in engines with their own contexts
 and pool.
 
 Parameters
 ----------
 num_blocks : int
-    Pages of each replica.
+    Number of pages of each replica.
 page_size : int
     Tokens per page.
 max_sequences : int
-    Sequences claimed at a time, in each replica.
+    Maximum number of claimed sequences at a time, in each replica.
 max_seq_len : int
     Tokens of the longest sequence.
 num_replicas : int
@@ -26,55 +26,57 @@ prefix_caching, dedup : bool
 partial_page_reuse : int
     As for PagedKVCacheManager.
 host_pages : int
-    Pages of each replica's host tier, 0 for none. Only PagedKVCacheManager moves their bytes:
-    with a tier, ``reserve`` and ``commit`` of this class are a ValueError.
+    Pages of each replica's host tier, 0: no tier. Only PagedKVCacheManager moves their bytes:
+    with a tier, ``reserve`` and ``commit`` of this class raise ValueError.
 eviction : str or kvcore.policies.EvictionPolicy
-    Which cached pages go first when memory is full.
+    The order in which cached pages are evicted when memory is full.
 groups : list of (kind, span, bundles, page_size)
-    Layers that do not all keep every token: kind is "full", "sliding" or "chunked", span the tokens
-    of the window or chunk, page_size divides that of the manager. None by default.
+    Groups of layers, if some layers do not keep every token. kind: "full", "sliding" or "chunked";
+    span: the tokens of the window or chunk; page_size divides the manager's page_size. The default
+    is no groups.
 reserve_chunks : bool
 max_draft_tokens : int
     As for PagedKVCacheManager.
 quotas : list of (reserved_pages, max_pages)
-    Of tenants, which are their numbers here; max_pages is None for no ceiling.
+    Quotas of tenants; a tenant is the index of its quota. max_pages is None for no limit.
 states : list of int
-    For each group of layers with a state the tokens between its checkpoints; 0: none but at ends of
-    prompts and at branches.
+    For each group of layers with a state, the tokens between its checkpoints. 0: checkpoints only
+    at ends of prompts and at branches.
 num_states : int
-    Slots of states of each replica, at least max_sequences where there are such groups.
+    State slots of each replica, at least max_sequences if there are such groups.
 num_host_states : int
-    Slots of the host tier of each replica for checkpoints of states.
+    Slots for checkpoints of states in the host tier of each replica.
 write_policy : {"write_through", "write_through_selective", "write_back"}
-    When a cached page goes to the host tier.
+    The time at which a cached page is copied to the host tier.
 write_threshold : int
-    With "write_through_selective": once it was used so often, 1 .. 255.
+    With "write_through_selective": the uses after which a page is copied, 1 .. 255.
 host_eviction : str or kvcore.policies.EvictionPolicy
-    Which pages of the host tier go first when it is full.
+    The order in which pages of the host tier are evicted when it is full.
 host_min_priority : int
-    With ``eviction="priority"``: of a prefix no page goes there from the first of a lower priority on.
+    With ``eviction="priority"``: the first page of a prefix with a lower priority, and all later
+    pages, are not copied to the host tier.
 has_stores : bool
-    What arrives in the host tier has keys and waits to be written to stores below it.
+    Pages that enter the host tier get keys and wait to be written to lower stores.
 key_seed : bytes
-    Of these keys, one item of canonical CBOR; empty for none.
+    The seed of these keys, one item of canonical CBOR; empty: no seed.
 stand_ins : capsule, optional
     The names of tokens with extra keys.
 event_pages : int
-    Pages of which events wait to be taken, at most; 0 for no events.
+    Maximum number of pages with events that wait to be taken; 0: no events.
 first_page : int
-    Where page ids begin.
+    Number of page ids reserved for the caller, from 0.
 keep_windows : bool
-    ``step`` gives back no page that a window has passed; ``leave_windows`` does.
+    ``step`` does not give back pages that a window has passed; ``leave_windows`` gives them back.
 
 Raises
 ------
 ValueError, TypeError
-    A size below 1, or no such policy.
+    A size is below 1, or the policy does not exist.
 
 Notes
 -----
 Thread-safe: any number of threads may call any method. A call that raises or returns "no" has
-changed nothing. Wherever tokens are passed they are a list of int or an int32 or int64 array.
+changed nothing. Tokens are always a list of int or an int32 or int64 array.
 
 Examples
 --------
@@ -89,45 +91,45 @@ Examples
 constexpr const char* kClaim = R"(claim(self, replica=0)
 --
 
-Register a sequence; takes no pages.
+Register a sequence. Takes no pages.
 
 Returns
 -------
 SequenceHandle
-    Names the sequence until it is released, and nothing afterwards.
+    The handle of the sequence; invalid after its release.
 
 Raises
 ------
 IndexError
-    No such replica.
+    The replica does not exist.
 CapacityError
-    The replica has `max_sequences` sequences.)";
+    The replica already has `max_sequences` sequences.)";
 
 constexpr const char* kContains = R"(contains(self, sequence)
 --
 
-Tell whether a sequence is claimed now.)";
+Return true if a sequence is claimed.)";
 
 constexpr const char* kReplicaOf = R"(replica_of(self, sequence)
 --
 
-Return the index of a sequence's replica; RequestNotFoundError when it is not claimed.)";
+Return the index of a sequence's replica; RequestNotFoundError if it is not claimed.)";
 
 constexpr const char* kPagesOf = R"(pages_of(self, sequence, bundle=0, first=0)
 --
 
-Return a sequence's page ids in logical order, of a bundle where there are groups.
+Return a sequence's page ids in logical order; with groups, the page ids of a bundle.
 
 Parameters
 ----------
 first : int
-    From this page on, as what a reservation has added.
+    Index of the first page to return, for example the first page that a reservation has added.
 
 Returns
 -------
 int32 [pages - first]
-    Empty where there are no more. -1 stands for a page that no layer of the bundle reads any more,
-    or that is not reserved yet.
+    Empty if the sequence has at most `first` pages. -1: no layer of the bundle reads the page any
+    more, or the page is not reserved yet.
 
 Raises
 ------
@@ -138,22 +140,22 @@ RequestNotFoundError, IndexError)";
 constexpr const char* kGroupStats = R"(group_stats(self, replica=0)
 --
 
-Return the GroupStats of each group of a replica, in their order; none without groups. O(pages).)";
+Return the GroupStats of each group of a replica, in order; empty without groups. O(pages).)";
 
 constexpr const char* kSetTenant = R"(set_tenant(self, sequence, tenant)
 --
 
-Have the pages that a sequence takes from now on count for a tenant: one of ``quotas``, or None.)";
+Count pages that a sequence takes after this call for a tenant: an index of ``quotas``, or None.)";
 
 constexpr const char* kTenantStats = R"(tenant_stats(self, replica=0)
 --
 
-Return the TenantStats of each quota of a replica, in their order; none without quotas. O(tenants).)";
+Return the TenantStats of each quota of a replica, in order; empty without quotas. O(tenants).)";
 
 constexpr const char* kRelease = R"(release(self, sequence)
 --
 
-Forget a sequence: committed pages stay cached; RequestNotFoundError when it is not claimed.)";
+Release a sequence. Its committed pages stay cached. RequestNotFoundError if it is not claimed.)";
 
 constexpr const char* kReserve =
     R"(reserve(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None, max_hit=None, keep_free=0, must_fit=None)
@@ -167,44 +169,45 @@ sequence : SequenceHandle
 tokens : list of int, or array int32 or int64 [n]
     All tokens of the sequence.
 start, active : int
-    ``tokens[start:active]`` run next; `active` is n unless given.
+    ``tokens[start:active]`` run next; the default of `active` is n.
 num_steps : int
-    Steps before the next reservation.
+    Number of steps before the next reservation.
 extra_key, cache_salt : str, optional
-    Prefix-cache namespace.
+    Namespace of the prefix cache.
 max_hit : int, optional
-    The sequence has so many tokens of the cache at most, or what it had before; 0: none.
+    Maximum number of tokens that the sequence takes from the cache, 0: no tokens. The sequence
+    keeps the tokens that it already has.
 keep_free : int
-    Pages of the replica that are free or evictable afterwards.
+    Pages of the replica that must be free or evictable after the call.
 must_fit : int, optional
-    Beside `keep_free` there is room for the sequence with so many tokens, of which it gets no page
-    by that.
+    Beyond `keep_free`, the replica must have room for the sequence with this number of tokens. The
+    sequence gets no pages for it.
 
 Returns
 -------
 fits : bool
-    False when there are not enough pages; nothing has changed, and nothing was evicted.
+    False if there are too few pages. In this case nothing was changed or evicted.
 start, active : int
-    Where the sequence stands now: behind the prefix found.
+    The tokens to run now, after the prefix hit.
 
 Raises
 ------
 CapacityError
-    The sequence, or what must fit, can never fit.
+    The sequence, or `must_fit`, can never fit.
 ValueError
-    An option below 0, and what else is wrong with the arguments.
+    An option is below 0, or another argument is invalid.
 RequestNotFoundError)";
 
 constexpr const char* kPlan =
     R"(plan(self, sequence, tokens, start=0, *, active=None, num_steps=1, extra_key=None, cache_salt=None, max_hit=None, keep_free=0, must_fit=None)
 --
 
-Tell what ``reserve`` would do now; changes nothing.
+Return the effect that ``reserve`` would have now. Changes nothing.
 
 Returns
 -------
 ReservePlan
-    With the fields of ``kvcore.ReservePlan``.)";
+    It has the fields of ``kvcore.ReservePlan``.)";
 
 constexpr const char* kCommit = R"(commit(self, sequence, tokens, written)
 --
@@ -216,29 +219,29 @@ Parameters
 sequence : SequenceHandle
 tokens : list of int, or array int32 or int64 [n]
 written : int
-    Tokens whose K and V are written, ``0 .. n``.
+    The number of tokens whose K and V are written, ``0 .. n``.
 
 Returns
 -------
 int32 [swaps, 2]
-    Pages swapped for equal cached ones: column, page.
+    Pages that were replaced by equal cached pages: column, cached page.
 
 Raises
 ------
 ValueError
-    More tokens than the sequence's pages hold, or than there are.
+    `written` exceeds the tokens that the sequence's pages hold, or n.
 RequestNotFoundError)";
 
 constexpr const char* kMatch =
     R"(match(self, tokens, replica=0, extra_key=None, cache_salt=None, *, touch=False)
 --
 
-Find the cached whole pages of a prefix; changes nothing unless it is to touch.
+Find the cached whole pages of a prefix. Changes nothing without `touch`.
 
 Parameters
 ----------
 touch : bool
-    It is a use of these pages, by which they are evicted later.
+    Count the call as a use of these pages, so that they are evicted later.
 
 Returns
 -------
@@ -253,93 +256,95 @@ Keep the cached whole pages of a prefix from eviction until unpinned.
 Returns
 -------
 PinHandle
-    Its ``num_tokens`` are kept.)";
+    It has ``num_tokens``, the length of the pinned prefix.)";
 
 constexpr const char* kUnpin = R"(unpin(self, pin)
 --
 
-Let pinned pages go; InvalidHandleError when that was done before.)";
+Unpin pages; InvalidHandleError if they are already unpinned.)";
 
 constexpr const char* kForget = R"(forget(self, pages, replica=0)
 --
 
-Take cached pages out of the cache whose contents are wrong, say of a load that failed.
+Remove cached pages with wrong contents from the cache, for example after a failed load.
 
 Parameters
 ----------
 pages : list of int, or array int32 or int64 [n]
-    Ids, of any bundle. Those of free pages are passed over.
+    Ids of any bundle. Ids of free pages are ignored.
 
 Returns
 -------
 int
-    Pages that left: these, and what was cached behind them. Sequences, pins and holds keep theirs;
-    a sequence commits nothing from the first of them on. Costs O(cached pages + sequences).
+    The number of removed pages: these pages and the cached pages after them. Sequences, pins and
+    holds keep their pages; a sequence commits no page from its first removed page on.
+    Costs O(cached pages + sequences).
 
 Raises
 ------
 InvalidHandleError
-    An id that is no page's; nothing has changed.
+    An id is not a page. The call changed nothing.
 IndexError, TypeError, ValueError)";
 
 constexpr const char* kNextPages = R"(next_pages(self, replica=0)
 --
 
-List the pages that can be had, in the order in which sequences would be given them.
+List the available pages, in the order in which sequences would get them.
 
 Returns
 -------
 int32 [n]
-    Free pages, then cached ones as they would be evicted now.
+    Free pages, followed by cached pages in the order of eviction.
 
 Raises
 ------
 ValueError
-    With groups of layers, and with quotas, where it depends on who asks for how many.
+    The manager has groups of layers or quotas: the order would depend on the request.
 IndexError
 
 Notes
 -----
-For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies may
-have a run wait that another one follows now, which is listed right behind that one. Costs O(pages).)";
+For tests and inspection; changes nothing. Exact with ``"lru"``. With other policies a run that
+another run follows now may be evicted later; the list has it directly after that run.
+Costs O(pages).)";
 
 constexpr const char* kHold = R"(hold(self, pages, replica=0)
 --
 
-Keep pages from being evicted, or handed out to anybody else, whoever releases them.
+Protect pages from eviction and reallocation, also after their sequences are released.
 
 Parameters
 ----------
 pages : list of int, or array int32 or int64 [n]
-    Ids of pages that sequences hold or that are cached, with groups of any bundle: all pages of the
-    same tokens are held then.
+    Ids of cached pages or of pages of sequences. With groups, ids of any bundle: all pages of the
+    same tokens are held.
 
 Returns
 -------
 HeldPages
-    Holds nest. Costs O(pages), and O(cached pages) to find them.
+    Holds nest. Costs O(pages), and O(cached pages) for the search.
 
 Raises
 ------
 InvalidHandleError
-    An id that is no page's, or a free page's; nothing has changed.
+    An id is not a page, or is a free page. The call changed nothing.
 CapacityError
-    The quotas of tenants leave no room for cached pages to be held.
+    The quotas of tenants leave no room to hold cached pages.
 IndexError, TypeError, ValueError)";
 
-constexpr const char* kHeldPages = R"(Pages that CacheManager.hold keeps as they are.
+constexpr const char* kHeldPages = R"(Pages that CacheManager.hold protects.
 
-Dropping it lets them go.)";
+The pages are released with the object.)";
 
 constexpr const char* kLetGo = R"(let_go(self)
 --
 
-Let the pages go; InvalidHandleError when that was done before.)";
+Release the pages; InvalidHandleError if they are already released.)";
 
 constexpr const char* kTakeCopies = R"(take_copies(self)
 --
 
-Hand out the page copies owed since the last call, to be done before the next kernels run.
+Return the page copies that are due since the last call. Do them before the next kernels run.
 
 Returns
 -------
@@ -349,32 +354,36 @@ int32 [n, 4]
 constexpr const char* kTakeStateCopies = R"(take_state_copies(self)
 --
 
-Hand out the copies of state slots owed since the last call, to be done before the next kernels run.
+Return the copies of state slots that are due since the last call.
+
+Do the copies before the next kernels run.
 
 Returns
 -------
 int32 [n, 3]
-    Replica, source slot, destination slot: in all groups, in this order.)";
+    Replica, source slot, destination slot. Copy the slots of all groups, in this order.)";
 
 constexpr const char* kStateOf = R"(state_of(self, sequence)
 --
 
-Return the slot of a sequence's state; -1 before it is reserved, and without states.)";
+Return the slot of a sequence's state; -1 before the slot is reserved, and without states.)";
 
 constexpr const char* kStateStats = R"(state_stats(self, replica=0)
 --
 
-Count the slots of states of a replica; zeros without states.)";
+Count the state slots of a replica; zeros without states.)";
 
 constexpr const char* kResetPrefixCache = R"(reset_prefix_cache(self)
 --
 
-Forget every cached page, on every replica; who holds a page keeps it, and no later request hits it.
+Remove every cached page from the cache, on every replica.
+
+Holders of a page keep it, but no later request hits it.
 
 Returns
 -------
 bool
-    True where no page is left that was cached. False while requests, pins or holds keep some.)";
+    True if no cached page is left. False while requests, pins or holds keep cached pages.)";
 
 constexpr const char* kStats = R"(stats(self, replica=0)
 --
@@ -385,17 +394,17 @@ Returns
 -------
 PoolStats
     ``total_pages``, ``free_pages``, ``cached_pages``, ``evictable_pages``, ``num_sequences``,
-    ``available_pages``, those that a reservation could have, and of the host tier ``host_pages``
-    and ``host_cached_pages``.)";
+    ``available_pages`` (the pages that a reservation could take), and for the host tier
+    ``host_pages`` and ``host_cached_pages``.)";
 
 constexpr const char* kResetMetrics = R"(reset_metrics(self)
 --
 
-Set every counter to zero, the peak to what is in use.)";
+Set every counter to zero, and the peak to the pages in use.)";
 
 constexpr const char* kCheckIntegrity = R"(check_integrity(self)
 --
 
-Raise AssertionError naming the conservation law that does not hold. O(everything).)";
+Raise AssertionError if a conservation law is violated, with its name. O(everything).)";
 
 }  // namespace kvcore::python::docs

@@ -23,14 +23,14 @@ Node = ast.ClassDef | ast.FunctionDef
 
 
 def docstring(node: Node, owner: Any) -> str:
-    """Return the text that an object has at run time; none for what Python itself calls."""
+    """Return the docstring that an object has at run time; "" for special methods."""
     if node.name.startswith("_"):
         return ""
     return inspect.getdoc(inspect.getattr_static(owner, node.name, None)) or ""
 
 
 def is_setter_or_overload(node: Node) -> bool:
-    """Tell whether the text stands at another definition of the same name."""
+    """Return true if another definition of the same name has the docstring."""
     names = [ast.unparse(each) for each in node.decorator_list]
     return any(name == "overload" or name.endswith(".setter") for name in names)
 
@@ -43,12 +43,12 @@ def quoted(text: str, column: int) -> list[str]:
 
 
 class Stub:
-    """Hold a stub without docstrings, and the lines that add them."""
+    """A stub without docstrings, and the lines that add the docstrings."""
 
     def __init__(self, module: str, stub: Path) -> None:
         self.module = importlib.import_module(module)
         self.lines = stub.read_text().split("\n")
-        self.changes: list[tuple[int, int, list[str]]] = []  # lines [from, to) become these
+        self.changes: list[tuple[int, int, list[str]]] = []  # (from, to, new lines)
 
     def documented(self) -> str:
         """Return the text of the stub with docstrings."""
@@ -70,7 +70,7 @@ class Stub:
             return
         first = node.body[0]
         written = quoted(text, node.col_offset + 4)
-        if isinstance(first, ast.Expr):  # the dots of an empty body, behind its head
+        if isinstance(first, ast.Expr):  # the dots of an empty body
             head = self.lines[first.lineno - 1].rstrip().removesuffix("...").rstrip()
             self.changes.append(
                 (first.lineno - 1, first.lineno, [head, *written] if head else written)
@@ -83,10 +83,10 @@ class Stub:
 
 
 def find_modules_in(*folders: Path) -> None:
-    """Have ``import kvcore.x`` look into these folders, and run nothing of the package itself.
+    """Let ``import kvcore.x`` find modules in the folders, without running the package itself.
 
-    The interpreter's own finders do that. A finder of an editable install would import the modules
-    of an earlier build.
+    Keep only the interpreter's own finders: the finder of an editable install would import the
+    modules of an earlier build.
     """
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
     for name in ("kvcore", "kvcore.native"):

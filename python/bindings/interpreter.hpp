@@ -5,8 +5,9 @@
 
 namespace kvcore::python {
 
-/// 0 in the main interpreter; -1 with ImportError set in another one, where taking the GIL by its
-/// thread state, as extension modules do after a call without it, waits without end.
+/// Returns 0 in the main interpreter. In another interpreter sets ImportError and returns -1:
+/// extension modules take the GIL by its thread state after a call without it, and would wait
+/// without end.
 inline int require_main_interpreter() {
     if (PyInterpreterState_Get() == PyInterpreterState_Main()) return 0;
     PyErr_SetString(

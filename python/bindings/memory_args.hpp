@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells whether elements of arrays share memory, which nothing that is written to may do.
+// Checks that arrays that are written share no memory.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -16,7 +16,7 @@
 
 namespace kvcore::python {
 
-/// The memory between an array's first and last bytes.
+/// The memory from the first to the last byte of an array.
 struct Extent {
     explicit Extent(const pybind11::array& array) {
         low = high = reinterpret_cast<std::intptr_t>(array.data());
@@ -35,13 +35,13 @@ struct Extent {
     std::intptr_t high;
 };
 
-/// Whether the memory between two arrays' first and last bytes overlaps.
+/// Returns true if the memory from first to last byte of two arrays overlaps.
 [[nodiscard]] inline bool is_overlapping(const pybind11::array& a, const pybind11::array& b) {
     return Extent(a).overlaps(Extent(b));
 }
 
-/// Whether two arrays have a byte in common: numpy's answer, which is exact but for patterns of
-/// strides that nobody has, where it is yes.
+/// Returns true if two arrays have a byte in common. numpy computes the answer. It is exact except
+/// for unusual strides, for which the function returns true.
 [[nodiscard]] inline bool is_sharing(const pybind11::array& a, const pybind11::array& b) {
     namespace py = pybind11;
     if (!is_overlapping(a, b)) return false;
@@ -50,7 +50,7 @@ struct Extent {
     return sharing(a, b, py::arg("max_work") = kMostWork).cast<bool>();
 }
 
-/// Lengths and absolute strides of the axes along which an array has several elements.
+/// Lengths and absolute strides of the axes with more than one element.
 using Steps = std::vector<std::pair<std::int64_t, std::int64_t>>;  // (stride, length)
 
 [[nodiscard]] inline Steps steps_of(const pybind11::array& array) {
@@ -63,7 +63,7 @@ using Steps = std::vector<std::pair<std::int64_t, std::int64_t>>;  // (stride, l
     return steps;
 }
 
-/// Whether each axis steps over all that the finer ones reach: then no two elements share memory.
+/// Returns true if each axis steps over all bytes of the finer axes: no two elements share memory.
 [[nodiscard]] inline bool is_nested(Steps steps, std::int64_t item_size) {
     std::sort(steps.begin(), steps.end());
     std::int64_t reached = item_size;
@@ -74,7 +74,8 @@ using Steps = std::vector<std::pair<std::int64_t, std::int64_t>>;  // (stride, l
     return true;
 }
 
-/// An array's elements [begin, end) along an axis, and the first ones along those before it.
+/// Returns the elements [begin, end) of an array along an axis, with index 0 along the axes before
+/// it.
 [[nodiscard]] inline pybind11::array slab(const pybind11::array& array, pybind11::ssize_t axis,
                                           pybind11::ssize_t begin, pybind11::ssize_t end) {
     std::vector<pybind11::ssize_t> shape(array.shape(), array.shape() + array.ndim());
@@ -85,10 +86,11 @@ using Steps = std::vector<std::pair<std::int64_t, std::int64_t>>;  // (stride, l
     return pybind11::array(array.dtype(), shape, strides, from, array);
 }
 
-/// Whether two elements of an array have a byte in common, as those of a broadcast one have.
+/// Returns true if two elements of an array have a byte in common, as in a broadcast array.
 [[nodiscard]] inline bool is_self_sharing(const pybind11::array& array) {
     if (array.size() < 2 || is_nested(steps_of(array), array.itemsize())) return false;
-    // Two such elements differ first along some axis; the nearer of them may as well be its first.
+    // Two such elements differ first along some axis. The test may assume that the nearer element
+    // has index 0 on this axis.
     for (pybind11::ssize_t axis = 0; axis < array.ndim(); ++axis) {
         const pybind11::ssize_t length = array.shape(axis);
         if (length > 1 && is_sharing(slab(array, axis, 0, 1), slab(array, axis, 1, length))) {
@@ -98,15 +100,16 @@ using Steps = std::vector<std::pair<std::int64_t, std::int64_t>>;  // (stride, l
     return false;
 }
 
-/// ValueError where elements of an array that is written to share memory.
+/// ValueError if elements of an array that is written share memory.
 inline void check_own_memory(const pybind11::array& array, const std::string& name) {
     if (!is_self_sharing(array)) return;
     throw pybind11::value_error(detail::concat(
         name, " has strides ", pybind11::str(array.attr("strides")).cast<std::string>(),
-        ", so that elements share memory; pass one that is not broadcast, or a copy"));
+        ", so its elements share memory; pass an array that is not broadcast, or a copy"));
 }
 
-/// The strides of all axes, or of all but the last where that is a run of bytes, and its bytes.
+/// The strides of all axes and the bytes of an element. If the last axis is contiguous: the strides
+/// of the other axes and the bytes of a row.
 struct ByteRows {
     explicit ByteRows(const pybind11::array& array) : bytes(array.itemsize()), rank(array.ndim()) {
         const pybind11::ssize_t last = rank - 1;
@@ -119,9 +122,9 @@ struct ByteRows {
     pybind11::ssize_t rank;
 };
 
-/// Whether two arrays of the same strides lie in each other's gaps, as K and V of one pool do: the
-/// second begins behind what the finer axes of the first reach, and the coarser ones step over
-/// both.
+/// Returns true if each of two arrays with equal strides fits into the gaps of the other, as K and
+/// V of a pool do. The second array begins after the bytes that the finer axes of the first array
+/// span, and the coarser axes step over both.
 [[nodiscard]] inline bool is_interleaved(const pybind11::array& a, const pybind11::array& b) {
     if (reinterpret_cast<std::intptr_t>(b.data()) < reinterpret_cast<std::intptr_t>(a.data())) {
         return is_interleaved(b, a);
@@ -141,7 +144,7 @@ struct ByteRows {
     std::sort(steps.begin(), steps.end());
     const auto distance =
         reinterpret_cast<std::intptr_t>(b.data()) - reinterpret_cast<std::intptr_t>(a.data());
-    std::int64_t inner = 0;  // what the finer axes reach beyond a row
+    std::int64_t inner = 0;  // bytes that the finer axes span beyond a row
     for (auto at = steps.begin();; ++at) {
         const bool is_behind = distance >= first.bytes + inner;
         if (is_behind && is_nested({at, steps.end()}, distance + second.bytes + inner)) return true;
@@ -151,13 +154,13 @@ struct ByteRows {
     }
 }
 
-/// ValueError where two arrays of a call, one of which is written to, have memory in common.
+/// ValueError if `written`, an array that the call writes to, shares memory with `other`.
 inline void check_no_common_memory(const pybind11::array& written, const std::string& name,
                                    const pybind11::array& other, const std::string& other_name) {
     if (!is_overlapping(written, other) || is_interleaved(written, other)) return;
     if (!is_sharing(written, other)) return;
     throw pybind11::value_error(
-        detail::concat(name, " and ", other_name, " share memory; pass arrays of their own"));
+        detail::concat(name, " and ", other_name, " share memory; pass separate arrays"));
 }
 
 }  // namespace kvcore::python

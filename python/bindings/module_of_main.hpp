@@ -5,8 +5,8 @@
 
 #include "interpreter.hpp"
 
-/// PYBIND11_MODULE that refuses a sub-interpreter before pybind11 does anything: what it does first
-/// waits there without end.
+/// PYBIND11_MODULE that refuses a sub-interpreter before pybind11 runs: in a sub-interpreter its
+/// first call would wait without end.
 #define KVCORE_MODULE(name, variable)                                       \
     extern "C" PYBIND11_EXPORT PyObject* PyInit_##name##_of_main();         \
     extern "C" PYBIND11_EXPORT PyObject* PyInit_##name();                   \

@@ -18,7 +18,8 @@
 
 namespace kvcore::python {
 
-/// A number, or the address of a float32 array of one element, which is read when the work runs.
+/// The global scale: a number, or the address of a float32 array of one element. The element is
+/// read when the work runs.
 [[nodiscard]] inline GlobalScale global_scale(const pybind11::object& given) {
     if (pybind11::isinstance<pybind11::float_>(given)) return {given.cast<float>(), nullptr};
     const auto array = given.cast<pybind11::array>();
@@ -31,7 +32,7 @@ namespace kvcore::python {
     return {1.0F, static_cast<const float*>(array.data())};
 }
 
-/// The same of the host's, as a number; ValueError for one that is not finite and positive.
+/// Returns the global scale of the host as a number; ValueError if it is not finite and positive.
 [[nodiscard]] inline GlobalScale host_global_scale(const pybind11::object& given) {
     const float value = global_scale(given).get();
     if (std::isfinite(value) && value > 0) return {value, nullptr};
@@ -51,7 +52,7 @@ inline void check_block_scales(const pybind11::array& array, const char* name) {
         concat(name, " has dtype ", text(array.dtype()), ", must be float8_e4m3fn"));
 }
 
-/// Contiguous elements, their codes and scales: sizes that fit, in C order.
+/// Contiguous elements, their codes and scales, with matching sizes and in C order.
 struct BlockArgs {
     BlockArgs(const pybind11::array& elements, const pybind11::array& codes,
               const pybind11::array& scales, bool writes_codes)
@@ -70,7 +71,7 @@ struct BlockArgs {
         for (const pybind11::array* written : {&elements, &codes, &scales}) {
             const bool is_written = (written == &elements) != writes_codes;
             if (is_written && !written->writeable()) {
-                throw pybind11::value_error("what is written is read-only");
+                throw pybind11::value_error("an output is read-only; pass a writable array");
             }
         }
     }
@@ -85,7 +86,7 @@ struct BlockArgs {
     const std::byte* scales;
 };
 
-/// One pool's part of a call, without Python in it.
+/// The part of a call for a pool, without Python objects.
 struct Nvfp4Move {
     std::int64_t pages = 0;
     PageShape shape{};
@@ -108,7 +109,7 @@ struct Nvfp4Move {
     return {data_of(array), array.strides(0), array.strides(1), array.strides(2)};
 }
 
-/// ValueError for scales that are not one for each block of a pool.
+/// ValueError unless the scales have an entry for each block of the pool.
 inline void check_blocks(const pybind11::array& pool, const pybind11::array& scales) {
     const bool is_whole = pool.shape(3) > 0 && pool.shape(3) % kNvfp4BlockBytes == 0 &&
                           std::equal(pool.shape(), pool.shape() + 3, scales.shape()) &&
@@ -116,10 +117,10 @@ inline void check_blocks(const pybind11::array& pool, const pybind11::array& sca
     if (is_whole) return;
     throw pybind11::value_error(concat("scales has shape ", shape_text(scales),
                                        " for a pool of shape ", shape_text(pool),
-                                       ", must have one for each 8 bytes of the last axis"));
+                                       ", must have a scale for each 8 bytes of the last axis"));
 }
 
-/// K or V in nvfp4 as attention reads it.
+/// Returns K or V in nvfp4 as attention reads it.
 [[nodiscard]] inline PagedTensor<const std::byte> coded_tensor(const pybind11::array& pool,
                                                                const pybind11::array& scales) {
     check_rank(pool, "pool", "(pages, page_size, heads, dim / 2)", 4);
@@ -143,9 +144,9 @@ inline void check_blocks(const pybind11::array& pool, const pybind11::array& sca
         {data_of(scales), scales.strides(0), scales.strides(1), scales.strides(2), kNvfp4Block}};
 }
 
-/// A pool uint8 [pages, page_size, heads, dim / 2], its scales [pages, page_size, heads, dim / 16]
-/// and its global scale (in the place of factors), and at least `total` tokens [tokens, heads, dim]
-/// of a wide dtype; exactly so many unless `may_be_more`.
+/// A pool uint8 [pages, page_size, heads, dim / 2], its scales [pages, page_size, heads, dim / 16],
+/// its global scale (in the place of factors), and `total` tokens [tokens, heads, dim] of a wide
+/// dtype. With `may_be_more` there may be more tokens.
 [[nodiscard]] inline Nvfp4Move nvfp4_move(const TokenTransfer& transfer, std::int64_t total,
                                           bool writes_pool, bool may_be_more,
                                           const GlobalScale& global) {
@@ -172,8 +173,7 @@ inline void check_blocks(const pybind11::array& pool, const pybind11::array& sca
     }
     const auto check_written = [](const pybind11::array& array, const std::string& what) {
         if (!array.writeable()) {
-            throw pybind11::value_error(
-                concat(what, " is read-only; pass an array that is writable"));
+            throw pybind11::value_error(concat(what, " is read-only; pass a writable array"));
         }
         check_own_memory(array, what);
     };
@@ -196,16 +196,16 @@ inline void check_blocks(const pybind11::array& pool, const pybind11::array& sca
     return move;
 }
 
-/// Whether K and V are of the same pages, page size, heads and dtype of tokens.
+/// Returns true if K and V agree in pages, page size, heads and dtype of tokens.
 [[nodiscard]] inline bool are_alike(const Nvfp4Move& k, const Nvfp4Move& v) noexcept {
     return k.pages == v.pages && k.shape.page_size == v.shape.page_size &&
            k.shape.heads == v.shape.heads && k.wide == v.wide;
 }
 
-/// ValueError, TypeError for K and V that slots cannot be of both.
+/// ValueError or TypeError if K and V cannot have common slots.
 inline void check_alike(const Nvfp4Move& k, const Nvfp4Move& v) {
     if (are_alike(k, v)) return;
-    if (k.wide != v.wide) throw pybind11::type_error("k and v differ in dtype; convert one");
+    if (k.wide != v.wide) throw pybind11::type_error("k and v differ in dtype; convert k or v");
     throw pybind11::value_error("the pools of K and V differ in pages, page size or heads");
 }
 

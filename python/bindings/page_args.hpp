@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks pools that are looked at as whole pages, and the pages that a call names.
+// Checks pools whose pages are copied whole, and the page ids of a call.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,10 +15,10 @@
 
 namespace kvcore::python {
 
-/// A pool whose first axis are the pages, each of them one run of bytes.
+/// Checks a pool: its first axis is the page, and each page is one run of bytes.
 [[nodiscard]] inline PageBytes<const std::byte> pages_of(const pybind11::array& pool) {
     if (pool.ndim() < 1)
-        throw pybind11::value_error("the pool has no axes, the first must be its pages");
+        throw pybind11::value_error("the pool has no axes, its first axis must be the page");
     check_numbers(pool, "the pool");
     pybind11::ssize_t bytes = pool.itemsize();
     for (pybind11::ssize_t axis = pool.ndim() - 1; axis > 0; --axis) {
@@ -34,20 +34,20 @@ namespace kvcore::python {
 [[nodiscard]] inline PageBytes<std::byte> writable_pages_of(pybind11::array& pool) {
     const PageBytes<const std::byte> pages = pages_of(pool);
     if (!pool.writeable()) {
-        throw pybind11::value_error("the pool is read-only; pass one that is writable");
+        throw pybind11::value_error("the pool is read-only; pass a writable array");
     }
     check_own_memory(pool, "the pool");
     return {static_cast<std::byte*>(pool.mutable_data()), pages.page_stride, pages.page_bytes};
 }
 
-/// The pools of a call that writes pages: each of them and all together.
+/// Checks the pools of a call that writes pages, each pool and all pools together.
 [[nodiscard]] inline std::vector<PageBytes<std::byte>> writable_pages_of(
     std::vector<pybind11::array>& pools) {
     std::vector<PageBytes<std::byte>> all;
     for (std::size_t i = 0; i < pools.size(); ++i) {
         all.push_back(writable_pages_of(pools[i]));
         for (std::size_t before = 0; before < i; ++before) {
-            check_no_common_memory(pools[i], "the pool of V", pools[before], "that of K");
+            check_no_common_memory(pools[i], "the pool of V", pools[before], "the pool of K");
         }
     }
     return all;
@@ -60,13 +60,13 @@ namespace kvcore::python {
     return arrays;
 }
 
-/// ValueError for another rank, IndexError for a page outside the pool.
+/// Checks page ids. ValueError for another rank, IndexError for a page outside the pool.
 inline void check_ids(const Ids& ids, const pybind11::array& pool) {
     check_rank(ids, "ids", "(n,)", 1);
     for (pybind11::ssize_t i = 0; i < ids.size(); ++i) check_page(ids.data()[i], pool.shape(0));
 }
 
-/// Integers [n, 2] as copies that may be done in any order; ValueError where they may not.
+/// Returns integers [n, 2] as copies that may run in any order; ValueError if the order matters.
 [[nodiscard]] inline std::vector<PagePair> page_pairs(const Ids& pairs,
                                                       const pybind11::array& pool) {
     check_rank(pairs, "pairs", "(n, 2)", 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks page ids and the copies that they are part of.
+// Checks page ids and lists of page copies.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -20,7 +20,7 @@ inline void check_page(std::int64_t page, std::int64_t pages) {
     throw pybind11::index_error(concat("page ", page, " is outside the pool of ", pages, " pages"));
 }
 
-/// What a list of copies does to each page.
+/// The pages that a list of copies reads and writes.
 class PageUses {
    public:
     explicit PageUses(std::int64_t pages) : uses_(static_cast<std::size_t>(pages)) {}
@@ -29,7 +29,7 @@ class PageUses {
         std::uint8_t& use = uses_[static_cast<std::size_t>(page)];
         use = static_cast<std::uint8_t>(use | kRead);
     }
-    /// ValueError for the second time.
+    /// ValueError if a page is a destination twice.
     void write(std::int64_t page) {
         std::uint8_t& use = uses_[static_cast<std::size_t>(page)];
         if ((use & kWritten) != 0) {
@@ -38,7 +38,7 @@ class PageUses {
         }
         use = static_cast<std::uint8_t>(use | kWritten);
     }
-    /// ValueError for a page that is read and written.
+    /// ValueError if a page is a source and a destination.
     void check_apart() const {
         for (std::size_t page = 0; page < uses_.size(); ++page) {
             if (uses_[page] != (kRead | kWritten)) continue;

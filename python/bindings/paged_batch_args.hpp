@@ -17,7 +17,7 @@
 
 namespace kvcore::python {
 
-/// One pool's part of a call, without Python in it. Tokens of the pool's dtype move as bytes.
+/// The part of a call for a pool, without Python objects. Tokens of the pool's dtype move as bytes.
 struct Move {
     bool is_copy = false;
     TokenShape row{};
@@ -26,7 +26,7 @@ struct Move {
     TokenRows<std::byte> tokens{};
     DType wide = DType::kFloat32;
     Scales scales = Scales::kGiven;
-    bool has_scale = false;  // one of all codes of a pool without scales
+    bool has_scale = false;  // a scale for all codes of a pool without scales
     float scale = 1.0F;
 
     /// The tokens as a source, the pool as bytes and as a source.
@@ -54,8 +54,8 @@ struct Move {
     return static_cast<std::byte*>(const_cast<void*>(array.data()));
 }
 
-/// A pool [pages, page_size, heads, dim], its scales [pages, page_size, heads, groups], or those of
-/// its heads [heads], or none, and tokens [total, heads, dim].
+/// A pool [pages, page_size, heads, dim], its scales and tokens [total, heads, dim]. The scales are
+/// [pages, page_size, heads, groups], or [heads], or None.
 struct TokenTransfer {
     std::string name;  // of the tokens
     pybind11::array pool;
@@ -85,8 +85,7 @@ struct TokenTransfer {
    private:
     static void check_written(const pybind11::array& array, const std::string& what) {
         if (!array.writeable()) {
-            throw pybind11::value_error(
-                concat(what, " is read-only; pass an array that is writable"));
+            throw pybind11::value_error(concat(what, " is read-only; pass a writable array"));
         }
         check_own_memory(array, what);
     }
@@ -130,7 +129,7 @@ struct TokenTransfer {
         }
     }
 
-    // One scale for each head, for all tokens; or one for all, as a number.
+    // Takes a scale for each head, for all tokens; or a single scale, as a number.
     void add_factors(Move& move) const {
         if (pybind11::isinstance<pybind11::float_>(factors)) {
             move.has_scale = true;
@@ -160,8 +159,8 @@ struct TokenTransfer {
     }
 };
 
-/// The transfers of a call. What they write shares no memory with each other, nor with the numbers
-/// that tell where to.
+/// The transfers of a call. The arrays that they write share no memory with each other, nor with
+/// the numbers that select pages and tokens.
 class TransferArgs {
    public:
     explicit TransferArgs(bool writes_pool) : writes_pool_(writes_pool) {}
@@ -177,7 +176,7 @@ class TransferArgs {
         if (writes_pool_ && has_scales) take(added.scales.cast<array>(), "an array of scales");
         return added;
     }
-    /// ValueError where numbers that are read lie in what is written.
+    /// ValueError if an array that is written overlaps numbers that are read.
     void check_numbers(const pybind11::array& numbers, const char* name) const {
         for (const auto& [array, what] : written_) {
             check_no_common_memory(array, what, numbers, name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks the arrays of a kvcore.functional.PagedKVCache and of what is appended to it.
+// Checks the arrays of a kvcore.functional.PagedKVCache and the tokens appended to it.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +24,8 @@ inline void check_writable(const pybind11::array& array, const char* name) {
     check_own_memory(array, name);
 }
 
-/// One sequence of a cache. The constructor throws ValueError, TypeError or IndexError for arrays
-/// that do not fit together and for an index that is no row of the block table.
+/// A sequence of a cache. The constructor throws ValueError, TypeError or IndexError for arrays
+/// that do not match and for an index that is not a row of the block table.
 class CachedSequence {
    public:
     CachedSequence(const pybind11::array& key_pool, const pybind11::array& value_pool,
@@ -40,7 +40,7 @@ class CachedSequence {
         if (table_.shape(0) != lengths_.shape(0)) {
             throw pybind11::value_error(concat("block_table has ", table_.shape(0),
                                                " rows and seq_lengths ", lengths_.shape(0),
-                                               ", both must have one per sequence"));
+                                               ", both must be the number of sequences"));
         }
         set_index(index);
         std::int32_t length;
@@ -48,8 +48,8 @@ class CachedSequence {
         length_ = length;
         if (length_ < 0 || ceil_div(length_, block_size()) > columns()) {
             throw pybind11::value_error(concat("seq_lengths[", index_, "] is ", length_,
-                                               ", must be what ", columns(), " blocks of ",
-                                               block_size(), " tokens hold"));
+                                               ", must fit in ", columns(), " blocks of ",
+                                               block_size(), " tokens"));
         }
     }
 
@@ -73,12 +73,12 @@ class CachedSequence {
     [[nodiscard]] TokenShape token_shape() const {
         return {keys_.shape(2), keys_.shape(3) * keys_.itemsize()};
     }
-    /// The four arrays as the caller gets them back.
+    /// Returns the four arrays to the caller.
     [[nodiscard]] pybind11::tuple arrays() const {
         return pybind11::make_tuple(keys_, values_, table_, lengths_);
     }
 
-    /// ceil((length + count) / block_size); ValueError past the width of the table.
+    /// Returns ceil((length + count) / block_size); ValueError past the width of the table.
     [[nodiscard]] std::int64_t blocks_after(std::int64_t count) const {
         const std::int64_t blocks = ceil_div(length_ + count, block_size());
         const bool is_int32 = length_ + count <= std::numeric_limits<std::int32_t>::max();
@@ -89,7 +89,7 @@ class CachedSequence {
                                            " columns; raise max_blocks_per_seq or append fewer"));
     }
 
-    /// The blocks in columns [first, end): ids that no other thread can change any more.
+    /// Returns the blocks in columns [first, end), in a copy that no other thread can change.
     [[nodiscard]] std::vector<BlockId> blocks(std::int64_t first, std::int64_t end) const {
         std::vector<BlockId> ids;
         for (std::int64_t column = first; column < end; ++column) {
@@ -109,7 +109,7 @@ class CachedSequence {
         return ids;
     }
 
-    /// Goes on with copies in place of the caller's arrays.
+    /// Replaces the caller's arrays by copies.
     void copy_table() {
         table_ = copy_of(table_);
         lengths_ = copy_of(lengths_);

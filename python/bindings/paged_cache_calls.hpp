@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks what is allocated for a kvcore.functional.PagedKVCache, and appended to it.
+// Checks the blocks allocated for a kvcore.functional.PagedKVCache, and the tokens appended to it.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -33,7 +33,8 @@ inline void check_room(const CachedSequence& sequence, std::int64_t first, std::
     }
 }
 
-/// The ids must be blocks, each once, and the first `consumed` in no row of the table.
+/// Checks free block ids. Each id must be a block, listed once; the first `consumed` must be in no
+/// row of the table.
 inline void check_free(const CachedSequence& sequence, const Int32Arg& ids, std::int64_t consumed) {
     enum : std::uint8_t { kAbsent, kListed, kTaken };
     std::vector<std::uint8_t> states(static_cast<std::size_t>(sequence.num_blocks()), kAbsent);
@@ -62,7 +63,7 @@ inline void check_free(const CachedSequence& sequence, const Int32Arg& ids, std:
     }
 }
 
-/// The blocks that a row needs for more tokens, checked.
+/// The checked blocks that a row needs for more tokens.
 class NewBlocks {
    public:
     NewBlocks(const CachedSequence& sequence, const pybind11::object& num_new_tokens,
@@ -117,7 +118,7 @@ inline void check_new_rows(const pybind11::array& keys, const pybind11::array& v
     }
 }
 
-/// A block that is twice in the row would be overwritten with other tokens of it.
+/// Refuses a block that is twice in the row: other tokens of the row would overwrite it.
 inline void check_written_once(const CachedSequence& sequence, std::int64_t first, std::int64_t end,
                                const std::vector<BlockId>& written) {
     for (std::int64_t column = 0; column < end; ++column) {
@@ -128,12 +129,13 @@ inline void check_written_once(const CachedSequence& sequence, std::int64_t firs
             throw pybind11::value_error(
                 concat("block ", id, " is in the row twice, at ", sequence.cell_name(column),
                        " and ", sequence.cell_name(first + (found - written.begin())),
-                       "; each block of a row holds tokens of its own"));
+                       "; use each block once in a row"));
         }
     }
 }
 
-/// The blocks that new tokens are written to, which are allocated and each once in the row.
+/// Returns the blocks to which new tokens are written. They are allocated, and each block is once
+/// in the row.
 [[nodiscard]] inline std::vector<BlockId> blocks_to_append(const CachedSequence& sequence,
                                                            const pybind11::array& keys,
                                                            const pybind11::array& values) {

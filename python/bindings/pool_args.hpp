@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes views of one layer's pools and of this step's tokens out of arrays, checked.
+// Makes checked views of a layer's pools and of this step's tokens from arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -17,7 +17,7 @@
 
 namespace kvcore::python {
 
-/// How an array's elements are stored; TypeError for a dtype that no cache has.
+/// Returns the DType of an array; TypeError for a dtype that no cache has.
 [[nodiscard]] inline DType dtype_of(const pybind11::array& array, const char* name) {
     constexpr std::pair<std::string_view, DType> kNames[] = {
         {"float32", DType::kFloat32},        {"float16", DType::kFloat16},
@@ -25,7 +25,7 @@ namespace kvcore::python {
         {"float8_e5m2", DType::kFloat8E5M2}, {"int8", DType::kInt8},
     };
     const pybind11::dtype dtype = array.dtype();
-    // The scalar type's name: numpy takes a microsecond to put together the dtype's own.
+    // Reads the name of the scalar type: numpy takes a microsecond to build the name of the dtype.
     const pybind11::object scalar = dtype.attr("type");
     std::string_view found = reinterpret_cast<PyTypeObject*>(scalar.ptr())->tp_name;
     found.remove_prefix(found.rfind('.') + 1);
@@ -38,7 +38,7 @@ namespace kvcore::python {
                                       "float8_e5m2 or int8"));
 }
 
-/// TypeError for what is narrow, or no dtype of a cache.
+/// TypeError for a narrow dtype, or a dtype that no cache has.
 inline void check_wide(const pybind11::array& array, const char* name) {
     if (is_wide(dtype_of(array, name))) return;
     throw pybind11::type_error(
@@ -51,7 +51,8 @@ inline void check_dense_rows(const pybind11::array& array, const char* name) {
         concat(name, " is strided along its last axis; make the elements of a head contiguous"));
 }
 
-/// K, V or what keys end with: an array [pages, page_size, heads, dim] of any strides but the last.
+/// K, V or the rope part of keys: an array [pages, page_size, heads, dim]. Only the last axis must
+/// be contiguous.
 [[nodiscard]] inline PagedTensor<const std::byte> paged_tensor(const pybind11::array& array,
                                                                const char* name) {
     check_rank(array, name, "(pages, page_size, heads, dim)", 4);
@@ -59,7 +60,7 @@ inline void check_dense_rows(const pybind11::array& array, const char* name) {
     for (pybind11::ssize_t axis = 1; axis < 4; ++axis) {
         if (array.shape(axis) > 0) continue;
         throw pybind11::value_error(concat(name, " has shape ", shape_text(array),
-                                           ", pages must have tokens, heads and elements"));
+                                           ", must have tokens, heads and elements"));
     }
     PagedTensor<const std::byte> tensor;
     tensor.data = static_cast<const std::byte*>(array.data());
@@ -104,7 +105,7 @@ inline void check_dense_rows(const pybind11::array& array, const char* name) {
     return view;
 }
 
-/// One vector per token and head of this step: an array [tokens, heads, dim].
+/// A vector per token and head of this step: an array [tokens, heads, dim].
 template <class Byte>
 [[nodiscard]] HeadVectors<Byte> head_vectors(const pybind11::array& array, const char* name) {
     check_rank(array, name, "(tokens, heads, head_dim)", 3);

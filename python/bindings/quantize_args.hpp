@@ -18,11 +18,12 @@
 
 namespace kvcore::python {
 
-/// Contiguous memory of `n` elements: the facade makes it so, memory safety rests on it.
+/// Returns contiguous memory of `n` elements. The facade passes contiguous arrays; this check keeps
+/// memory safe.
 template <class Pointer>
 [[nodiscard]] Pointer memory_of(const pybind11::array& array, const char* name, std::int64_t n) {
     if (!std::is_const_v<std::remove_pointer_t<Pointer>> && !array.writeable()) {
-        throw pybind11::value_error(concat(name, " is read-only"));
+        throw pybind11::value_error(concat(name, " is read-only; pass a writable array"));
     }
     const bool is_dense = (array.flags() & pybind11::array::c_style) != 0;
     if (!is_dense || array.size() != n) {
@@ -38,7 +39,8 @@ inline void check_fits(bool is_right, const pybind11::array& array, const char* 
         concat(name, " has dtype ", text(array.dtype()), ", which does not fit"));
 }
 
-/// (groups, group), with a scale for each group; or (rows, heads, dim), with one for each head.
+/// The shape (groups, group), with a scale for each group; or (rows, heads, dim), with a scale for
+/// each head.
 class QuantizedShape {
    public:
     explicit QuantizedShape(const std::vector<std::int64_t>& sizes) : sizes_(sizes) {
@@ -65,7 +67,7 @@ class QuantizedShape {
     const std::vector<std::int64_t>& sizes_;
 };
 
-/// What `quantize` reads and writes.
+/// The arrays that `quantize` reads and writes.
 struct QuantizeArgs {
     QuantizeArgs(const std::vector<std::int64_t>& sizes, const pybind11::array& source,
                  const pybind11::array& codes, const pybind11::array& scales)
@@ -89,7 +91,7 @@ struct QuantizeArgs {
     float* factors;
 };
 
-/// What `dequantize` reads and writes.
+/// The arrays that `dequantize` reads and writes.
 struct DequantizeArgs {
     DequantizeArgs(const std::vector<std::int64_t>& sizes, const pybind11::array& codes,
                    const pybind11::array& scales, const pybind11::array& destination)

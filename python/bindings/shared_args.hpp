@@ -16,12 +16,12 @@
 
 namespace kvcore::python {
 
-/// Groups as `shared_prefixes` returns them. Wrong ones would have rows read what is not theirs,
-/// so everything that the kernel relies on is checked against the table.
+/// Groups as `shared_prefixes` returns them. With wrong groups a row would read pages of another
+/// row, so each property that the kernel relies on is checked against the table.
 class SharedArgs {
    public:
-    /// Takes the groups of one replica. The pages of tokens [first[b], cached[b]) of each row b,
-    /// which are all that its queries see, have been checked.
+    /// Takes the groups of a replica. The caller has checked the pages of tokens [first[b],
+    /// cached[b]) of each row b; the queries of the row read no other pages.
     SharedArgs(const pybind11::object& groups, std::int64_t replica, const PageTable& table,
                const std::vector<std::uint32_t>& first, const std::uint32_t* cached,
                std::int64_t page_size) {
@@ -79,7 +79,7 @@ class SharedArgs {
         if (!group.rows.empty()) groups_.push_back(std::move(group));
     }
 
-    // All rows hold what they see of the tokens in the pages of the one that sees the most.
+    // Each row must have the same pages for its shared tokens as the row that reads the most.
     static void check_pages(const Group& group, const PageTable& table,
                             const std::vector<std::uint32_t>& first, std::int64_t page_size) {
         const auto first_of = [&](std::int64_t row) {
@@ -102,8 +102,8 @@ class SharedArgs {
         }
     }
 
-    // Sorts the longest to the front. Of two groups with a common row, the rows of the longer are
-    // all rows of the shorter.
+    // Sorts the groups, the longest first. If two groups have a common row, the rows of the longer
+    // group must all be rows of the shorter group.
     void check_nesting(std::int64_t batch) {
         std::stable_sort(groups_.begin(), groups_.end(),
                          [](const Group& a, const Group& b) { return a.tokens > b.tokens; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks slots, what is written to them, and the lengths of a batch.
+// Checks slots, the tokens that are written to them, and the lengths of a batch.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -17,7 +17,7 @@
 
 namespace kvcore::python {
 
-/// A vector of slots; true where they are int64.
+/// Checks a vector of slots. Returns true if the slots are int64.
 inline bool check_slots(const pybind11::array& slots, const char* name) {
     check_rank(slots, name, "(tokens,)", 1);
     const bool is_wide = pybind11::isinstance<pybind11::array_t<std::int64_t>>(slots);
@@ -32,7 +32,7 @@ inline bool check_slots(const pybind11::array& slots, const char* name) {
     return is_wide;
 }
 
-/// ValueError for too few entries, or where they do not hold the slots of all pages.
+/// ValueError for too few entries, or if their dtype cannot hold the slots of all pages.
 inline void check_room(const pybind11::array& out, bool is_wide, std::int64_t tokens,
                        std::int64_t pages, std::int64_t page_size) {
     if (out.size() < tokens) {
@@ -45,7 +45,7 @@ inline void check_room(const pybind11::array& out, bool is_wide, std::int64_t to
     }
 }
 
-/// ValueError for a slot of the pool that is named twice: a set with room for twice the slots.
+/// ValueError for a slot of the pool that is named twice. Uses a set with room for twice the slots.
 template <class Slot>
 void check_named_once(const Slot* slots, std::int64_t n, std::int64_t capacity) {
     std::size_t size = 4;
@@ -58,7 +58,7 @@ void check_named_once(const Slot* slots, std::int64_t n, std::int64_t capacity) 
         for (at %= size; seen[at] != -1; at = (at + 1) % size) {
             if (seen[at] != slot) continue;
             throw pybind11::value_error(
-                concat("slots[", i, "] is ", slot, ", which is named before; name each once"));
+                concat("slots[", i, "] is ", slot, ", which is named twice; name each slot once"));
         }
         seen[at] = slot;
     }
@@ -89,7 +89,7 @@ struct SlotTarget {
             throw pybind11::value_error("the last axis of pool and tokens must be contiguous");
         }
         if (!pool.writeable()) {
-            throw pybind11::value_error("the pool is read-only; pass one that is writable");
+            throw pybind11::value_error("the pool is read-only; pass a writable array");
         }
         check_own_memory(pool, "the pool");
         if (is_overlapping(pool, tokens)) {
@@ -97,7 +97,7 @@ struct SlotTarget {
                 "pool and tokens overlap in memory; pass a copy of the tokens");
         }
     }
-    /// As one-byte elements.
+    /// The tensor as one-byte elements.
     [[nodiscard]] PagedTensor<std::byte> tensor() {
         return {static_cast<std::byte*>(pool.mutable_data()),
                 DType::kInt8,
@@ -112,12 +112,12 @@ struct SlotTarget {
     }
 };
 
-/// Those of K, or of K and V, for at least `n` tokens.
+/// The slot targets of K, or of K and V, for at least `n` tokens.
 [[nodiscard]] inline std::vector<SlotTarget> slot_targets(const pybind11::list& pools,
                                                           const pybind11::list& tokens,
                                                           std::int64_t n) {
     if (pools.empty() || pools.size() > 2 || pools.size() != tokens.size()) {
-        throw pybind11::value_error("pools and tokens must be those of K, or of K and V");
+        throw pybind11::value_error("pools and tokens must be lists with K, or with K and V");
     }
     std::vector<SlotTarget> targets;
     for (std::size_t i = 0; i < pools.size(); ++i) {
@@ -128,7 +128,7 @@ struct SlotTarget {
         if (!std::equal(pool.shape(), pool.shape() + 3, first.shape())) {
             throw pybind11::value_error("the pools of K and V differ in pages, page size or heads");
         }
-        if (i > 0) check_no_common_memory(pool, "the pool of V", first, "that of K");
+        if (i > 0) check_no_common_memory(pool, "the pool of V", first, "the pool of K");
     }
     return targets;
 }
@@ -141,7 +141,7 @@ inline const std::uint32_t* uint32_data(const pybind11::array& array, const char
     throw pybind11::value_error(concat(name, " has ", array.size(), " entries, must have ", size));
 }
 
-/// The flags of rows that grow, or nullptr for all.
+/// Returns the flags of rows that grow, or nullptr if all rows grow.
 [[nodiscard]] inline const std::uint8_t* active_rows(const pybind11::object& active,
                                                      pybind11::ssize_t batch) {
     if (active.is_none()) return nullptr;
@@ -155,18 +155,18 @@ inline const std::uint32_t* uint32_data(const pybind11::array& array, const char
     return static_cast<const std::uint8_t*>(flags.data());
 }
 
-/// ValueError where new lengths would be written over what is read.
+/// ValueError if the new lengths would overwrite arrays that are read.
 inline void check_apart(const pybind11::array& lengths, const pybind11::array& offsets,
                         const pybind11::array& out) {
     const bool is_shifted = out.data() != lengths.data() && is_overlapping(out, lengths);
     if (is_shifted || is_overlapping(out, offsets)) {
         throw pybind11::value_error(
-            "out overlaps lengths or row_offsets; pass lengths itself or others");
+            "out overlaps lengths or row_offsets; pass lengths itself or a separate array");
     }
 }
 
-/// A table uint32 [rows, columns] and what has an entry for each of its rows, which `compact_table`
-/// writes to; lengths and row offsets may be None.
+/// A table uint32 [rows, columns] and the arrays with an entry for each of its rows.
+/// `compact_table` writes to them; lengths and row offsets may be None.
 class BatchRowsArgs {
    public:
     BatchRowsArgs(const pybind11::array& table, const pybind11::object& lengths,
@@ -186,8 +186,8 @@ class BatchRowsArgs {
     }
     [[nodiscard]] const BatchRows& rows() const noexcept { return rows_; }
 
-    /// The number of rows that are kept: checked where they are readable, as those on a GPU are
-    /// not.
+    /// Returns the number of rows that are kept. Checks the rows if they are readable; rows on a
+    /// GPU are not readable.
     [[nodiscard]] std::int64_t check_kept(const pybind11::array& kept, bool are_readable) const {
         check_rank(kept, "kept", "(rows,)", 1);
         check_uint32(kept, "kept");
@@ -197,7 +197,7 @@ class BatchRowsArgs {
         const std::int64_t n = kept.shape(0);
         if (n > rows_.rows) {
             throw pybind11::value_error(concat("kept names ", n, " rows, the table has ",
-                                               rows_.rows, "; name each that stays once"));
+                                               rows_.rows, "; name each kept row once"));
         }
         if (are_readable) check_named(static_cast<const std::uint32_t*>(kept.data()), n);
         return n;
@@ -224,8 +224,8 @@ class BatchRowsArgs {
             }
             if (i > 0 && kept[i] <= kept[i - 1]) {
                 throw pybind11::value_error(concat("kept[", i, "] is ", kept[i],
-                                                   ", must be above the one before, ", kept[i - 1],
-                                                   "; sort the rows that stay"));
+                                                   ", must be above the entry before, ",
+                                                   kept[i - 1], "; sort the rows that stay"));
             }
         }
     }

@@ -15,7 +15,7 @@
 
 namespace kvcore::python {
 
-/// Results [..., dim] and the logarithms of their sums, [...], in C order.
+/// Results [..., dim] and the logarithms of their sums [...], in C order.
 struct StatesArgs {
     StatesArgs(const pybind11::array& values, const char* name, const pybind11::array& lse,
                const char* lse_name)
@@ -31,7 +31,7 @@ struct StatesArgs {
         if (!fits) {
             throw pybind11::value_error(concat(lse_name, " has shape ", shape_text(lse), " for ",
                                                name, " of shape ", shape_text(values),
-                                               ", must be that without its last axis"));
+                                               ", must be this shape without its last axis"));
         }
         const bool is_dense = (values.flags() & lse.flags() & pybind11::array::c_style) != 0;
         if (is_dense) return;
@@ -62,12 +62,12 @@ struct StatesArgs {
     DType dtype;
 };
 
-/// Whether two arrays are the same memory or have none in common.
+/// Returns true if two arrays start at the same address or do not overlap.
 [[nodiscard]] inline bool is_same_or_apart(const pybind11::array& a, const pybind11::array& b) {
     return a.data() == b.data() || !is_overlapping(a, b);
 }
 
-/// Two of them and where the one over both goes, which may be the first.
+/// Two partial results and the arrays for the merged result, which may be the first partial result.
 struct MergeArgs {
     MergeArgs(const pybind11::array& o_a, const pybind11::array& lse_a, const pybind11::array& o_b,
               const pybind11::array& lse_b, const pybind11::array& out,
@@ -79,7 +79,7 @@ struct MergeArgs {
         second.check_like(first);
         target.check_like(first);
         if (!out.writeable() || !out_lse.writeable())
-            throw pybind11::value_error("out is read-only; pass arrays that are writable");
+            throw pybind11::value_error("out is read-only; pass writable arrays");
         const bool is_safe = is_same_or_apart(out, o_a) && is_same_or_apart(out_lse, lse_a) &&
                              !is_overlapping(out, o_b) && !is_overlapping(out_lse, lse_b) &&
                              !is_overlapping(out, out_lse) && !is_overlapping(out, lse_a) &&
@@ -87,7 +87,7 @@ struct MergeArgs {
                              !is_overlapping(out_lse, o_b);
         if (!is_safe) {
             throw pybind11::value_error(
-                "out overlaps its sources in memory; it may be (o_a, lse_a), or arrays of its own");
+                "out overlaps its sources in memory; pass (o_a, lse_a), or separate arrays");
         }
         dim = o_a.shape(o_a.ndim() - 1);
         dtype = first.dtype;

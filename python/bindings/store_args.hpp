@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and buffers of pages that go to a store or come from it.
+// Keys and buffers of pages that are written to a store or read from it.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -20,7 +20,7 @@
 
 namespace kvcore::python {
 
-/// A key; TypeError for what is no bytes, ValueError for another length.
+/// Returns a key. TypeError for anything but bytes, ValueError for another length.
 [[nodiscard]] inline StoreKey key_arg(pybind11::handle given, const std::string& name) {
     namespace py = pybind11;
     if (!PyBytes_Check(given.ptr())) {
@@ -46,12 +46,13 @@ namespace kvcore::python {
     return keys;
 }
 
-/// Memory of a Python object, which stays where it is as long as this lives.
+/// Memory of a Python object, which stays in place for the lifetime of this object.
 ///
 /// Threads: with the GIL.
 class HeldBuffer {
    public:
-    /// TypeError for what has no memory, is not contiguous, or read-only though it is written to.
+    /// TypeError for an object without memory, for memory that is not contiguous, and for read-only
+    /// memory that is written.
     HeldBuffer(pybind11::handle given, bool is_written, const std::string& name) {
         const int flags = is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE;
         if (PyObject_GetBuffer(given.ptr(), &view_, flags) == 0) return;
@@ -75,12 +76,12 @@ class HeldBuffer {
     Py_buffer view_{};
 };
 
-/// Pages of a batch and the memory of their parts.
+/// The pages of a batch and the memory of their parts.
 template <class Byte>
 class BatchArg {
    public:
-    /// `buffers`: for each key a buffer, which is part 0, or a list of them by part, with None for
-    /// those that are not there.
+    /// `buffers`: for each key a buffer, which is part 0, or a list of buffers by part, with None
+    /// for absent parts.
     BatchArg(const pybind11::sequence& keys, const pybind11::sequence& buffers) {
         namespace py = pybind11;
         const std::vector<StoreKey> all = keys_arg(keys);
@@ -117,7 +118,8 @@ class BatchArg {
         held.emplace_back(buffer, !std::is_const_v<Byte>, name);
         pages.back().parts.push_back({part, held.back().data(), held.back().bytes()});
     }
-    // A page that was checked is not overwritten by the next one.
+    // Checks that no buffer overlaps another: a page would overwrite a page that was checked
+    // before.
     void check_apart() const {
         std::vector<std::pair<const std::byte*, const std::byte*>> extents;
         for (const HeldBuffer& each : held) {
@@ -127,24 +129,24 @@ class BatchArg {
         for (std::size_t i = 1; i < extents.size(); ++i) {
             if (extents[i].first >= extents[i - 1].second) continue;
             throw pybind11::value_error(
-                "buffers share memory, so that pages would overwrite each other; pass memory of "
-                "its own for each");
+                "buffers share memory, so that pages would overwrite each other; pass separate "
+                "memory for each buffer");
         }
     }
 };
 
-/// Pages that are read into rows of arrays: pages of a host tier, slots of its states.
+/// Pages that are read into rows of arrays: the pages of a host tier, and the slots of its states.
 class PlacedBatchArg {
    public:
-    /// `places`: for each key a list of (part, row); part `kStatePart` is a row of `slots`, which
-    /// may be None, all others are of `rows`. Both are uint8 [n, bytes].
+    /// `places`: for each key a list of (part, row). Part `kStatePart` is a row of `slots`, which
+    /// may be None; other parts are rows of `rows`. Both arrays are uint8 [n, bytes].
     PlacedBatchArg(const pybind11::sequence& keys, const pybind11::sequence& places,
                    const pybind11::object& rows, const pybind11::object& slots) {
         namespace py = pybind11;
         const std::vector<StoreKey> all = keys_arg(keys);
         if (py::len(places) != all.size()) {
             throw py::value_error(detail::concat(all.size(), " keys and ", py::len(places),
-                                                 " places; give one for each key"));
+                                                 " places; give a list for each key"));
         }
         held.reserve(2);
         const Rows pages = rows_of(rows, "rows");
@@ -202,7 +204,7 @@ class PlacedBatchArg {
         std::sort(begins.begin(), begins.end());
         if (std::adjacent_find(begins.begin(), begins.end()) == begins.end()) return;
         throw pybind11::value_error(
-            "two parts go to one row, so that pages would overwrite each other; give each its own");
+            "two parts go to the same row and would overwrite each other; use a row per part");
     }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DLPack's C exchange: the table of functions by which a class of tensors shows its memory, without
-// a call of Python code. The structs are those of its ABI, version 1.
+// DLPack's C exchange: the table of functions by which a class of tensors exports its memory,
+// without a call of Python code. The structs follow version 1 of its ABI.
 #pragma once
 
 #include <Python.h>
@@ -9,7 +9,7 @@
 
 namespace kvcore::python {
 
-/// Valid for as long as the tensor is there and nobody gives it other memory.
+/// Valid as long as the tensor exists and keeps its memory.
 struct ExchangedTensor {
     enum Code : std::uint8_t {
         kInt = 0,
@@ -29,7 +29,7 @@ struct ExchangedTensor {
     std::uint8_t bits;
     std::uint16_t lanes;
     std::int64_t* shape;
-    std::int64_t* strides;  // in elements; null: in C order
+    std::int64_t* strides;  // in elements; null: C order
     std::uint64_t byte_offset;
 };
 
@@ -46,7 +46,8 @@ struct TensorExchange {
     void* stream;
 };
 
-/// The table of a class; null, without an error, where it has none of this version that views.
+/// Returns the table of a class; null, without an error, if the class has no table of this version
+/// with `view`.
 [[nodiscard]] inline const TensorExchange* tensor_exchange(PyObject* type) {
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     void* found =
@@ -58,20 +59,20 @@ struct TensorExchange {
     return table != nullptr && table->view != nullptr ? table : nullptr;
 }
 
-/// Whether a tensor has host memory, and where; false, without an error, where that cannot be told
-/// this way.
+/// Returns true if a tensor has host memory, and stores its address. Returns false, without an
+/// error, if the table cannot give it.
 [[nodiscard]] inline bool view_host_memory(const TensorExchange& table, PyObject* tensor,
                                            ExchangedTensor& out) {
     constexpr std::int32_t kHost = 1;
     if (table.view(tensor, &out) != 0) {
-        PyErr_Clear();  // who asks in another way is told why
+        PyErr_Clear();  // another way of access raises it
         return false;
     }
     return out.device_type == kHost && out.lanes == 1 && out.data != nullptr &&
            out.strides != nullptr;
 }
 
-/// A method without arguments; null, without an error, for something else of that name.
+/// Returns a method without arguments; null, without an error, if the name is anything else.
 [[nodiscard]] inline PyCFunction plain_method(PyObject* type, const char* name) {
     PyObject* found = PyObject_GetAttrString(type, name);
     PyCFunction method = nullptr;
@@ -79,12 +80,12 @@ struct TensorExchange {
         const PyMethodDef& made = *reinterpret_cast<PyMethodDescrObject*>(found)->d_method;
         if (made.ml_flags == METH_NOARGS) method = made.ml_meth;
     }
-    Py_XDECREF(found);  // what it says lives as long as the class
+    Py_XDECREF(found);  // its table lives as long as the class
     PyErr_Clear();
     return method;
 }
 
-/// The same of an attribute.
+/// The same for an attribute.
 [[nodiscard]] inline getter plain_getter(PyObject* type, const char* name) {
     PyObject* found = PyObject_GetAttrString(type, name);
     getter get = nullptr;
@@ -97,7 +98,7 @@ struct TensorExchange {
     return get;
 }
 
-/// What a class of tensors that is written in C tells of one, without a look-up by name.
+/// The methods of a class of tensors that is written in C, called without a lookup by name.
 class TensorMethods {
    public:
     TensorMethods() = default;
@@ -109,14 +110,14 @@ class TensorMethods {
     [[nodiscard]] bool is_whole() const {
         return storage_ != nullptr && is_negated_ != nullptr && expects_gradient_ != nullptr;
     }
-    /// A new reference to what owns the memory; to None where there is nothing.
+    /// Returns a new reference to the owner of the memory. The owner may be None.
     [[nodiscard]] PyObject* storage_of(PyObject* tensor) const {
         PyObject* found = storage_(tensor, nullptr);
         if (found != nullptr) return found;
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    /// Whether no gradient of floats is expected, and no bit says that they are negated.
+    /// Returns true if the floats expect no gradient and no bit marks them as negated.
     [[nodiscard]] bool are_plain_floats(PyObject* tensor) const {
         return is_false(expects_gradient_(tensor, nullptr)) &&
                is_false(is_negated_(tensor, nullptr));
@@ -124,7 +125,7 @@ class TensorMethods {
 
    private:
     [[nodiscard]] static bool is_false(PyObject* answer) {
-        if (answer == nullptr) PyErr_Clear();  // who asks in another way is told why
+        if (answer == nullptr) PyErr_Clear();  // another way of access raises it
         Py_XDECREF(answer);
         return answer == Py_False;
     }

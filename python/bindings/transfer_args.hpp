@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks pages that move between caches, and starts of pages within one.
+// Checks transfers of pages between caches, and copies of page starts within a cache.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -20,7 +20,7 @@ namespace kvcore::python {
 using Source = CacheArg<const std::byte>;
 using Destination = CacheArg<std::byte>;
 
-/// ValueError unless pages of one are pages of the other, and they share no byte.
+/// ValueError unless the pages of both caches have the same format and the caches share no byte.
 inline void check_alike(const Source& source, const Destination& destination) {
     const Source::Sizes& from = source.sizes();
     const auto& to = destination.sizes();
@@ -31,14 +31,15 @@ inline void check_alike(const Source& source, const Destination& destination) {
             "the source has ", from.layers, " layers, pages of ", from.page_size, " tokens, ",
             from.heads, " heads and rows of ", source.row_bytes()[0], " bytes, the destination ",
             to.layers, ", ", to.page_size, ", ", to.heads, " and ", destination.row_bytes()[0],
-            "; they must agree, and both have V or not"));
+            "; they must agree, and both or neither must have V"));
     }
     for (const auto& mine : source.tensors()) {
         for (const auto& theirs : destination.tensors()) mine.check_apart(theirs);
     }
 }
 
-/// Integers [n, 2] as pages of a cache of `from` that go to one of `to` pages, without the padding.
+/// Returns integers [n, 2] as pairs of pages, from a cache of `from` pages to a cache of `to`
+/// pages, without the padding.
 [[nodiscard]] inline std::vector<PagePair> pairs_of(const Ids& given, std::int64_t from,
                                                     std::int64_t to) {
     check_rank(given, "the pages", "(n, 2)", 2);
@@ -77,7 +78,7 @@ inline void check_alike(const Source& source, const Destination& destination) {
     return all;
 }
 
-/// How many copies from the first one on may be done in any order.
+/// Returns the number of leading copies that may run in any order.
 [[nodiscard]] inline std::size_t count_independent(const PageStart* copies, std::size_t n) {
     std::unordered_set<std::int64_t> read;
     std::unordered_set<std::int64_t> written;

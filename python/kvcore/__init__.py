@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV-cache core of an LLM inference engine.
 
-Which page of K and V memory belongs to whom, which pages a new prompt can reuse, and what goes when
-memory is full: a C++ library, bound thinly.
+A C++ library with thin bindings. It decides which request owns each page of K and V memory, which
+pages a new prompt can reuse, and which pages to evict when the memory is full.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ __all__ = [
 ]
 
 
-# What many programs do without is imported when it is asked for, so that these start sooner.
+# Names that many programs do not use. They are imported at first use, so that `import` is fast.
 _AT_FIRST_USE = {
     "functional": "kvcore.functional",
     "keys": "kvcore.keys",
@@ -117,10 +117,10 @@ _AT_FIRST_USE = {
 }
 
 
-if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the package
+if not _typing.TYPE_CHECKING:  # with this function, type checkers would accept every name
 
     def __getattr__(name: str) -> object:
-        """Import what `_AT_FIRST_USE` names when it is asked for."""
+        """Import a name of `_AT_FIRST_USE`."""
         home = _AT_FIRST_USE.get(name)
         if home is None:
             raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
@@ -131,12 +131,12 @@ if not _typing.TYPE_CHECKING:  # to type checkers every name would be one of the
 
 
 def __dir__() -> list[str]:
-    """Return the public names, with those that are imported at first use."""
+    """Return the public names, including the names that are imported at first use."""
     return sorted({*__all__, *_AT_FIRST_USE})
 
 
 def _installed(*parts: str) -> str:
-    # Beside what was built: an editable install has its Python sources elsewhere.
+    # In the folder of the extension module: an editable install has its Python sources elsewhere.
     from pathlib import Path
 
     return str(Path(_core.__file__).parent.joinpath(*parts))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program: ``python -m kvcore`` is the same as ``kvcore``.
 
-Where headers and CMake files are is told without the libraries of the command line.
+The folders of headers and CMake files are printed even without the libraries of the command line.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Without the program's name; ``sys.argv[1:]`` if not given.
+        Arguments without the program's name; by default ``sys.argv[1:]``.
 
     Returns
     -------
     int
-        What ``kvcore.apps.cli.main.main`` returns; 2 without typer and rich.
+        The result of ``kvcore.apps.cli.main.main``; 2 without typer and rich.
     """
     given = tuple(sys.argv[1:] if arguments is None else arguments)
     try:

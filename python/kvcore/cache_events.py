@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager tells of its caches to who keeps track of them elsewhere."""
+"""The events of a manager's caches, for programs that track the caches."""
 
 from __future__ import annotations
 

@@ -568,7 +568,7 @@ cdef extern from "kvcore/cache_events.hpp" namespace "kvcore" nogil:
         CacheEventKind kind
         CacheMedium medium
         int32_t replica
-        int32_t group  # -1: there are none
+        int32_t group  # -1: the manager has no groups
         vector[PageKey] keys
         optional[PageKey] parent
         vector[TokenId] tokens

@@ -116,7 +116,7 @@ class GraphBatch:
                 f"max_rows x tokens_per_row is {self._rows * self._per_row}, "
                 f"must be at most {MOST_UINT32}"
             )
-        # For each bundle: tokens of a page, and one of its layers.
+        # For each bundle: the tokens of a page, and the index of a layer.
         self._bundles = _bundles_of(inputs)
         place = _place_of(None, inputs)
         lengths = place.empty((self._rows,), _UINT32)
@@ -216,8 +216,8 @@ class GraphBatch:
     def advance(self, *, stream: Any = None) -> None:
         """Add the step's tokens to the lengths; capture this call after all calls that read them.
 
-        With this call, a graph may be launched several times after one ``fetch`` with as many
-        ``num_steps``.
+        With this call, a graph may be launched several times after one ``fetch``: ``num_steps``
+        times.
         """
         lengths = self.inputs.cache_lengths
         ops.advance_lengths(lengths, self.row_offsets, out=lengths, stream=stream)

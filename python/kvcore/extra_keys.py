@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells equal token ids apart, such as the image behind them: per page, for chained keys."""
+"""Extra keys by page, for chained keys. An extra key marks content, such as an image, of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvcore.native.contexts import normalized
 
 __all__ = ["keys_of_pages"]
 
-#: Start, length in tokens, and bytes that tell the content from others, a digest for example.
+#: Start, length in tokens, and bytes that identify the content, for example a digest.
 ExtraKey = tuple[int, int, bytes]
 
 
@@ -21,28 +21,28 @@ def keys_of_pages(
     Parameters
     ----------
     extra_keys : list of (int, int, bytes), or None
-        As of a context; they start in front of `num_tokens`, in any order.
+        The extra keys of a context, in any order. Each key starts before `num_tokens`.
     num_tokens : int
-        Tokens of the prefix; a last page that they do not fill is left out.
+        Tokens of the prefix. A partial last page is left out.
     page_size : int
         Tokens per page.
 
     Returns
     -------
     list of list of (bytes, int, int), or None [num_tokens // page_size]
-        Each key's bytes, its start counted from the page's, negative where it began on an earlier
-        page, and the tokens of the whole key; by start, length and bytes. None for a page without
-        keys.
+        For each key of a page: its bytes, its start relative to the page's start (negative if the
+        key starts on an earlier page), and the tokens of the whole key. Ordered by start, length
+        and bytes. None for a page without keys.
 
     Raises
     ------
     ValueError, TypeError
-        As of a context; a `page_size` below 1.
+        An extra key that a context refuses; a `page_size` below 1.
 
     Notes
     -----
-    Pure. Costs O(pages + pages that each key overlaps). A key of a page behind a chain of page keys
-    is made of these, its tokens and the key before it.
+    Pure. Cost: O(pages + pages that each key overlaps). The page key of a page is computed from
+    these keys, the tokens of the page and the page key before it.
 
     Examples
     --------

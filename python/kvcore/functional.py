@@ -430,8 +430,8 @@ def attend_kv(
     Returns
     -------
     array [tokens, q_heads, head_dim]
-        In the queries' dtype and library. If `sequence_idx` is None, a row without tokens gives
-        zeros.
+        An array in the queries' dtype and library. If `sequence_idx` is None, a row without tokens
+        gives zeros.
 
     Raises
     ------

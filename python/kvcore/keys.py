@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chained content keys of pages: their names outside of one process.
+"""Chained content keys of pages: the names of pages outside of one process.
 
-A key is SHA-256 of canonical CBOR, so that equal pages have equal keys in every process, on every
-machine and in every language. Nothing here is needed to reuse pages within a manager.
+A key is SHA-256 of canonical CBOR, so equal pages have equal keys in every process, on every
+machine and in every language. A manager does not need these keys to reuse its own pages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def context_keys(
     Parameters
     ----------
     context : TextGenerationContext, or an object like it
-        Its tokens up to ``end_idx``, ``extra_key``, ``cache_salt`` and ``extra_keys`` count.
+        The keys depend on its tokens up to ``end_idx``, its ``extra_key``, ``cache_salt`` and
+        ``extra_keys``.
     page_size : int
         Tokens per page.
     seed, scheme
-        As of ``page_keys``.
+        As in ``page_keys``.
 
     Returns
     -------
@@ -52,11 +53,11 @@ def context_keys(
     Raises
     ------
     ValueError, TypeError
-        As of ``page_keys``; no context.
+        As in ``page_keys``; or `context` is not a context.
 
     Notes
     -----
-    Costs O(tokens). A ``KeyChain`` goes on from the tokens it has.
+    Cost: O(tokens). A ``KeyChain`` computes only the keys of new tokens.
 
     Examples
     --------
@@ -67,10 +68,10 @@ def context_keys(
     True
     """
     if not hasattr(context, "tokens"):
-        raise TypeError(f"context is a {type(context).__name__}, must be one: it has no tokens")
+        raise TypeError(f"context is a {type(context).__name__}, must have tokens")
     tokens, extra_keys = context.tokens, getattr(context, "extra_keys", None)
     end = getattr(context, "end_idx", len(tokens))
-    if end < len(tokens):  # contexts of other classes may have room behind what they hold
+    if end < len(tokens):  # the arrays of other context classes may be longer than their tokens
         tokens = tokens[:end]
         extra_keys = [key for key in extra_keys or () if key[0] < end]
     return page_keys(
@@ -85,28 +86,29 @@ def context_keys(
 
 
 def format_fingerprint(params: KVCacheParams, model_id: str, *, layout: str = "NHD") -> bytes:
-    """Return what tells the bytes of pages apart: whose pages a store may serve to whom.
+    """Return a fingerprint of the page format: managers with equal ones can share a store's pages.
 
     Parameters
     ----------
     params : KVCacheParams
-        With groups or without. What changes no byte of a page on a device counts for nothing, such
-        as the number of replicas.
+        Params with or without groups. Settings that change no byte of a device's pages do not
+        change the fingerprint, for example the number of replicas.
     model_id : str
-        Names the weights, and the revision of them.
+        The name of the weights and of their revision.
     layout : str
-        Names the order of the elements of a page.
+        The name of the order of a page's elements.
 
     Returns
     -------
     bytes [32]
-        The same in every process; another one where the model, dtype, page size, layers, heads,
-        widths, windows, scales, tensor parallel devices, layout or ``SCHEME_VERSION`` differ.
+        The fingerprint is the same in every process. It changes with the model, dtype, page size,
+        layers, heads, widths, windows, scales, tensor parallel devices, layout and
+        ``SCHEME_VERSION``.
 
     Raises
     ------
     TypeError
-        No KVCacheParams, a name that is no str.
+        `params` is not a KVCacheParams, or a name is not a str.
 
     Examples
     --------
@@ -153,12 +155,12 @@ def _bundle(params: KVCacheParams, bundle: Bundle) -> list[Any]:
 
 
 def _own_fields(group: AttentionGroup) -> list[str]:
-    """Return what a kind of group has beside what all have: its window or chunk."""
+    """Return the fields that only this class of group has: its window or chunk."""
     common = {field.name for field in fields(AttentionGroup)}
     return [field.name for field in fields(group) if field.name not in common]
 
 
 def _state(state: State) -> list[Any]:
-    # "by name" is the order of their bytes, which once was the order in which they were given.
+    # "by name": the arrays are ordered by name. Earlier versions kept the order of the params.
     arrays = [[name, list(shape), dtype] for name, (shape, dtype) in state.arrays.items()]
     return [list(state.layers), "by name", arrays]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and caches that leave a manager, and go on in another one: of any process."""
+"""Move requests and prefix caches from one manager to another, also between processes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # to type checkers every name would be one of the package
+if not TYPE_CHECKING:  # with this function, type checkers would accept every name
 
     def __getattr__(name: str) -> object:
-        """Import what is asked for: every manager is in this package, and few move anything."""
+        """Import a name at first use: most programs move no requests or caches."""
         if name not in _HOMES:
             raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
         return getattr(import_module(f"kvcore.snapshots.{_HOMES[name]}"), name)

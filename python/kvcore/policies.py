@@ -109,7 +109,8 @@ class Cost(EvictionPolicy):
     ----------
     attention_tokens : int
         Number of tokens before a token at which attention takes as long as all other computation
-        for the token: about six times the width of a model with as many K/V heads as query heads.
+        for the token: about six times the width of a model with equal numbers of K/V and query
+        heads.
 
     Raises
     ------

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drive the real cache manager with request traffic, in virtual time.
 
-A `Workload` says who asks what and when (`read_trace`, `chat_workload`), a `PoolSettings` how
-large the pool is; `replay_admission` and `replay_online` run one against the other and return a
-`ReplayReport`, `compare` does so for several eviction policies and pools. `optimum` says what no
-policy can exceed. No model runs and no pool is allocated: the manager works on page ids alone. With
-tiers below the device it has a pool of tiny pages, and they are real.
+A `Workload` is a list of requests with their times (`read_trace`, `chat_workload`). A
+`PoolSettings` has the size of the pool. `replay_admission` and `replay_online` run a workload on a
+pool and return a `ReplayReport`. `compare` runs several eviction policies and pools. `optimum`
+returns the upper bound of all policies. No model runs and no pool is allocated: the manager works
+on page ids only. With lower tiers, the manager has a real pool of tiny pages, and real tiers.
 """
 
 from kvcore.apps.replay.admission import replay_admission

@@ -10,7 +10,7 @@ __all__ = ["MUTANTS", "Mutant"]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A way to break the manager: what is replaced, and the scenario that can show it."""
+    """A way to break the manager: the replaced text, and the scenario that can detect it."""
 
     name: str
     path: str

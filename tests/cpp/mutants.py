@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break the cache manager in known ways and see that its tests notice.
+"""Break the cache manager in known ways and check that its tests fail.
 
     python tests/cpp/mutants.py [--only NAME] [--searched] [--laws] [--jobs N] [--folder F]
         [--cmake-arg ARG ...]
 
-Works on copies of the tree, which are mended when it ends. Each mutant replaces text that must be
-there exactly once. Most are looked for by exploring interleavings: their rows say how deep the
-shortest sequence is that shows them, to the laws of the manager and, without asking those, to a
-reader of the pages; ``--laws`` leaves the second search out. Mutants of states and tenants have to
-fail one of the fast tests; ``--searched`` leaves these mutants out.
+The script changes only copies of the tree. Each mutant replaces a text that must occur exactly
+once. An explorer searches for most mutants by trying interleavings. The row of a mutant contains
+the length of the shortest sequence that breaks a law of the manager, and of the shortest sequence
+that breaks the content of a page that a request reads; ``--laws`` skips the second search. Mutants
+of states and tenants must fail a fast test; ``--searched`` skips these mutants.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from known_mutants import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "explore_interleavings"
 GROUPS_TARGET = "explore_groups"  # of the scenario "groups"
-TESTS = {  # of these scenarios: programs, and the files of cases that run
+TESTS = {  # by scenario: test programs and the files of their cases
     "states": (
         ("test_layers", "states"),
         ("test_stress", "states"),
@@ -45,7 +45,7 @@ LIMIT_S = 240.0
 
 
 def copy_tree(where: Path) -> None:
-    """Copy what the explorer is built from."""
+    """Copy the sources of the explorer and the tests."""
     where.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         source = ROOT / name
@@ -56,7 +56,7 @@ def copy_tree(where: Path) -> None:
 
 
 def targets_of(mutant: Mutant) -> tuple[str, ...]:
-    """Return the programs that have to notice a mutant."""
+    """Return the programs that must fail with a mutant."""
     if mutant.scenario == "groups":
         return (GROUPS_TARGET,)
     if mutant.scenario in TESTS:
@@ -65,10 +65,10 @@ def targets_of(mutant: Mutant) -> tuple[str, ...]:
 
 
 def prepare(where: Path, cmake_args: Iterable[str], targets: Iterable[str]) -> Path:
-    """Make a copy of the tree and build some programs there."""
+    """Copy the tree and build the target programs in the copy."""
     copy_tree(where)
     configure = ["cmake", "-S", str(where), "-B", str(where / "build"), "-DKVCORE_CUDA=OFF"]
-    # A mutant takes more time in the compiler than in its search.
+    # For a mutant, compiling takes longer than the search.
     configure += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", *cmake_args]
     subprocess.run(configure, check=True, capture_output=True)
     build(where, targets)
@@ -76,20 +76,20 @@ def prepare(where: Path, cmake_args: Iterable[str], targets: Iterable[str]) -> P
 
 
 def build(where: Path, targets: Iterable[str]) -> None:
-    """Build some programs; their errors end this one."""
+    """Build the target programs. Raise SystemExit if the build fails."""
     command = ["cmake", "--build", str(where / "build"), "-j", "1", "--target", *targets]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"it does not build:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"the tree does not build:\n{done.stdout}{done.stderr}")
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program; subprocess.TimeoutExpired where it takes too long."""
+    """Run a program. Raise subprocess.TimeoutExpired after LIMIT_S seconds."""
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
 def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, str]:
-    """Return the depth of the shortest sequence that shows the mutant, and that sequence."""
+    """Return the depth of the shortest sequence that detects the mutant, and the sequence."""
     for options in SEARCHES:
         if mutant.scenario == "groups":
             command = [str(where / "build" / GROUPS_TARGET), *options, *extra]
@@ -106,7 +106,7 @@ def search(where: Path, mutant: Mutant, extra: tuple[str, ...]) -> tuple[str, st
 
 
 def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
-    """Return which test fails, and its first words."""
+    """Return "test" and the first failure, or "-" if no test fails."""
     for program, file in TESTS[mutant.scenario]:
         name = f"{program} --file {file}"
         try:
@@ -120,7 +120,7 @@ def fail_tests(where: Path, mutant: Mutant) -> tuple[str, str]:
 
 
 def look_for(where: Path, mutant: Mutant, *, by_laws_alone: bool) -> list[tuple[str, str]]:
-    """Look for a mutant with the laws of the manager and, where that is wanted, without them."""
+    """Search for a mutant with the laws of the manager and, unless excluded, without them."""
     if mutant.scenario in TESTS:
         return [fail_tests(where, mutant), ("", "")]
     found = search(where, mutant, ())
@@ -128,7 +128,7 @@ def look_for(where: Path, mutant: Mutant, *, by_laws_alone: bool) -> list[tuple[
 
 
 def described(output: str) -> tuple[str, str]:
-    """Take a violation's depth, text and sequence out of what the explorer printed."""
+    """Return the depth, text and sequence of the violation in the explorer's output."""
     found = re.search(r"VIOLATION in \S+ at depth (\d+): (.*)\n\s*(.*)", output)
     if found is None:
         return "?", output.strip()[-200:]
@@ -136,17 +136,17 @@ def described(output: str) -> tuple[str, str]:
 
 
 def is_noticed(folders: Queue[Path], mutant: Mutant, *, by_laws_alone: bool) -> bool:
-    """Build a mutant in a folder that nobody uses, look for it, and print its row."""
+    """Build a mutant in a free folder, search for it, and print its row."""
     text = (ROOT / mutant.path).read_text()
     if (count := text.count(mutant.old)) != 1:
-        raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}:\n{mutant.old}")
+        raise SystemExit(f"{mutant.name}: {count} times in {mutant.path}, must be 1:\n{mutant.old}")
     begin = time.monotonic()
     where = folders.get()
     try:
         (where / mutant.path).write_text(text.replace(mutant.old, mutant.new))
         build(where, targets_of(mutant))
         (laws, why), (contents, read) = look_for(where, mutant, by_laws_alone=by_laws_alone)
-    finally:  # also for the next one, which waits for a folder
+    finally:  # another mutant may wait for the folder
         (where / mutant.path).write_text(text)
         folders.put(where)
     row = f"{mutant.name:52} {laws:>4} {contents:>8} {time.monotonic() - begin:7.0f}"
@@ -155,14 +155,14 @@ def is_noticed(folders: Queue[Path], mutant: Mutant, *, by_laws_alone: bool) -> 
 
 
 def main() -> int:
-    """Print a row for each mutant; 1 when one of them goes unnoticed."""
+    """Print a row for each mutant. Return 1 if a mutant passes all tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="mutants whose name contains this")
-    parser.add_argument("--searched", action="store_true", help="leave out what tests must notice")
-    parser.add_argument("--laws", action="store_true", help="leave contents out: that is slower")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
-    parser.add_argument("--folder", type=Path, help="where the copies stay, with their builds")
-    parser.add_argument("--cmake-arg", action="append", default=[], help="for the first cmake call")
+    parser.add_argument("--only", help="run only mutants whose name contains ONLY")
+    parser.add_argument("--searched", action="store_true", help="skip mutants of fast tests")
+    parser.add_argument("--laws", action="store_true", help="skip the slower search by contents")
+    parser.add_argument("--jobs", type=int, default=2, help="number of mutants at a time")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the copies and their builds")
+    parser.add_argument("--cmake-arg", action="append", default=[], help="argument of cmake -S -B")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only is None or options.only in m.name]
     if options.searched:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that are strided, lists that lie on the GPU, lists of the host that change, on a GPU."""
+"""Strided arrays, lists in GPU memory, and lists in host memory that change, on a GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ids_of_the_host_may_change_right_after_the_call(count: int, is_pinned: 
         given[:] = ids
     pool = on_gpu(np.zeros((pages, 16), np.uint8))
     load = cupy.ones((4096, 4096), cupy.float32)
-    for _ in range(10):  # the copy has to wait for some milliseconds
+    for _ in range(10):  # the copy must wait for some milliseconds
         load = load @ load
     ops.fill_pages(pool, given, 7)
     given[:] = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention that Triton compiles for this GPU, against the oracle.
+"""Attention that Triton compiles for this GPU, compared with the oracle.
 
-``TRITON_INTERPRET=0 python -m pytest tests/gpu/test_gpu_attention.py``: some minutes, most of them
-spent on compiling.
+``TRITON_INTERPRET=0 python -m pytest tests/gpu/test_gpu_attention.py`` takes some minutes, mostly
+to compile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check(scene: Scene, splits: int | None = None, **rule: Any) -> None:
     )
     expected, sums = scene.expected(**rule)
     assert_close(to_host(o), expected, scene.q_dtype)
-    if scene.scales == "tokens":  # K is rounded where elements have scales of their own
+    if scene.scales == "tokens":  # K is rounded if each token has its own scales
         np.testing.assert_allclose(to_host(lse), sums, atol=2e-2, rtol=1e-5)
     else:
         assert_lse(to_host(lse), sums)
@@ -72,7 +72,7 @@ def test_pools_in_nvfp4(q_dtype: str, dim: int, new: int) -> None:
     check(scene, splits=3)
 
 
-# Each case compiles a kernel or two, in seconds: so there are pairs here, and not all combinations.
+# Each case compiles one or two kernels, in seconds, so these are pairs and not all combinations.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("turn", range(2))
 def test_every_dtype(dtype: str, turn: int) -> None:
@@ -123,7 +123,7 @@ def test_large_heads(dim: int) -> None:
 
 
 def replay(graph: Any, stream: Any, held: tuple[Any, Any], scene: Scene) -> None:
-    """Put a scene where a captured call reads it, and let the call run."""
+    """Copy a scene to the memory that a captured call reads, and replay the call."""
     batch, q = held
     other, other_q = moved(scene)
     for to, source in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantising, back, and merging on a GPU: the host's bytes for every code, NaN and infinities."""
+"""Quantise, dequantise and merge on a GPU: the host's bytes for all codes, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ATOL = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 def test_quantising_and_back_have_the_host_s_bytes(
     shape: tuple[int, ...], granularity: Any, narrow: str, wide: str
 ) -> None:
-    """Of any bits: NaN, infinities and subnormals as well."""
+    """The inputs are random bits, including NaN, infinities and subnormals."""
     each = {"group": shape[-1] // 4 if shape[-1] % 4 == 0 else 1, "row": shape[-1]}
 
     def work(put: Put, rng: np.random.Generator) -> list[Any]:
@@ -66,7 +66,7 @@ def test_every_code_and_every_element_has_the_host_s(narrow: str, wide: str) -> 
 
 
 def states(rng: np.random.Generator, n: int, dim: int, dtype: str) -> tuple[Any, Any]:
-    """Some are empty: of NaN, with an LSE of -inf or +inf."""
+    """Return states, of which some are empty: NaN, with an LSE of -inf or +inf."""
     values = rng.normal(size=(n, dim)).astype(np.float32)
     lse = (rng.normal(size=n) * 5).astype(np.float32)
     lse[::5], lse[1::5] = -np.inf, np.inf

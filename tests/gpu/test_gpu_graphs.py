@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of a GPU that are captured once, beside steps without one: equal bytes."""
+"""Replays of graphs that are captured once on a GPU: the same bytes as steps without graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS, TOKENS = 5, 40
 
 
 class Model:
-    """A step over memory that stays where it is: append, and attention where there are splits."""
+    """A step on memory with fixed addresses: append, and attention if `splits` is not 0."""
 
     def __init__(self, params: KVCacheParams, splits: int) -> None:
         self.splits = splits
@@ -35,7 +35,7 @@ class Model:
         rows = [c.tokens[c.start_idx : c.active_idx] for c in contexts]
         new = np.concatenate([np.empty(0, np.int32), *rows])
         for layer, k in enumerate(self.k):
-            found = np.full(k.shape, np.nan, np.float32)  # padding: nobody may write it anywhere
+            found = np.full(k.shape, np.nan, np.float32)  # padding, which no call may write
             found[: len(new)] = (10 * layer + new.astype(np.float32))[:, None, None]
             k.set(found)
             self.out[layer][...] = 0
@@ -74,7 +74,7 @@ def test_64_replays_are_eager_steps_bit_for_bit(shape: str, splits: int) -> None
         (first,) = runs[0].manager.fetch([])
         models = [Model(params, splits) for _ in runs]
         batch = GraphBatch(first, ROWS, 100, tokens_per_row=8)
-        models[0].captured(batch)  # what it loads and compiles is there when it is captured
+        models[0].captured(batch)  # loads and compiles all kernels before the capture
         stream.synchronize()
         stream.begin_capture()
         models[0].captured(batch)

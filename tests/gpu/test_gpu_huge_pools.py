@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of a GPU whose elements lie beyond what 31 and 32 bits count."""
+"""Pages of a GPU whose element offsets need more than 31 and 32 bits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.gpu
 
 PAGE, HEADS, DIM = 16, 8, 128
 PAGE_ELEMENTS = PAGE * HEADS * DIM
-#: On both sides of 2^31 and of 2^32 elements.
+#: Pages before and after 2^31 and 2^32 elements.
 IDS = [bound // PAGE_ELEMENTS + side for bound in (2**31, 2**32) for side in (-1, 0)]
 PAGES = IDS[-1] + 2
-#: Where an offset that wraps around would land, and neighbours.
+#: Pages that a wrapped offset would reach, and neighbours of `IDS`.
 OTHERS = sorted(
     ({page % (b // PAGE_ELEMENTS) for page in IDS for b in (2**30, 2**31, 2**32)} | {0, 1})
     | {page + side for page in IDS for side in (-1, 1)} - set(IDS)
@@ -30,7 +30,7 @@ OTHERS = [page for page in OTHERS if 0 <= page < PAGES and page not in IDS]
 
 @pytest.fixture
 def pool() -> Any:
-    """float16 [PAGES, PAGE, HEADS, DIM] of zeros, more than 8 GiB."""
+    """A pool of zeros, float16 [PAGES, PAGE, HEADS, DIM], more than 8 GiB."""
     size = PAGES * PAGE_ELEMENTS * 2
     free = cupy.cuda.runtime.memGetInfo()[0]
     if free < size + (1 << 30):
@@ -75,7 +75,7 @@ def test_whole_pages_are_copied_digested_and_zeroed(pool: Any) -> None:
 
 
 def test_codes_go_into_such_pages(pool: Any) -> None:
-    """The same memory as int8 codes of 2^33 elements."""
+    """The same memory is used as 2^33 int8 codes."""
     codes = pool.view(np.int8).reshape(PAGES * 2, PAGE, HEADS, DIM)
     ids = [2 * page for page in IDS]
     scales = cupy.zeros((PAGES * 2, PAGE, HEADS, 1), cupy.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that come from the host tier layer by layer, on a GPU."""
+"""Loads of pages from the host tier, layer by layer, on a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def append(inputs: Any, context: TextGenerationContext) -> None:
 
 @pytest.mark.parametrize("by_layer", [False, True])
 def test_each_layer_is_there_when_it_is_read(by_layer: bool) -> None:
-    """Pools for one prompt, a host tier for all of them; every visit but the first is loaded."""
+    """The pool holds one prompt, the host tier all; every visit but the first loads its pages."""
     params = KVCacheParams(
         "float32", HEADS, DIM, num_layers=LAYERS, page_size=PAGE, enable_prefix_caching=True
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch and arrays of jax on a GPU: their memory, their dtypes, their streams."""
+"""Memory, dtypes and streams of torch tensors and jax arrays on a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch_of(torch: Any, dtype: Any) -> tuple[PagedBatch, Any]:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("has_stream", [False, True])
 def test_tensors_are_worked_on_on_torch_s_current_stream(dtype: str, has_stream: bool) -> None:
-    """K comes late on that stream: a copy on another one would miss it."""
+    """K is written late on torch's stream, so a copy on another stream would read old bytes."""
     torch = gpu_arrays.require_torch()
     kind = getattr(torch, dtype)
     stream = torch.cuda.Stream() if has_stream else torch.cuda.current_stream()

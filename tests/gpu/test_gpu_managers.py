@@ -23,7 +23,7 @@ PAGE, LAYERS, HEADS, DIM = 4, 2, 2, 24
 
 
 class Server:
-    """Runs batches on one manager, with K and V drawn from a seed, and keeps what was read."""
+    """Run batches on one manager, with K and V from a seed, and keep all arrays that are read."""
 
     def __init__(self, device: str, put: Put, num_pages: int = 24, **rest: Any) -> None:
         shape: dict[str, Any] = {"n_kv_heads": HEADS, "head_dim": DIM, "num_layers": LAYERS}
@@ -90,7 +90,7 @@ def check_lockstep(script: Callable[[Server], None], **settings: Any) -> None:
 
 
 def chat(server: Server) -> None:
-    """Prefix hits, parts of pages, forks, rejected tokens, decoding."""
+    """Run prefix hits, copies of partial pages, forks, rejected tokens and decoding."""
     first = server.claim(range(11), "first")
     server.run([first], sampled=11)
     server.run([first], sampled=12)
@@ -141,7 +141,7 @@ def test_a_pool_that_is_too_small_changes_hands_as_on_the_host() -> None:
 
 
 def test_pages_that_went_to_the_host_tier_come_back() -> None:
-    """A pool of few pages and a host tier of many: the second visit of a prompt is a hit."""
+    """With a small pool and a large host tier, the second visit of a prompt is a hit."""
 
     def script(server: Server) -> None:
         for visit in range(2):
@@ -191,7 +191,7 @@ def test_lengths_advance_on_the_device() -> None:
 
 
 def test_pages_are_not_written_again_before_work_that_reads_them_is_done() -> None:
-    """A stream reads a request's pages behind much other work; they change hands meanwhile."""
+    """A stream reads pages after much other work; meanwhile another request gets the pages."""
     server = Server("cuda:0", on_gpu, num_pages=3, dtype="float32", enable_prefix_caching=False)
     first = server.claim(range(9), "first")
     server.run([first])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4 on a GPU: the host's bytes, of any elements, codes and scales."""
+"""NVFP4 on a GPU: the host's bytes for all elements, codes and scales."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
 def test_quantising_and_back_have_the_host_s_bytes(
     shape: tuple[int, ...], global_scale: float, wide: str
 ) -> None:
-    """Of any bits, and of blocks that are coded without a second look."""
+    """The inputs are random bits, drawn blocks and special values."""
 
     def work(put: Put, rng: np.random.Generator) -> list[Any]:
         found = []

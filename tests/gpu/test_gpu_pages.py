@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole pages and their starts on a GPU, between layouts and to pinned memory: the host's bytes."""
+"""Copies of whole pages and starts of pages on a GPU, also to pinned memory: the host's bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots, tables and lengths of a step on a GPU: the same as in host memory."""
+"""Slot mappings, block tables and lengths of a step on a GPU: equal to the host's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, graphs, arrays of other libraries and what is refused, on a GPU."""
+"""Streams, graphs, arrays of other libraries and refused arguments, on a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fresh_batch() -> PagedBatch:
 
 @pytest.fixture
 def side() -> Any:
-    """A stream that does not wait for the default one, which has nothing left to do."""
+    """A stream that does not wait for the default stream, whose work is done."""
     cupy.cuda.Device(0).synchronize()
     return cupy.cuda.Stream(non_blocking=True)
 
@@ -54,7 +54,7 @@ def wait_for_much() -> None:
 
 @pytest.mark.parametrize("form", ["current", "argument", "handle"])
 def test_work_runs_in_the_order_of_the_stream(side: Any, form: str) -> None:
-    """The tokens are written by the stream itself, behind other work."""
+    """The stream itself writes the tokens, after other work."""
     batch, offsets, ready = fresh_batch(), on_gpu(ENDS), on_gpu(tokens(1))
     k = cupy.zeros_like(ready)
     cupy.cuda.Device(0).synchronize()
@@ -92,7 +92,7 @@ def test_a_captured_append_writes_what_its_arrays_hold_when_it_is_replayed(side:
         graph.launch(side)
         side.synchronize()
         assert same_bytes(expected_pool(tokens(2)), to_host(batch.key_pool))
-        # Fewer tokens than were captured: what is behind the last offset is padding.
+        # Fewer tokens than in the capture: tokens after the last offset are padding.
         batch.key_pool[...] = 3
         offsets[...] = on_gpu(np.array([0, 1, 2], np.uint32))
         graph.launch(side)
@@ -104,7 +104,7 @@ def test_a_captured_append_writes_what_its_arrays_hold_when_it_is_replayed(side:
 
 
 def test_other_verbs_are_captured_as_well(side: Any) -> None:
-    """Those whose lists are on the device; none waits on the way."""
+    """These calls have their lists on the device, so no call waits for the GPU."""
     batch, offsets = fresh_batch(), on_gpu(ENDS)
     slots = on_gpu(np.full(30, 9, np.int64))
     k = on_gpu(normal(np.random.default_rng(1), (30, HEADS, DIM), np.float16))
@@ -119,7 +119,7 @@ def test_other_verbs_are_captured_as_well(side: Any) -> None:
         ops.advance_lengths(lengths, offsets, out=lengths)
 
     with side:
-        step()  # what memory it takes is in cupy's pool by now
+        step()  # after this, cupy's pool has the memory that the capture needs
         side.synchronize()
         for array, value in ((batch.key_pool, 3), (slots, 9), (out[0], 0)):
             array[...] = value
@@ -234,7 +234,7 @@ def test_the_current_device_stays_what_it_was() -> None:
     assert cupy.cuda.runtime.getDevice() == before
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused arguments -----------------------------------------------------------------------------
 def test_arrays_in_two_places_are_refused_by_name() -> None:
     batch = fresh_batch()
     before = to_host(batch.key_pool)
@@ -276,7 +276,7 @@ def test_memory_that_there_is_not_is_named_in_bytes() -> None:
     with pytest.raises((MemoryError, kvcore.errors.KVCacheError), match=r"bytes.* free") as refused:
         kvcore.PagedKVCacheManager(params, 4, 64, devices=["cuda:0"], num_pages=pages)
     assert any(character.isdigit() for character in str(refused.value))
-    batch = fresh_batch()  # the GPU is as good as before
+    batch = fresh_batch()  # the GPU still works
     ops.append(batch, 0, on_gpu(tokens(1)), None, on_gpu(ENDS))
     assert same_bytes(expected_pool(tokens(1)), to_host(batch.key_pool))
 

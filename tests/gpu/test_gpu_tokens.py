@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens into pages of a GPU and out of them: the bytes of the same work in host memory.
+"""Writes and reads of tokens in pages of a GPU: the same bytes as in host memory.
 
-Pools are compared whole and begin as random bytes, so that untouched ones are proven untouched and
-NaN that is read by mistake is seen.
+Pools start as random bytes and are compared whole, so a test fails if a call changes any other byte
+or reads a NaN by mistake.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SHAPES = [(16, 8, 128, 128), (1, 3, 59, 59), (3, 2, 80, 112), (48, 1, 96, 1), (2
 
 
 def reduced(shape: tuple[int, ...]) -> Any:
-    """The first shape is what the sanitizers run."""
+    """Mark the first shape, which the sanitizers run."""
     return pytest.param(*shape, marks=pytest.mark.reduced) if shape == SHAPES[0] else shape
 
 
 class Scene:
-    """Rows of a batch with pages anywhere in the pools, and their tokens cut out of a fused QKV."""
+    """Rows of a batch, with pages anywhere in the pools, and tokens as slices of a fused QKV."""
 
     def __init__(
         self, put: Put, rng: np.random.Generator, shape: tuple[int, ...], layout: str, dtype: str
@@ -155,7 +155,7 @@ def test_pools_of_another_wide_dtype_have_the_host_s_bytes(wide: str) -> None:
 
 @pytest.mark.reduced
 def test_padding_is_skipped_and_what_has_no_page_as_well() -> None:
-    """More rows than offsets[B] counts, as a captured graph has them; a page beyond the pool."""
+    """K has more rows than offsets[B], as in a captured graph; one page id is past the pool."""
     rng = np.random.default_rng(3)
     before = random_bytes(rng, (4, 2, 1, 64), np.float16)
     pool = on_gpu(before)

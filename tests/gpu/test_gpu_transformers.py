@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers on a GPU: what they generate through pages, and ``kvcore demo`` there.
+"""Models of transformers that generate with paged caches on a GPU, and ``kvcore demo`` on a GPU.
 
-``TRITON_INTERPRET=0 python -m pytest tests/gpu/test_gpu_transformers.py``: half a minute, much of
-it spent on compiling; all models have heads of one size, so that there are few kernels.
+``TRITON_INTERPRET=0 python -m pytest tests/gpu/test_gpu_transformers.py`` takes half a minute, much
+of it to compile. The heads of all models have the same size, so that few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import gpu_arrays
 
 gpu_arrays.require_gpu()
 gpu_arrays.require_compiler()
-# What torch and transformers, of whichever version, have to say about themselves is no error.
+# Warnings of torch and transformers, which depend on their versions, are not errors.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = "cuda:0"
 NEW = 24
-CUTS = (9, 10, 11, 40)  # prompts in parts, single tokens among them
-EXACT = 5e-4  # what float32 logits may differ by, whose deviation is 2
+CUTS = (9, 10, 11, 40)  # where prompts are cut into parts, also into single tokens
+EXACT = 5e-4  # the most difference of float32 logits, whose standard deviation is 2
 
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    """Answer torch with CUDA; transformers is there too."""
+    """Return torch with CUDA; skip without transformers."""
     found = gpu_arrays.require_torch()
     conftest.require("transformers")
     before = found.get_float32_matmul_precision()
@@ -67,14 +67,14 @@ def manager_of(model: Any) -> Any:
 
 
 def own_logits(torch: Any, model: Any, tokens: list[int]) -> Any:
-    """What the model answers by itself, [tokens, vocabulary]."""
+    """The logits of the model without kvcore, [tokens, vocabulary]."""
     ids = torch.tensor([tokens], device=DEVICE)
     with torch.inference_mode():
         return model(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def check_greedy(torch: Any, model: Any, answers: list[list[int]]) -> None:
-    """Each token is the likeliest one behind those before it, or as likely."""
+    """Check that each token is the likeliest token after its prefix, or equally likely."""
     for prompt, answer in zip(prompts_of(), answers, strict=True):
         assert len(answer) == NEW
         logits = own_logits(torch, model, prompt + answer[:-1])[len(prompt) - 1 :]
@@ -92,7 +92,7 @@ def generated(model: Any, manager: Any, **options: Any) -> list[list[int]]:
 # -- generate ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_greedy_answers_are_the_model_s_own(torch: Any, family: str) -> None:
-    """Prompts in chunks beside requests that generate, then over cached prefixes."""
+    """Prompts run in chunks with requests that generate; the second round has prefix hits."""
     import hf_models
 
     model = model_of(family)
@@ -102,7 +102,7 @@ def test_greedy_answers_are_the_model_s_own(torch: Any, family: str) -> None:
     for _ in range(2):
         found = generated(model, manager, max_batch_tokens=40)
         check_greedy(torch, model, found)
-        # Sums are rounded in another order: where two tokens are as likely, answers part.
+        # Sums are rounded in another order, so answers differ if two tokens are equally likely.
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= len(expected) - 1
         assert manager.num_free_blocks == manager.total_num_pages
         manager.check_integrity()
@@ -114,7 +114,7 @@ def test_greedy_answers_are_the_model_s_own(torch: Any, family: str) -> None:
 
 
 def test_layers_with_states_go_on_from_them(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)  # convolves in less than float32
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)  # its convolutions are inexact
     model = model_of("lfm2")
     manager = manager_of(model)
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_logits_in_float32_are_the_model_s_own(torch: Any, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_logits_in_bfloat16_are_as_exact_as_the_model_s_own(torch: Any, family: str) -> None:
-    """By their distance from those of the same weights in float32."""
+    """Compare distances from the logits of the same weights in float32."""
     from paged_logits import paged_logits
 
     model = model_of(family).to(torch.bfloat16)
@@ -150,11 +150,11 @@ def test_logits_in_bfloat16_are_as_exact_as_the_model_s_own(torch: Any, family: 
 
 
 def waits(torch: Any, run: Any) -> int:
-    """Count the calls of torch's in which the host waits for the GPU."""
+    """Count the calls of torch in which the host waits for the GPU."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         before = torch.is_warn_always_enabled()
-        torch.set_warn_always(True)  # by itself torch warns once in a process
+        torch.set_warn_always(True)  # by default torch warns once per process
         torch.cuda.set_sync_debug_mode("warn")
         try:
             run()
@@ -207,7 +207,7 @@ def test_a_cache_of_transformers_holds_its_pages_on_the_gpu(torch: Any, groups: 
     assert cache.layers[0].keys.device == torch.device(DEVICE)
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refused arguments ---------------------------------------------------------------------------
 def test_models_and_managers_on_several_devices_are_refused(torch: Any) -> None:
     from kvcore import PagedKVCacheManager
     from kvcore.integrations.transformers import cache_params, generate

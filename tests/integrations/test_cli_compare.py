@@ -115,10 +115,13 @@ def test_table_has_a_row_for_each_pool(capsys: pytest.CaptureFixture[str], trace
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--policy", "belady"], f"'--policy': expected some of {', '.join(POLICIES)}, got 'bel"),
-        (["--policy", ""], "'--policy': expected some of "),
-        (["--policy", "lru,"], "'--policy': expected some of "),
-        (["--policy", "LRU"], "'--policy': expected some of "),
+        (
+            ["--policy", "belady"],
+            f"'--policy': expected one or more of {', '.join(POLICIES)}, got 'bel",
+        ),
+        (["--policy", ""], "'--policy': expected one or more of "),
+        (["--policy", "lru,"], "'--policy': expected one or more of "),
+        (["--policy", "LRU"], "'--policy': expected one or more of "),
         (["--policy", "lru,lru"], "'--policy': expected each value once, got lru twice"),
         (["--pages", "10,x"], "'--pages': expected a whole number of pages, got 'x'"),
         (["--pages", "10,,20"], "'--pages': expected a whole number of pages, got ''"),

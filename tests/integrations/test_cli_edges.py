@@ -143,8 +143,8 @@ def test_pools_that_no_manager_takes_are_one_kind_of_error() -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
         (" " * (1 << 24) + "{}", "expected at most 16777216 bytes"),
-        ("\x00", "no JSON"),
-        ("", "no JSON"),
+        ("\x00", "not JSON"),
+        ("", "not JSON"),
         (json.dumps({**CONFIG, "num_hidden_layers": 10**400}), "num_layers is 1000"),
         (json.dumps({**CONFIG, "hidden_size": float("inf")}), "hidden_size"),
         (json.dumps({**CONFIG, "num_attention_heads": float("nan")}), "num_attention_heads"),
@@ -177,7 +177,7 @@ def test_nesting_of_every_depth_is_an_answer(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 def test_config_without_an_end_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "plan", "/dev/zero", "--memory", "1GiB", "--max-seq-len", "1k")
-    assert "/dev/zero: no JSON: expected at most 16777216 bytes" in line
+    assert "/dev/zero: not JSON: expected at most 16777216 bytes" in line
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")

@@ -290,7 +290,7 @@ def test_folders_that_are_not_whole_are_one_line_and_exit_2(
 def test_a_folder_that_is_none_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert "is no folder" in refused(capsys, "generate", tmp_path / "nowhere", "w1")
+    assert "is not a folder" in refused(capsys, "generate", tmp_path / "nowhere", "w1")
 
 
 def test_models_that_cannot_run_on_pages_are_refused_with_the_reason(

@@ -82,7 +82,7 @@ def test_states_count_as_memory(capsys: pytest.CaptureFixture[str], stateful: Pa
     assert (one["pages"], two["pages"]) == (14, 12)  # beside the slots of one, and of both
     assert one["results"][0]["token_ids"] == two["results"][0]["token_ids"]
     text = refused(capsys, "generate", stateful, PROMPTS[0], "--memory", 4 * SLOT)
-    assert f"beside {4 * SLOT} bytes of states" in text
+    assert f"and {4 * SLOT} bytes of states" in text
 
 
 def test_flat_means_nothing_for_states(capsys: pytest.CaptureFixture[str], stateful: Path) -> None:

@@ -139,7 +139,7 @@ def test_table_shows_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> Non
         ["tokens", "655,360", "1,270,992", "1,270,992"],
         ["sequences of 32,768", "20", "38", "38"],
         ["longest sequence", "655,360", "1,270,992", "1,270,992"],
-        ["tokens against the first", "1.00 x", "1.94 x", "1.94 x"],
+        ["tokens / first column", "1.00 x", "1.94 x", "1.94 x"],
     ):
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
         assert words in cells
@@ -241,7 +241,7 @@ def test_what_must_be_given_is_named(capsys: pytest.CaptureFixture[str], missing
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", ["no JSON"]),
+        ("{", ["not JSON"]),
         ("{}", ["num_hidden_layers"]),
         (json.dumps(CONFIGS["gpt2"]), ["no dtype"]),
         (json.dumps({**CONFIGS["qwen3-32b"], "head_dim": "128"}), ["head_dim", "'128'"]),

@@ -172,7 +172,7 @@ def test_table_shows_what_groups_save_and_hold(capsys: pytest.CaptureFixture[str
     for row in (
         ["sequences of 131,072", "2", "4", "4"],
         ["without groups", "0", "0", "0"],
-        ["bytes of one", "11.3 GiB", "5.82 GiB", "5.82 GiB"],
+        ["bytes per sequence", "11.3 GiB", "5.82 GiB", "5.82 GiB"],
         ["without groups", "62 GiB", "31.97 GiB", "31.97 GiB"],
         ["10", "all tokens", "2", "16,384"],
         ["52", "a window of 1,024", "11", "2,123"],

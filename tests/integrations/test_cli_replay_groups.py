@@ -166,7 +166,7 @@ def test_more_pages_than_can_be_numbered_are_told(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
     told = refused(capsys, "replay", trace, *GROUPS, "--pages", "10,2147483647")
-    assert "expected at most 2147483647 of those" in told
+    assert "expected at most 2147483647 pages of the groups" in told
 
 
 def test_a_pool_without_room_refuses_everything(

@@ -59,7 +59,7 @@ def test_table_has_a_row_for_each_tier(capsys: pytest.CaptureFixture[str], trace
         "computed",
     ]
     assert sum(map(float, rows.values())) == pytest.approx(100, abs=0.03)
-    assert "failures of the disk" not in out
+    assert "disk errors" not in out
     shallow = shown(capsys, "replay", trace, "--mode", "admission", "--pages", "9", *SIZED[:4])
     assert "found in the host tier" in shallow
     assert "disk" not in shallow
@@ -88,7 +88,7 @@ def test_policies_and_pools_are_compared(
     assert [list(map(str.strip, line.split("│")))[1:7] for line in out.splitlines()][-5:-1] == rows
     html = page.read_text(encoding="utf-8")
     assert "Where prompt tokens were found" in html
-    assert "It is that of the device alone: tiers find more." in html
+    assert "The optimum is only for the device: tiers find more." in html
     assert "Below the device are 12 pages of a host tier and 1,000 on disk." in html
     assert all(f"<td>{share}</td>" in html for row in rows for share in row[2:])
 
@@ -98,7 +98,7 @@ def test_policies_and_pools_are_compared(
     [
         (["--host-pages", "0"], "'--host-pages': expected 1 to 2147483647, got 0"),
         (["--host-pages", "1", "--disk-pages", "0"], "'--disk-pages': expected 1 to 2147483647"),
-        (["--disk-pages", "9"], "expected --host-pages beside --disk-pages"),
+        (["--disk-pages", "9"], "expected --host-pages with --disk-pages"),
         (
             ["--host-pages", "9", "--groups", "gemma-3-27b", "--memory", "8GiB"],
             "expected --host-pages or --groups",
@@ -130,5 +130,5 @@ def test_a_disk_that_takes_no_more_is_told(trace: str, tmp_path: Path) -> None:
         preexec_fn=small_files,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"failures of the disk +│ +[1-9][\d,]* │ hits are missing", done.stdout)
+    assert re.search(r"disk errors +│ +[1-9][\d,]* │ hits are missing", done.stdout)
     assert not [*folder.iterdir()]

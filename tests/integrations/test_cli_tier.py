@@ -51,7 +51,7 @@ def test_ls_counts_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = asked(capsys, "ls", str(tmp_path))
     assert code == 0
     assert f"5 of {FINGERPRINT.hex()[:16]}" in out
-    assert "nobody" in out
+    assert "no process" in out
 
 
 def test_ls_works_beside_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_field_is_named_as_the_config_names_it() -> None:
 def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"num_key_value_heads .* 7, must divide the 64 of"):
         KVCacheParams.from_hf_config(LLAMA | {"num_key_value_heads": 7})
-    with pytest.raises(ValueError, match=r"hidden_size .* 8200, no multiple of the 64 .*head_dim"):
+    with pytest.raises(ValueError, match=r"hidden_size .* 8200, not a multiple of the 64 .*head_dim"):
         KVCacheParams.from_hf_config(LLAMA | {"hidden_size": 8200})
     made = KVCacheParams.from_hf_config(LLAMA | {"hidden_size": 8200, "head_dim": 128})
     assert made.head_dim == 128
@@ -177,7 +177,7 @@ def test_state_sizes_do_not_count_where_every_layer_attends() -> None:
 
 def test_file_that_is_no_config_is_refused_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for text, words in [("{", "no JSON"), ("[1]", "holds a list"), ("\udcff", "no JSON")]:
+    for text, words in [("{", "not JSON"), ("[1]", "holds a list"), ("\udcff", "not JSON")]:
         path.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=words) as caught:
             KVCacheParams.from_hf_config(path)
@@ -188,7 +188,7 @@ def test_file_that_is_no_config_is_refused_with_its_path(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("config", ["x" * 10_000, "a\0b", "\udc80\ud800", "y/" * 5000])
 def test_text_that_names_no_file_is_a_value_error(config: str) -> None:
-    with pytest.raises(ValueError, match=r"no path|no JSON|null|surrogates"):
+    with pytest.raises(ValueError, match=r"not a path|not JSON|null|surrogates"):
         KVCacheParams.from_hf_config(config)
 
 

@@ -148,7 +148,7 @@ def test_layers_with_a_window_have_heads_of_their_own() -> None:
         {"conv_states": ((2 * 2 * 128, 1), "bfloat16")},
         {"conv_states": ((2 * 8 * 256, 1), "bfloat16")},
     ]
-    assert "no multiple of the 24" in refusal({**config, "num_swa_attention_heads": 24})
+    assert "not a multiple of the 24" in refusal({**config, "num_swa_attention_heads": 24})
 
 
 def test_mimo_has_twice_the_heads_under_a_window_where_its_config_is_silent() -> None:
@@ -186,7 +186,7 @@ def test_layers_that_predict_further_tokens_are_like_the_others() -> None:
     hybrid = read({**QWEN_3_NEXT, "num_nextn_predict_layers": 1}, mtp=True)
     assert hybrid.attention_groups[0].layers[-2:] == (47, 48)
     mixed = {**GPT_OSS, "num_nextn_predict_layers": 2}
-    assert "nothing says of which kind" in refusal(mixed, mtp=True)
+    assert "MTP layers of unknown kind" in refusal(mixed, mtp=True)
     named = {**mixed, "mtp_layer_types": ["sliding_attention"] * 2}
     assert read(named, mtp=True).attention_groups[1].layers[-2:] == (24, 25)
     blocks = {**mixed, "mtp_layers_block_type": ["full_attention", "mlp", "moe"]}

@@ -203,7 +203,7 @@ def test_preset_has_the_groups_of_its_config(preset: str, config: dict[str, Any]
         ({**LLAMA, "layer_types": {"0": "full_attention"}}, "must be a list"),
         ({**LLAMA, "layer_types": ["sliding_attention"] * 80}, "lacks sliding_window"),
         ({**LLAMA, "layer_types": ["chunked_attention"] * 80}, "lacks attention_chunk_size"),
-        ({**LLAMA, "layer_types": ["hybrid"] * 80}, "arrays kvcore does not know"),
+        ({**LLAMA, "layer_types": ["hybrid"] * 80}, "no rule for the arrays"),
         ({**LLAMA, "mamba_d_state": 16}, "mamba_d_state of the config .* needs layer_types"),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window of the config is -1"),
         ({**MISTRAL, "sliding_window": "4k"}, "sliding_window of the config is '4k'"),

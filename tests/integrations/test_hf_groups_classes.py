@@ -31,8 +31,8 @@ torch.set_num_threads(1)
 REASONS = (
     "cross attention",
     "keep states or nothing",
-    "states whose arrays kvcore does not know",
-    "what other layers keep is in no group",
+    "kvcore has no rule for the arrays of the states",
+    "no group describes other layers",
     "makes latent rows differ",
     "must agree within 5 %",
     "which no row holds",

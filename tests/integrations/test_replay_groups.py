@@ -191,7 +191,7 @@ def test_each_policy_is_compared_with_itself() -> None:
             model_of(16, SlidingWindow([0], 9), State([1, 2], {"s": ((4,), "float32")})),
             "2 of 3 layers keep a state",
         ),
-        (model_of(32, SlidingWindow([0], 9)), "pages of 32 tokens and the pool of 16"),
+        (model_of(32, SlidingWindow([0], 9)), "pages of 32 tokens, the pool has pages of 16"),
     ],
 )
 def test_a_model_that_tells_nothing_is_refused(model: KVCacheParams, told: str) -> None:

@@ -195,7 +195,7 @@ def test_the_trace_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "link").symlink_to(trace)
     for place in (trace, tmp_path / "link"):
         assert main(["replay", str(trace), "--html", str(place)]) == 2
-        assert f"{place} cannot be written: it is what is read" in capsys.readouterr().err
+        assert f"{place} cannot be written: it is the input file" in capsys.readouterr().err
     assert trace.read_bytes() == before
 
 

@@ -191,7 +191,7 @@ def test_a_disk_holds_as_many_pages_as_it_is_told(page_bytes: int, pages: int) -
     [
         ({"disk_pages": 5}, "expected at least one page of a host tier"),
         ({"host_pages": -1}, "host_pages is -1"),
-        ({"host_pages": 1, "disk_pages": -1}, "disk_pages -1"),
+        ({"host_pages": 1, "disk_pages": -1}, "disk_pages is -1"),
         ({"host_pages": 2**31 - 1, "page_size": 2**31 - 1}, "must be 1 to 2"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_registry_that_refuses_the_backend_is_told_in_a_line(
     stub_modules(monkeypatch, "0.5.23", register_radix_cache_backend=refuse)
     sglang.register()
     assert caplog.messages == [
-        f"SGLang has no --radix-cache-backend kvcore: it refused it with "
+        f"SGLang has no --radix-cache-backend kvcore: SGLang refused it with "
         f"{type(error).__name__}: {error}"
     ]
 

@@ -93,7 +93,7 @@ def test_small_file_of_many_lines_is_refused_at_the_bound(tmp_path: Path) -> Non
             file.write(b"\n" * 1_000_000)
     assert path.stat().st_size < 100_000
     assert refused(path) == (
-        f"{path}:10000001: expected at most 10000000 lines, blank ones included"
+        f"{path}:10000001: expected at most 10000000 lines, including blank lines"
     )
 
 

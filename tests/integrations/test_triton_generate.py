@@ -68,7 +68,7 @@ def test_a_torch_without_gpus_is_one_line_and_exit_1(
     capsys: pytest.CaptureFixture[str], words: Path
 ) -> None:
     line = refused(capsys, "generate", words, "w1", "--device", "cuda:0", code=1)
-    assert "finds no GPU for --device cuda:0; install one with CUDA" in line
+    assert "finds no GPU for --device cuda:0; install torch with CUDA" in line
 
 
 @pytest.mark.usefixtures("machine")

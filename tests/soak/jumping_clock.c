@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Preloaded, it moves the time of day by as many seconds as the first eight bytes of the file
- * KVCORE_SOAK_CLOCK say at that moment: what a machine's clock does that is set. The clocks that
- * never go back do not change.
+ * A library to preload. It adds seconds to the time of day, as if the machine's clock were set. The
+ * first eight bytes of the file KVCORE_SOAK_CLOCK are the number of seconds; each call reads them
+ * again. Monotonic clocks do not change.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ __attribute__((constructor)) static void open_clock(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec* now) {
-    if (real_clock == NULL) open_clock(); /* asked by the constructor of another library */
+    if (real_clock == NULL) open_clock(); /* called by the constructor of another library */
     int error = real_clock(clock, now);
     if (error == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         now->tv_sec += *ahead;

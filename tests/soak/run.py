@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have processes serve for hours over one server, and do to them what machines do.
+"""Run processes for hours with one server, and disturb them as real machines do.
 
     python tests/soak/run.py [--minutes M] [--seed N] [--processes N] [--folder F]
 
-Processes and the server are killed, hang and come back; values and files change; the time of day
-jumps. Every position that a process reads is checked, and at the end that no page was lost. Ends
-with 1 where one was wrong, a process ended by itself, or a call took longer than its time-outs
-allow. Needs redis-server, redis-py and a C compiler.
+Processes are killed and restarted; the server is killed, hangs and is restarted; values and files
+change; the time of day jumps. Each process checks every position that it reads, and at the end that
+no page is lost. The exit status is 1 if a check failed, a process ended by itself, or a call took
+longer than its time-outs allow. Needs redis-server, redis-py and a C compiler.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from redis_server import RedisServer
 
-_NUM_SHAPES: Final = 3  # that a worker knows
-_LONGEST_CALL = 5.0  # seconds: the time-outs of a disk and a server, on a machine with much to do
-_PAUSE = (0.3, 2.0)  # seconds between two blows
+_NUM_SHAPES: Final = 3  # of worker.py
+_LONGEST_CALL = 5.0  # seconds: the time-outs of a disk and a server, on a busy machine
+_PAUSE = (0.3, 2.0)  # seconds between two disturbances
 _JUMPS: Final = (-86_400, -3_600, -1, 0, 1, 3_600, 86_400)  # seconds that the clock is ahead
 
 
 class TimeOfDay:
-    """The clock of all that is started with `environment`: it is ahead by as much as is told."""
+    """The clock of all processes that are started with `environment`; `jump` sets it."""
 
     def __init__(self, folder: Path) -> None:
         library, self._file = folder / "jumping_clock.so", folder / "clock"
@@ -56,13 +56,13 @@ class TimeOfDay:
         }
 
     def jump(self, seconds: int) -> None:
-        """Be so many seconds ahead from now on."""
+        """Set the clock ahead by `seconds`."""
         with self._file.open("r+b") as file:  # the same file, which others have mapped
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
 
 class Process:
-    """A worker, begun again with the same folder whenever it was killed."""
+    """A worker, restarted with the same folder after each kill."""
 
     def __init__(self, soak: Soak, number: int) -> None:
         self._soak, self._number = soak, number
@@ -70,7 +70,7 @@ class Process:
         self.begun = 0
 
     def begin(self) -> None:
-        """Start it: with other weights than its neighbour's, in the same server."""
+        """Start the worker; neighbours use the same server with other weights."""
         self.begun += 1
         self.log = self._soak.folder / f"worker{self._number}.{self.begun}.log"
         shape = self._number // 2 % _NUM_SHAPES
@@ -86,22 +86,22 @@ class Process:
             )
 
     def kill(self) -> int:
-        """End it where it still runs; return what it has ended with."""
+        """Kill the process if it still runs; return its exit status."""
         self.process.kill()
         return self.process.wait()
 
     def await_first_line(self) -> None:
-        """Wait until it serves: in front of that nothing tells it to end."""
+        """Wait until the worker serves: before its first line it does not handle SIGTERM."""
         ends = time.monotonic() + 30
         while not self.last_line() and self.process.poll() is None and time.monotonic() < ends:
             time.sleep(0.05)
 
     def silent_seconds(self) -> float:
-        """Return how long it has said nothing; it does so each second once it serves."""
+        """Return the seconds since its last line; a serving worker prints one each second."""
         return time.time() - self.log.stat().st_mtime if self.last_line() else 0.0
 
     def last_line(self) -> dict[str, Any]:
-        """Return the last whole line of what it has done; empty where it has said nothing."""
+        """Return the counters of its last whole line; an empty dict without a line."""
         found: dict[str, Any] = {}
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
@@ -111,11 +111,11 @@ class Process:
 
 
 class Soak:
-    """The server, the processes, and what happens to them. They end with a ``with``."""
+    """The server, the processes and their disturbances; ``with`` ends all processes."""
 
     def __init__(self, folder: Path, seed: int, num_processes: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
-        # So little memory that it evicts all the time.
+        # With this little memory the server evicts all the time.
         options = ("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
         self.clock = TimeOfDay(folder)
         with contextlib.ExitStack() as begun:
@@ -136,9 +136,9 @@ class Soak:
     def __exit__(self, *error: object) -> None:
         self._begun.close()
 
-    # ---- blows ---------------------------------------------------------------------------------
+    # ---- disturbances --------------------------------------------------------------------------
     def kill_process(self) -> None:
-        """One dies, its files change or do not, and it comes back."""
+        """Kill a process, change its files or not, and restart it."""
         process = self.draw.choice(self.processes)
         if process.kill() != -signal.SIGKILL:
             self._fault(process, "ended by itself")
@@ -148,27 +148,27 @@ class Soak:
         process.begin()
 
     def kill_server(self) -> None:
-        """With all that it has; it comes back some time later."""
+        """Kill the server, which loses its values, and restart it after some time."""
         self.server.kill()
         time.sleep(self.draw.uniform(0, 1.5))
         self.server.start()
 
     def hang_server(self) -> None:
-        """For less or more than a call waits."""
+        """Stop the server for less or more time than a call waits."""
         self.server.hang()
         time.sleep(self.draw.uniform(0.05, 1.5))
         self.server.go_on()
 
     def empty_server(self) -> None:
-        """Somebody clears it."""
+        """Remove all values of the server."""
         self.server.client().flushall()
 
     def jump_clock(self) -> None:
-        """Somebody sets the machine's clock."""
+        """Set the time of day."""
         self.clock.jump(self.draw.choice(_JUMPS))
 
     def spoil_values(self) -> None:
-        """Change, cut and swap some of them."""
+        """Change, cut and swap some values of the server."""
         client = self.server.client()
         for _ in range(20):
             name, other = client.randomkey(), client.randomkey()
@@ -193,7 +193,7 @@ class Soak:
 
     # ---- the whole -----------------------------------------------------------------------------
     def run(self, seconds: float) -> bool:
-        """Strike for so long, then have all end; return whether nothing went wrong."""
+        """Disturb the processes for `seconds`, then end them; return whether no fault was found."""
         blows: list[Callable[[], None]] = [self.kill_process, self.spoil_values] * 3
         blows += [self.kill_server, self.hang_server, self.hang_server]
         blows += [self.empty_server, self.jump_clock]
@@ -243,12 +243,14 @@ class Soak:
 
 
 def main() -> int:
-    """Run it and print what was done."""
+    """Run the soak and print its counters."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="where files and logs stay")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for files and logs; default: a temporary folder"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvcore-soak-") as temporary:
         folder = options.folder or Path(temporary)

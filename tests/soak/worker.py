@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a soak: it serves requests over a disk and a server, and checks what it reads.
+"""One process of a soak: serve requests with a disk and a server, and check all that is read.
 
     python tests/soak/worker.py SHAPE WEIGHTS SEED FOLDER REDIS_URL
 
-Ends at SIGTERM. Each second it prints what it has done, as a line of JSON.
+Ends at SIGTERM. Each second it prints its counters as a line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kvcore import (
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
 
-#: Layers of the models that are served; a store is shared by processes with any of them.
+#: Layers of the served models. Processes with different models share the server.
 _SHAPES: Final[dict[str, tuple[Any, ...]]] = {
     "flat": (FullAttention([0, 1]),),
     "windows": (FullAttention([0]), SlidingWindow([1], 5), ChunkedLocal([2], 6)),
@@ -46,7 +46,7 @@ _LONGEST = 120  # tokens of a request
 
 
 class JumpingClock:
-    """Seconds that now and then go back, or an hour on."""
+    """A clock whose seconds sometimes jump back or forward, by up to an hour."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw, self._ahead = draw, 0.0
@@ -58,7 +58,7 @@ class JumpingClock:
 
 
 class Worker:
-    """Serves random requests; `first` is what the digests of its weights begin with."""
+    """Serve random requests; `weights` is the first value of the model's digests."""
 
     def __init__(self, shape: int, weights: int, seed: int, folder: str, url: str) -> None:
         self._draw = random.Random(seed)
@@ -153,7 +153,7 @@ class Worker:
             self.manager.flush(0.2)
 
     def turn(self) -> None:
-        """Do one thing."""
+        """Run one random operation."""
         verbs: list[Callable[[], None]] = [self._step] * 12
         verbs += [self._begin] * 2 + [self._fork, self._release, self._ask]
         verb = self._rare if self._draw.random() < 0.01 else self._draw.choice(verbs)
@@ -164,7 +164,7 @@ class Worker:
             self._release()
 
     def line(self, *, is_last: bool = False) -> str:
-        """Say what was done."""
+        """Return the counters as a line of JSON."""
         tiers = self.manager.tier_metrics
         return json.dumps(
             {
@@ -181,7 +181,7 @@ class Worker:
         )
 
     def end(self) -> None:
-        """Give everything back; no page may be lost."""
+        """Release all requests, and check that no page is lost."""
         while self._live:
             self._release()
         self.manager.flush(5)
@@ -193,7 +193,7 @@ class Worker:
 
 
 def main() -> None:
-    """Serve until SIGTERM comes."""
+    """Serve until SIGTERM arrives."""
     shape, weights, seed, folder, url = sys.argv[1:]
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))

@@ -21,7 +21,7 @@ using emulation::Range;
 
 namespace {
 
-constexpr std::size_t kStaged = 64 << 10;  // bytes that a driver has room for beside a stream
+constexpr std::size_t kStaged = 64 << 10;  // bytes of a driver's copy buffer for a stream
 
 Status give(Stream stream, std::function<void()> work, std::vector<Range> touched) noexcept {
     const Lock lock(machine().mutex);
@@ -189,8 +189,9 @@ Status copy(void* destination, const void* source, std::int64_t bytes, Stream st
         is_read_now = !machine().knows(source);
         is_written_now = !machine().knows(destination);
     }
-    // Of memory that it knows nothing of the driver reads a copy made now, for which it waits where
-    // that is long, or waits to write it. But a graph reads it at every replay.
+    // The driver copies an unknown source at once; if the copy is long, it first waits for the
+    // stream. If the destination is unknown, it waits until the copy is written. A graph, however,
+    // reads the source at every replay.
     bool is_captured = false;
     const Status asked = is_capturing(stream, &is_captured);
     if (asked != kSuccess) return asked;

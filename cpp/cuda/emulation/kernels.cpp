@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel of kvcore::cuda with lanes that run on the CPU.
+// All kernels of kvcore::cuda, with lanes that run on the CPU.
 #include "../arrays.hpp"
 #include "../convert_batch.hpp"
 #include "../convert_widen.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an emulated driver knows. Private to the emulation.
+// The state of an emulated driver. Private to the emulation.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline constexpr Status kInvalidDevice = 101;
 inline constexpr Status kInvalidHandle = 400;
 inline constexpr Status kCaptured = 900;
 inline constexpr std::size_t kAlignment = 256;
-inline constexpr std::uintptr_t kLegacy = 1;  // handles that are no addresses; 0 is the same
+inline constexpr std::uintptr_t kLegacy = 1;  // a handle, not an address; 0 is the same stream
 inline constexpr std::uintptr_t kPerThread = 2;
 
 struct Range {
@@ -41,23 +41,23 @@ struct Range {
     }
 };
 
-// Whether the work is done that an event stood for when it was recorded.
+// A signal that is done when the work before an event's recording is done.
 struct Signal {
     bool is_done = false;
 };
 
-// An event, and what it stands for now.
+// An event, and the signal of its last recording.
 struct Marker {
     int device = 0;
     std::shared_ptr<Signal> last = nullptr;
 };
 
-// Work, or waiting for a signal, or giving one.
+// A task does work, waits for a signal, or sets a signal.
 struct Task {
     std::function<void()> work;
     std::shared_ptr<Signal> signal = nullptr;
     bool is_wait = false;
-    std::vector<Range> touched = {};  // of copies
+    std::vector<Range> touched = {};  // ranges of copies
 
     [[nodiscard]] bool is_ready() const { return !is_wait || signal->is_done; }
     void run() const {
@@ -70,7 +70,7 @@ struct Queue {
     int device;
     std::deque<Task> tasks;
     bool is_captured = false;
-    std::vector<Task> graph = {};  // what is captured
+    std::vector<Task> graph = {};  // captured tasks
 };
 
 struct Block {
@@ -78,11 +78,11 @@ struct Block {
     std::size_t bytes;
 };
 
-// What a driver knows.
+// The state of a driver.
 class Machine {
    public:
-    // What still has an owner is kept until that gives it back: its address must not be given out
-    // again before, or the owner would free somebody else's.
+    // Objects that still have an owner are kept until the owner releases them. Their addresses must
+    // not be used again before that, or the owner would free an object of another owner.
     void reset(int devices, std::int64_t bytes) {
         for (const auto& [key, queue] : streams_) queue->tasks.clear();
         orphans_.clear();
@@ -116,7 +116,7 @@ class Machine {
         Queue* queue = queue_of(stream);
         if (queue == nullptr) return kInvalidHandle;
         if (queue->is_captured) {
-            if (task.signal != nullptr) return kCaptured;  // of streams that are not
+            if (task.signal != nullptr) return kCaptured;  // signals of streams that are not
             queue->graph.push_back(std::move(task));
             return kSuccess;
         }
@@ -194,7 +194,7 @@ class Machine {
         const auto size = static_cast<std::size_t>(bytes);
         *pointer = ::operator new(size, std::align_val_t{kAlignment}, std::nothrow);
         if (*pointer == nullptr) return kOutOfMemory;
-        std::memset(*pointer, 0xff, size);  // nobody may count on zeros
+        std::memset(*pointer, 0xff, size);  // callers must not rely on zeros
         blocks_[*pointer] = {device, size};
         left -= bytes;
         return kSuccess;
@@ -230,7 +230,7 @@ class Machine {
         if (defaults_.empty()) return kNoDriver;
         return pinned_.emplace(pointer, bytes).second ? kSuccess : kInvalidValue;
     }
-    // Whether memory is a device's, or pinned.
+    // True if memory belongs to a device or is pinned.
     [[nodiscard]] bool knows(const void* pointer) const {
         if (device_of(pointer) >= 0) return true;
         auto after = pinned_.upper_bound(const_cast<void*>(pointer));
@@ -240,8 +240,8 @@ class Machine {
                    static_cast<const std::byte*>(after->first) <
                after->second;
     }
-    // Waits for nothing, so that copies of the range are a fault: a GPU would go on with them. Here
-    // they run before their memory goes.
+    // Does not wait, so waiting copies of the range are a fault: a GPU would continue them. Here
+    // they run before their memory is released.
     [[nodiscard]] Status unpin(void* pointer) {
         const auto found = pinned_.find(pointer);
         if (found == pinned_.end()) return kInvalidValue;
@@ -269,7 +269,7 @@ class Machine {
         streams_[queue.get()] = std::move(queue);
         return kSuccess;
     }
-    // Waits for nothing: what the stream has still to do is done later.
+    // Does not wait: the waiting tasks of the stream run later.
     [[nodiscard]] Status destroy_stream(Stream stream) {
         if (old_streams_.erase(stream.handle) == 1) return kSuccess;
         const auto found = streams_.find(stream.handle);
@@ -316,7 +316,7 @@ class Machine {
         if (found == streams_.end() || found->second->device != stream.device) return nullptr;
         return found->second.get();
     }
-    // SplitMix64 (Steele, Lea and Flood 2014): the seed is all there is to it.
+    // SplitMix64 (Steele, Lea and Flood 2014): the seed is its only state.
     [[nodiscard]] std::uint64_t next_random() noexcept {
         random_ += 0x9e3779b97f4a7c15U;
         std::uint64_t bits = random_;
@@ -331,7 +331,7 @@ class Machine {
         for (const auto& [key, queue] : streams_) visit(*queue);
         for (const auto& queue : orphans_) visit(*queue);
     }
-    // A device's legacy default stream and those of its threads wait for each other.
+    // A device's legacy default stream and the default streams of its threads wait for each other.
     void put_in_order(Queue& queue) {
         Queue& legacy = defaults_[static_cast<std::size_t>(queue.device)];
         for (auto& [key, other] : of_threads_) {
@@ -346,8 +346,8 @@ class Machine {
         other.tasks.push_back({nullptr, signal, false});
         queue.tasks.push_back({nullptr, signal, true});
     }
-    // The first task of a queue whose turn it is. A task that waits for what nobody gave cannot be
-    // made: events are recorded before they are waited for.
+    // Runs the first task of a random ready queue. A queue is always ready: an event is recorded
+    // before it is waited for, so each signal has a task that sets it.
     void run_one() {
         std::vector<Queue*> ready;
         for_each_queue([&ready](const Queue& queue) {
@@ -364,13 +364,13 @@ class Machine {
     std::map<void*, std::int64_t> pinned_;
     std::map<void*, std::unique_ptr<Queue>> streams_;
     std::map<void*, std::shared_ptr<Marker>> events_;
-    // The same of machines before, which nobody uses any more.
+    // Blocks, streams and events from before a reset, until their owners release them.
     std::map<void*, Block> old_blocks_;
     std::map<void*, std::unique_ptr<Queue>> old_streams_;
     std::map<void*, std::shared_ptr<Marker>> old_events_;
     std::deque<Queue> defaults_;
     std::map<std::pair<int, std::thread::id>, Queue> of_threads_;
-    std::vector<std::unique_ptr<Queue>> orphans_;  // of streams that are destroyed
+    std::vector<std::unique_ptr<Queue>> orphans_;  // queues of destroyed streams
     std::int64_t faults_ = 0;
     std::vector<std::vector<Task>> graphs_;
     std::vector<std::int64_t> free_;
@@ -379,7 +379,7 @@ class Machine {
     std::uint64_t random_ = 0;
 };
 
-/// The process's.
+/// Returns the machine of the process.
 [[nodiscard]] Machine& machine();
 
 using Lock = std::lock_guard<std::mutex>;

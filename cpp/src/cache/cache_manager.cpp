@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads' side of the manager: each verb takes the mutex and hands on to the part that does
-// it.
+// The locking side of the manager: each verb locks the mutex and calls the part that does the work.
 #include "kvcore/cache_manager.hpp"
 
 #include <algorithm>
@@ -23,15 +22,15 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// True when no transfers into a sequence's pages are under way, and none that make room in its
-// replica, or it is gone.
+// Returns true if the sequence is gone, or if no transfers into its pages are under way and no
+// transfers that make room in its replica.
 bool is_settled(const ManagerState& state, SequenceHandle handle) {
     if (state.sequences.find(handle) == nullptr) return true;
     const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
                                  SequenceHandle sequence) {
         if (ticket == 0 || sequence != handle) return false;
         if (owner != std::this_thread::get_id()) return true;
-        throw std::logic_error("a thread waits for transfers of its own; finish them first");
+        throw std::logic_error("a thread waits for its own transfers; finish them first");
     };
     for (const OwedCopies::Copy& copy : state.copies.all()) {
         if (is_its(copy.ticket, copy.owner, copy.copy.sequence)) return false;
@@ -161,7 +160,7 @@ PrefixHit CacheManager::match(const RequestView& request) const {
 ReserveStatus CacheManager::allocate(PrefixHit& hit, RequestView& request, std::int64_t n,
                                      Transfers* transfers) {
     if (hit.held_ == nullptr) {
-        throw std::invalid_argument("the hit holds nothing: it was allocated; match again");
+        throw std::invalid_argument("the hit is empty: it was allocated before; match again");
     }
     ReserveStatus status = ReserveStatus::kNoSpace;
     {
@@ -391,7 +390,7 @@ std::int64_t PrefixHit::num_pages() const noexcept {
     return held_ == nullptr ? 0 : held_->hit.found().match.at.depth;
 }
 
-// The threads' side of the manager, for stores below its host tier.
+// The locking side of the manager, for stores below its host tier.
 
 namespace {
 
@@ -404,7 +403,7 @@ namespace {
 void require_stores(const ManagerState& state, std::int32_t replica) {
     if (state.replica_at(replica).record_keys != nullptr) return;
     throw std::invalid_argument(
-        "this manager has no stores below its host tier; set has_stores when it is made");
+        "this manager has no stores below its host tier; create it with has_stores");
 }
 
 void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end) {
@@ -412,9 +411,9 @@ void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end
     for (std::int64_t i = 0; i < n; ++i) {
         const std::int32_t column = columns[i].column;
         if (column <= before || column >= end) {
-            throw std::invalid_argument(detail::concat("column ", column, " comes behind column ",
+            throw std::invalid_argument(detail::concat("column ", column, " comes after column ",
                                                        before, ", must rise and be less than ", end,
-                                                       ", where the hit ends"));
+                                                       ", the end of the hit"));
         }
         before = column;
     }
@@ -491,15 +490,14 @@ void CacheManager::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool 
     }
 }
 
-// The threads' side of the manager, for who listens to its caches.
+// The locking side of the manager, for readers of its events.
 
-// Keys are made while others use the manager. One reader at a time: each goes on from the keys that
-// the one before it has made.
+// Keys are made while other threads use the manager. One reader at a time: each continues from the
+// keys of the previous reader.
 std::vector<CacheEvent> CacheManager::take_events() {
     if (impl_->event_keys == nullptr) {
         throw std::invalid_argument(
-            "this manager has no events; give event_pages, or events=True in Python, when it is "
-            "made");
+            "this manager has no events; create it with event_pages, or events=True in Python");
     }
     EventLog& log = *impl_->state.events;
     const Lock reading(impl_->reading);
@@ -532,7 +530,7 @@ void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::
     if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
 }
 
-// The threads' side of pages that leave the caches and are brought back.
+// The locking side of pages that leave the caches and are brought back.
 
 namespace {
 
@@ -591,7 +589,7 @@ CacheImport CacheManager::import_columns(const ColumnSpan& span, const CachedCol
 bool CacheManager::publish(CacheImport& filled, bool more) {
     if (filled.held_ == nullptr) {
         throw std::invalid_argument(
-            "the import holds nothing: it was published, or took nothing; publish each once");
+            "the import is empty: it was published, or took no column; publish each import once");
     }
     const Lock lock(impl_->mutex);
     const bool is_wanted = filled.held_->columns.publish(impl_->state.holds, more);
@@ -693,7 +691,7 @@ const std::vector<BlockId>& HeldPages::pages() const noexcept {
 void HeldPages::let_go() {
     if (held_ == nullptr) {
         throw InvalidHandleError(
-            "these pages are not held: they were let go before; let go of each hold once");
+            "these pages are not held: they were released before; release each hold once");
     }
     const Lock lock(held_->mutex);
     held_.reset();

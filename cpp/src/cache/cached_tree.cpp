@@ -16,8 +16,9 @@ namespace {
 
 using Places = std::unordered_map<const TreeNode*, std::int32_t>;
 
-// As the policy has it: what somebody holds goes last, and ends that it does not name. A run goes
-// behind all that continue it, and where it was let go later than those, when that tells.
+// Ranks runs in the order in which the policy would evict them. A pinned run, and a leaf that the
+// policy does not name, gets the last rank. The rank of a parent is at least the ranks of its
+// children, and its own turn if the policy names it.
 void rank_runs(const Replica& home, const std::vector<const TreeNode*>& nodes, CachedTree& found) {
     const std::size_t others = home.columns == nullptr ? 0 : home.columns->num_departures();
     const std::vector<NodeId> victims = home.tree.upcoming_victims(others);
@@ -83,8 +84,9 @@ void check_span(const ManagerState& state, const ColumnSpan& span) {
     const bool is_whole = span.first >= 0 && span.n % page_size == 0 && columns > span.first;
     if (is_whole && columns <= std::numeric_limits<std::int32_t>::max()) return;
     throw std::invalid_argument(detail::concat("columns from ", span.first, " on of ", span.n,
-                                               " tokens are asked for, must be whole columns of ",
-                                               page_size, " tokens, one at least"));
+                                               " tokens are requested, must be at least one "
+                                               "whole column of ",
+                                               page_size, " tokens"));
 }
 
 TreePosition find(const ManagerState& state, const ColumnSpan& span) {
@@ -93,8 +95,8 @@ TreePosition find(const ManagerState& state, const ColumnSpan& span) {
     TreeNode* root = home.tree.find_namespace(span.name_space);
     if (root == nullptr || span.num_resets != state.cache_copies.num_resets()) return {};
     TreePosition at = home.tree.match(root, span.tokens, span.n).at;
-    // A hold counts for a quota: then it ends where the run does. An export holds the windows of
-    // all its columns.
+    // With quotas, a hold counts pages, so the run is cut at the end of the hold. An export holds
+    // the windows of all its columns.
     if (home.owners != nullptr && at.depth > span.first) {
         at = PrefixTree::position(at.node, quotas::longest_held(home, at, span.first));
         if (at.depth > span.first) at.node = home.tree.split(at);

@@ -15,7 +15,7 @@ using detail::require_law;
 
 using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
 
-// Calls visit(hold) for each page that somebody holds by its id.
+// Calls visit(hold) for each page of the replica that is held by its id.
 template <class Visit>
 void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit& visit) {
     for (const PageSet* set : state.holds.all()) {
@@ -24,7 +24,7 @@ void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit&
     }
 }
 
-// What is copied, or copied to, or held by its id, has a reference for that.
+// Counts the references of copies, tier transfers, holds by id, exports and imports.
 Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
     Holders holders;
     for (const OwedCopies::Copy& copy : state.copies.all()) {
@@ -68,8 +68,7 @@ void add_tree(const Replica& replica, Holders& holders) {
     });
     replica.tree.for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) {
-            ++holders[ids[i]];  // for those who hold its place; a hold from before a reset has its
-                                // own
+            ++holders[ids[i]];  // of the forgotten run; a hold from before a reset adds its own
         }
     });
 }
@@ -79,7 +78,7 @@ void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, H
         const auto source = copied.find(row[column]);
         const std::uint32_t copies = source == copied.end() ? 0 : source->second;
         require_law(pool.ref_count(row[column]) == 1 + copies,
-                    "sequence: pages that are not frozen are its own alone");
+                    "sequence: pages that are not frozen have no other owner");
     }
     for (const std::int32_t column : row.twins()) ++holders[row[column]];
     for (std::int32_t column = row.committed(); column < row.size(); ++column) {
@@ -87,8 +86,8 @@ void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, H
     }
 }
 
-// Every page is counted once for the tree, or once for each sequence and transfer that holds it as
-// its own. The tree's has no other owner: who committed it holds its place there.
+// Every page is counted once for the tree, or once for each sequence and transfer that owns it. A
+// page in the tree has no other owner: the sequence that committed it holds its place in the tree.
 void check_counts(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     Holders holders = transfer_holders(state, index);
@@ -109,7 +108,7 @@ void check_counts(const ManagerState& state, std::int32_t index) {
                 "pool: free + referenced + cached == total");
 }
 
-// Calls visit(column) for each one that is copied out of the cache, or into a place there.
+// Calls visit(column) for each column that an export reads or an import fills.
 template <class Visit>
 void for_each_copied_column(const ManagerState& state, const Replica& replica, const Visit& visit) {
     for (const ColumnExport* each : state.cache_copies.exports()) {
@@ -124,7 +123,8 @@ void for_each_copied_column(const ManagerState& state, const Replica& replica, c
     }
 }
 
-// Each sequence is a reader of what its windows cover, each copy of what it names.
+// Each sequence reads the columns that its windows cover; each copy reads the columns that it
+// names.
 void check_columns(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.columns == nullptr) return;
@@ -170,7 +170,7 @@ void check_columns(const ManagerState& state, std::int32_t index) {
     replica.columns->check_integrity(readers);
 }
 
-// A page is held exactly where it is neither free nor evictable, and quotas are kept.
+// A page is held exactly if it is neither free nor evictable, and quotas are kept.
 void check_owners(const Replica& replica) {
     if (replica.owners == nullptr) return;
     const std::int64_t available = replica.num_available();
@@ -182,10 +182,10 @@ void check_owners(const Replica& replica) {
     }
     require_law(held + available == replica.num_pages(), "tenants: held + available == total");
     require_law(owners.counts().is_lawful(available),
-                "tenants: nobody is above its ceiling, and every reservation can be filled");
+                "tenants: no tenant is above its ceiling, every reservation can be filled");
 }
 
-// What is counted by reason, and by tenant, is what is counted in all.
+// Counts by reason, and by tenant, add up to the totals.
 void check_tallies(Replica& replica) {
     const Metrics counted = replica.counted();
     const EvictionCounts& evicted = counted.evicted;
@@ -209,7 +209,7 @@ void check_tallies(Replica& replica) {
                 "metrics: generated tokens of tenants == generated tokens");
 }
 
-// Requests have slots of their own, checkpoints are the tree's.
+// A request has its own slots; a checkpoint belongs to the tree.
 void check_states(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.states == nullptr) return;
@@ -223,7 +223,7 @@ void check_states(const ManagerState& state, std::int32_t index) {
         if (slot != ColumnStates::kNone) used.push_back(slot);
         const ColumnStates::Slot kept = state.states.at(i).kept;
         require_law(kept == ColumnStates::kNone || slot != ColumnStates::kNone,
-                    "sequence: keeps a state beside the one in its slot");
+                    "sequence: has a slot if it keeps a state");
         if (kept != ColumnStates::kNone) used.push_back(kept);
     }
     for (const ColumnImport* each : state.cache_copies.imports()) {
@@ -246,17 +246,17 @@ void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
                     copy.destination.is_reference(),
                 "transfers: both pages of a copy are held");
     require_law(state.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
-                "transfers: nothing is owed to a sequence that is gone");
+                "transfers: no copy is pending for a released sequence");
     if (copy.source.is_reference()) return;
     const PrefixTree& tree = state.replica_at(copy.copy.replica).tree;
     const TreePosition at = copy.source.at();
     BlockId page = -1;
     tree.copy_pages(at, at.depth - 1, &page);
     require_law(page == copy.copy.source && tree.is_protected(at),
-                "transfers: what is copied out of the tree stays there");
+                "transfers: the source page of a copy stays in the tree");
 }
 
-// It counts as one, however many copies name it.
+// All state copies that name a sequence count as one pending transfer of it.
 void add_state_copies(const ManagerState& state,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
     std::unordered_set<const Sequence*> named{nullptr};
@@ -268,7 +268,7 @@ void add_state_copies(const ManagerState& state,
     }
 }
 
-// The column that is held for a page has that page.
+// The column that is held for a page contains that page.
 void check_held_pages(const PageSet& set) {
     const Replica& replica = set.home();
     for (std::size_t i = 0; i < set.holds().size(); ++i) {
@@ -278,11 +278,11 @@ void check_held_pages(const PageSet& set) {
         if (replica.columns != nullptr) {
             replica.columns->for_each_page(column, [&](BlockId each) { is_its |= each == page; });
         }
-        require_law(is_its, "holds: a held page is its column's");
+        require_law(is_its, "holds: a held page is in its column");
     }
 }
 
-// What is held by its id stays there.
+// A page that is held by its id is not free; in the tree it is protected.
 void check_holds(const ManagerState& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     for (const PageSet* set : state.holds.all()) {
@@ -294,11 +294,11 @@ void check_holds(const ManagerState& state, std::int32_t index) {
         if (at.node == nullptr) return;
         require_law(
             Replica::last_column(replica.tree, at) == hold.page() && replica.tree.is_protected(at),
-            "holds: what is held in the tree stays there");
+            "holds: a page that is held in the tree is not evicted");
     });
 }
 
-// A sequence waits for what is copied or loaded into its pages.
+// A sequence waits for each copy or load into its pages.
 void check_transfers(const ManagerState& state) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
     for (const OwedCopies::Copy& copy : state.copies.all()) {
@@ -315,7 +315,7 @@ void check_transfers(const ManagerState& state) {
         const auto found = pending.find(&sequence);
         const std::int32_t expected = found == pending.end() ? 0 : found->second;
         require_law(sequence.num_pending == expected,
-                    "transfers: a sequence knows of those into its pages");
+                    "transfers: a sequence counts the transfers into its pages");
     }
 }
 

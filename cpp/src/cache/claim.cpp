@@ -82,7 +82,7 @@ void Claims::begin_again(SequenceHandle handle) {
     begin_again(sequence, handle);
 }
 
-// Pages that windows have left are gone, or others' soon.
+// Pages that windows have left are gone, or will soon belong to other requests.
 void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const {
     if (state_.grouping.windows().empty()) return;
     const std::int64_t least = sequence.written - state_.config.max_draft_tokens;
@@ -90,12 +90,12 @@ void Claims::require_window(SequenceHandle handle, const Sequence& sequence, std
         throw std::invalid_argument(detail::concat(
             "cannot be truncated to ", n, " tokens, must be at least ", sequence.written,
             " - max_draft_tokens of ", state_.config.max_draft_tokens,
-            ": windows have left the pages in front of that"));
+            ": windows have left the earlier pages"));
     }
     if (state_.windows.can_read(handle, n)) return;
     throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
-                                               " tokens: a cached prefix ends behind that, "
-                                               "of which windows hold no more than they read"));
+                                               " tokens: its cached prefix is longer, and "
+                                               "windows hold only the last pages of it"));
 }
 
 std::int64_t Claims::leave_windows(SequenceHandle handle, std::int64_t n) {
@@ -103,12 +103,12 @@ std::int64_t Claims::leave_windows(SequenceHandle handle, std::int64_t n) {
     const std::int64_t most = std::int64_t{sequence.pages.size()} * state_.config.page_size;
     if (!state_.config.keep_windows) {
         throw std::invalid_argument(
-            "leaves its windows when it is committed; make the manager with keep_windows");
+            "leaves its windows in commit; make the manager with keep_windows");
     }
     if (n < 0 || n > most) {
-        throw std::invalid_argument(detail::concat("cannot leave what ", n,
-                                                   " tokens read no more, must be 0 .. ", most,
-                                                   ", what its pages hold"));
+        throw std::invalid_argument(detail::concat("cannot leave the windows of ", n,
+                                                   " tokens, must be 0 .. ", most,
+                                                   ", the tokens that its pages hold"));
     }
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
     if (state_.grouping.windows().empty()) return std::numeric_limits<std::int64_t>::max();
@@ -118,7 +118,7 @@ std::int64_t Claims::leave_windows(SequenceHandle handle, std::int64_t n) {
     return state_.windows.of(handle).passes_at;
 }
 
-// Copies into it that are under way write it still, and forks may have to read it.
+// Copies under way still write the slot, and forks may have to read it.
 void Claims::give_back_slot(Replica& home, const Sequence& sequence,
                             SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
@@ -130,8 +130,9 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
     row = {};
 }
 
-// The checkpoint to go back to; nothing where the slot stands there, or begins anew, or where what
-// the request goes on with is the state that was kept in front of its drafts.
+// Finds the checkpoint to restore. Returns an empty hold if the slot already has the state of token
+// `n`, if the request restarts at token 0, or if it continues from the state that was kept before
+// its drafts.
 StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
                              std::int64_t n) const {
     if (!state_.states.exist()) return {};
@@ -144,8 +145,8 @@ StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
     if (found) return found;
     throw std::invalid_argument(detail::concat("cannot be truncated to ", n, " tokens, must be ",
                                                stands,
-                                               ", whose state the request has, or a token with a "
-                                               "checkpoint"));
+                                               ", the token of its present state, or a token with "
+                                               "a checkpoint"));
 }
 
 void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers) {
@@ -156,7 +157,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
     if (n < 0 || n > most) {
         throw std::invalid_argument(detail::concat("cannot be truncated to ", n,
                                                    " tokens, must be 0 .. ", most,
-                                                   ", the end of what was fetched last"));
+                                                   ", the end of its last fetch"));
     }
     if (!state_.grouping.is_plain()) require_window(handle, sequence, n);
     StateHold checkpoint = find_state(handle, sequence, n);

@@ -7,22 +7,22 @@
 
 namespace kvcore {
 
-/// The life of a claim: it begins, begins again, is cut, and ends.
+/// Claims sequences, restarts them, truncates them and releases them.
 ///
-/// Threads: none of its own. Cost: O(1), O(pages not committed) to give them back.
+/// Threads: not thread-safe. Cost: O(1), and O(uncommitted pages) to give these back.
 class Claims {
    public:
     explicit Claims(ManagerState& state) noexcept : state_(state) {}
 
-    /// The verbs of CacheManager. `release` returns whether somebody may wait for the sequence, and
-    /// tells the history of its request.
+    /// The verbs of CacheManager. `release` returns true if a thread may wait for the sequence, and
+    /// stores the history of its request.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica);
     [[nodiscard]] bool release(SequenceHandle handle, RequestHistory* history);
     void begin_again(SequenceHandle handle);
     void truncate(SequenceHandle handle, std::int64_t n, Transfers* transfers);
     [[nodiscard]] std::int64_t leave_windows(SequenceHandle handle, std::int64_t n);
 
-    /// The same of a sequence for which nothing is under way.
+    /// Begins a sequence again that has no transfers under way.
     void begin_again(Sequence& sequence, SequenceHandle handle) noexcept;
 
    private:

@@ -23,8 +23,8 @@ namespace {
 
 }  // namespace
 
-// Calls visit(other) for every other sequence that has this page there as its own: forks.
-// O(sequences).
+// Calls visit(other) for every other sequence that holds this page as its own in the same column:
+// forks. O(sequences).
 template <class Visit>
 void Committer::for_each_other_holder(const Sequence& sequence, std::int32_t column,
                                       const Visit& visit) {
@@ -36,10 +36,11 @@ void Committer::for_each_other_holder(const Sequence& sequence, std::int32_t col
     }
 }
 
-// A page that forks have begun was filled and committed by one of them. It is the tree's now, which
-// would evict it: so the others, copies under way, and who holds it by its id, hold it there, as
-// the last committed page of theirs. What they have in front of it and the tree has another page
-// for, stays their own. O(sequences), once for such a page; there is room.
+// A fork filled and committed a page that it shares with other forks. The page belongs to the tree
+// now, which could evict it. So the other forks, copies under way and holds by id now hold it in
+// the tree; for a fork it is the last committed page. If the tree has other pages for a fork's
+// earlier columns, the fork keeps its own pages. O(sequences), once for each shared page; there is
+// room.
 void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept {
     Replica& home = state_.home_of(sequence);
     TreeNode* end = sequence.pages.node();
@@ -50,8 +51,9 @@ void Committer::entrust_to_tree(const Sequence& sequence, std::int32_t column) n
     state_.holds.move_to_tree(home, sequence.pages[column], {end, column + 1});
 }
 
-// Puts the columns from the committed ones to `end` into the tree; of these only the last one may
-// be others' too: `is_shared`. False where quotas leave no room for what would be held then.
+// Puts the columns from the committed ones to `end` into the tree. Only the last of them may also
+// belong to other sequences: `is_shared`. Returns false if quotas leave no room for the pages that
+// the row would hold.
 bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const TokenId* tokens,
                            std::int32_t end, bool is_shared, const Retention& retention,
                            std::int32_t row) {
@@ -87,7 +89,7 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     return true;
 }
 
-// The columns of a run have a place in the tree, which had some of them already.
+// The columns of a run now have a place in the tree, which already had some of them.
 void Committer::settle_run(Sequence& sequence, SequenceHandle handle, std::int32_t first,
                            std::int32_t end, bool is_shared, std::int32_t row) noexcept {
     Replica& home = state_.home_of(sequence);
@@ -97,13 +99,13 @@ void Committer::settle_run(Sequence& sequence, SequenceHandle handle, std::int32
     if (num_duplicates == 0) return;
     if (!state_.config.dedup) {
         for (const DuplicatePage& each : duplicates_) pages.keep_twin(first + each.index);
-        home.note_peak();  // the tree's twins are held now as well
+        home.note_peak();  // the row now also holds the tree's pages
         return;
     }
     if (home.columns != nullptr) {
         keep_what_others_read(home, handle, pages, first);
         swap_columns(home, handle, pages, first, row);
-        if (is_shared) home.note_peak();  // a fork still holds what was swapped
+        if (is_shared) home.note_peak();  // a fork still holds the replaced column
         return;
     }
     pages.swap_duplicates(home.pool, first, duplicates_);
@@ -112,7 +114,7 @@ void Committer::settle_run(Sequence& sequence, SequenceHandle handle, std::int32
     }
 }
 
-// Columns `first` .. `end` - 1 are the tree's, but those that it had already.
+// Caches columns `first` .. `end` - 1, except the columns that the tree already had.
 void Committer::cache_columns(Replica& home, const PageRow& pages, std::int32_t first,
                               std::int32_t end) const noexcept {
     auto duplicate = duplicates_.begin();
@@ -125,8 +127,9 @@ void Committer::cache_columns(Replica& home, const PageRow& pages, std::int32_t 
     }
 }
 
-// The tree's column can take over no page that others read too. Where it misses one that this row
-// reads, the row keeps its own, as a twin. The last column alone may be shared.
+// The tree's column cannot take over a page that others also read. If the tree's column lacks a
+// page that this row reads, the row keeps its own column, as a twin. Only the last column may be
+// shared.
 void Committer::keep_what_others_read(Replica& home, SequenceHandle handle, PageRow& pages,
                                       std::int32_t first) noexcept {
     const ColumnPages& columns = *home.columns;
@@ -144,8 +147,8 @@ void Committer::keep_what_others_read(Replica& home, SequenceHandle handle, Page
     }
 }
 
-// The tree's columns take over the pages that they miss, and are read in the place of the row's
-// own. Swapped are the pages that the tree had.
+// The tree's columns take over the pages that they lack, and the row reads them instead of its own
+// columns. The swapped pages are the pages that the tree already had.
 void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& pages,
                              std::int32_t first, std::int32_t row) noexcept {
     ColumnPages& columns = *home.columns;
@@ -177,8 +180,8 @@ void Committer::swap_columns(Replica& home, SequenceHandle handle, PageRow& page
     }
 }
 
-// In pieces that end behind a page that others hold too, forks or copies under way, so that they
-// have a place there; and where pages of another priority begin.
+// Commits in pieces. A piece ends after a page that forks or copies under way also hold, so that
+// these get a place in the tree; another piece begins where the priority changes.
 void Committer::commit_pages(Sequence& sequence, const RequestView& request, std::int32_t row) {
     const Replica& home = state_.home_of(sequence);
     const BlockPool& pool = home.pool;
@@ -202,8 +205,8 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
     }
 }
 
-// Checks all rows; those of rows_ have new pages, or are not sealed yet, and those of passing_ have
-// something that a window leaves.
+// Checks all rows. rows_ gets the rows with new pages and the rows that are not sealed yet;
+// passing_ gets the rows whose windows leave columns.
 template <bool kHasWindows>
 void Committer::find_new_pages(const RequestBatch& given) {
     const RequestBatch batch = given;
@@ -242,8 +245,8 @@ void Committer::find_new_pages(const RequestBatch& given) {
     written.keep();
 }
 
-// What is written has moved windows on: pages that they passed are given back, those that were
-// committed before to the tree.
+// Written tokens have moved windows on. Pages that windows have passed are given back; if they were
+// committed before, the tree keeps them.
 void Committer::leave_windows(const RequestBatch& batch) noexcept {
     for (std::size_t k = 0; k < passing_.size(); ++k) {
         if (k + 2 < passing_.size()) {
@@ -258,7 +261,7 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
     }
 }
 
-// Where memory or slots are missing there is no checkpoint.
+// Makes no checkpoint if memory or slots are missing.
 void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
@@ -268,7 +271,7 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
         Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
             request.start == std::int64_t{sequence.pages.committed()} * state_.config.page_size;
-        // Without memory, or room in a quota, it was not committed.
+        // The prefix was not committed if memory, or room in a quota, was missing.
         if (!has_place || sequence.pages.holds_forgotten()) continue;
         try {
             make_checkpoint(sequence, request.sequence, transfers);
@@ -278,8 +281,8 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
     }
 }
 
-// At the end of what the sequence committed, unless somebody has made it before: on the device and
-// in the tier, each by itself.
+// Makes a checkpoint at the end of the committed prefix, unless it exists already: on the device
+// and in the tier, each by itself.
 void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers) {
     Replica& home = state_.home_of(sequence);
     const ColumnStates::Slot slot = state_.states.of(handle).slot;
@@ -297,7 +300,7 @@ void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Trans
     state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
 }
 
-// Behind the checkpoints of the call, which take along the pages in front of them.
+// Runs after the checkpoints of the call, because a checkpoint also stores the pages before it.
 void Committer::store_rows(const RequestBatch& batch, Transfers& transfers) noexcept {
     for (const std::int64_t row : rows_) {
         const SequenceHandle handle = batch[row].sequence;
@@ -331,7 +334,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
             state_.counts.seal(state_.home_of(sequence).metrics, request.sequence, sequence,
                                state_.config.page_size);
         }
-        // Asked again: an earlier row may name the same request.
+        // Checked again, because an earlier row may name the same request.
         const bool has_new = has_new_page(sequence, request);
         const bool is_due = rules.is_selective() && state_.flights.is_due(request.sequence);
         if (!state_.config.prefix_caching || !(has_new || is_due)) continue;
@@ -341,15 +344,15 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                 state_.flights.owe_stores(request.sequence, sequence, *transfers);
             }
         } catch (const std::bad_alloc&) {
-            // The pages stay the sequence's own; a later commit finds them and tries again. What
-            // was swapped must be reported all the same.
+            // The pages stay the sequence's own; a later commit finds them and tries again. Swapped
+            // pages must still be reported.
             continue;
         }
     }
     leave_windows(batch);
     if (state_.states.exist()) advance_states(batch, transfers);
     if (stores && is_late) store_rows(batch, *transfers);
-    // Memory for swaps is kept from call to call: few calls have any.
+    // Memory for swaps is kept from call to call, because few calls swap pages.
     swaps.clear();
     if (!swapped_.empty()) swaps.swap(swapped_);
 }
@@ -360,7 +363,7 @@ bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, Seq
     pages_.clear();
     takers_.clear();
     if (known.depth <= first) return true;
-    static_cast<void>(home_->num_evictable());  // tells of pins since
+    static_cast<void>(home_->num_evictable());  // reports recent pins to the owners
     const PageRow& row = sequence.pages;
     bool is_swapped = state.config.dedup;
     ColumnsUp columns(known, state.config.page_size);
@@ -377,8 +380,8 @@ bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, Seq
     return trial.is_lawful();
 }
 
-// What is evictable of a cached column that a row will read, each page with whose it would be else:
-// that of the row's own, which is free then.
+// Adds the evictable pages of a cached column that a row will read. If the owner of a page has no
+// room, the page counts for the owner of the row's own page, which is then free.
 void OwnedCommit::add(BlockId cached, BlockId own) {
     const PageOwners& owners = *home_->owners;
     if (home_->columns == nullptr) {

@@ -10,18 +10,18 @@
 
 namespace kvcore {
 
-/// Pages that a commit finds in the tree already, of which nobody held any: they are held from then
-/// on. Where they take the place of a row's own pages, those are free, and quotas can be kept;
-/// where both stay, there may be no room for them.
+/// Cached pages that a commit finds in the tree and that no request held before. The request holds
+/// them from now on. If they replace the row's own pages, these become free and quotas can be kept;
+/// if both stay, quotas may leave no room for them.
 ///
-/// Owns: their ids, in memory kept from call to call. Threads: none of its own. Cost: O(pages).
+/// Owns: their ids, in memory kept from call to call. Threads: not thread-safe. Cost: O(pages).
 class OwnedCommit {
    public:
-    /// Columns `first` .. known.depth - 1 of a row are cached on the way to `known`. False where
-    /// they must not be committed now. Throws std::bad_alloc, and has changed nothing.
+    /// Columns `first` .. known.depth - 1 of a row are cached on the way to `known`. Returns false
+    /// if they must not be committed now. Throws std::bad_alloc, and has changed nothing.
     [[nodiscard]] bool begin(const ManagerState& state, const Sequence& sequence,
                              SequenceHandle handle, TreePosition known, std::int32_t first);
-    /// They are committed.
+    /// Called after the columns were committed.
     void end() noexcept;
 
    private:
@@ -29,12 +29,12 @@ class OwnedCommit {
 
     Replica* home_ = nullptr;
     std::vector<BlockId> pages_;
-    std::vector<Owner> takers_;  // of each, whose it is where its owner has no room for it
+    std::vector<Owner> takers_;  // of each page: the new owner if its owner has no room
 };
 
-/// From a sequence's own pages to the prefix tree's.
+/// Moves a sequence's own pages to the prefix tree.
 ///
-/// Owns: memory of a call, kept for the next one. Threads: none of its own.
+/// Owns: memory of a call, kept for the next call. Threads: not thread-safe.
 /// Cost: O(new tokens), and O(sequences) for a page that forks share.
 class Committer {
    public:
@@ -44,8 +44,8 @@ class Committer {
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps, Transfers* transfers);
 
    private:
-    /// Tokens of a request that stay written: with states fewer than it says, where some run again
-    /// since drafts behind them were rejected.
+    /// The number of tokens of a request that stay written. With states it is less than `start` if
+    /// some tokens run again after rejected drafts.
     [[nodiscard]] std::int64_t written(const RequestView& request) const noexcept {
         return state_.states.exist() ? state_.states.begin_of(request.sequence, request.start)
                                      : request.start;
@@ -78,9 +78,9 @@ class Committer {
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
 
     ManagerState& state_;
-    std::vector<std::int64_t> rows_;     // that have pages to commit
-    std::vector<std::int64_t> passing_;  // whose windows leave columns
-    std::vector<Undo> undo_;             // what to take back from the rows of a refused batch
+    std::vector<std::int64_t> rows_;     // rows that have pages to commit
+    std::vector<std::int64_t> passing_;  // rows whose windows leave columns
+    std::vector<Undo> undo_;             // changes to undo if the batch is refused
     std::vector<DuplicatePage> duplicates_;
     std::vector<PageSwap> swapped_;
     std::vector<BlockId> replaced_;  // columns that were swapped

@@ -13,8 +13,8 @@ LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
     return target.more == nullptr ? nullptr : target.more[bundle - 1];
 }
 
-// Of a row that the first table does not show. That one is written last, so that the others show
-// what it shows. There is room.
+// Writes a row that the first table does not show. The first table is written last: if it shows the
+// row, all other tables show it. There is room.
 [[gnu::noinline]] void write_bundles(const FetchTarget& target, const SequenceHandle& handle,
                                      const Sequence& sequence, std::int64_t row,
                                      const ManagerState& groups) {
@@ -80,7 +80,7 @@ struct Fetcher::Part {
         target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
     }
 
-    // Rows behind those that a table has are counted only.
+    // Rows beyond the end of a table are only counted.
     void write_state(const RequestView& request, std::int64_t row, const StateRows& states) const {
         if (row < room.rows && target.states != nullptr) {
             target.states[row] = states.of(request.sequence).slot;
@@ -88,7 +88,7 @@ struct Fetcher::Part {
     }
 };
 
-// What all tables of a replica can show.
+// The rows and columns that fit in all tables of a replica.
 Fetcher::Room Fetcher::room_of(const FetchTarget& target) const {
     const Grouping& grouping = state_.grouping;
     if (target.table == nullptr) return {};
@@ -117,7 +117,7 @@ void Fetcher::begin(FetchTarget* targets, const FetchTarget* end) {
     late_.clear();
 }
 
-// Rows and columns of the batch are in the tables of each replica.
+// Returns true if the rows and columns of the batch fit in the tables of each replica.
 bool Fetcher::have_room(const FetchTarget* targets) const noexcept {
     for (std::size_t r = 0; r < rooms_.size(); ++r) {
         const FetchTarget& target = targets[r];
@@ -127,7 +127,7 @@ bool Fetcher::have_room(const FetchTarget* targets) const noexcept {
     return true;
 }
 
-// It is written when the others have all they need, too.
+// Notes a row that is written after all rows of the batch are reserved.
 void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, LateRow late,
                             bool has_pages, FetchResult& result) {
     const std::int64_t i = late.batch_row;
@@ -146,8 +146,8 @@ void Fetcher::note_late_row(const RequestView& request, Sequence& sequence, Late
     if (!has_pages) missing_.push_back(i);
 }
 
-// Rows that have all they need are done with here. Those of missing_ still need pages, those of
-// late_ are to be written when they have.
+// Writes the rows that are already reserved and settled. missing_ gets the rows that need pages;
+// late_ gets the rows that are written after all rows are reserved.
 template <bool kHasGroups, bool kHasStates>
 void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps,
                                FetchTarget* targets, CountedEnds& counted, FetchResult& result) {

@@ -10,10 +10,11 @@
 
 namespace kvcore {
 
-/// The decode step. What it costs is how often it walks the batch and what it touches of each row.
+/// The decode step. Its cost depends on how often it walks the batch and how much memory it touches
+/// for each row.
 ///
-/// Owns: memory of a call, kept for the next one. Threads: none of its own.
-/// Cost: O(rows), O(pages changed) for those that changed.
+/// Owns: memory of a call, kept for the next call. Threads: not thread-safe.
+/// Cost: O(rows), and O(pages changed) for changed rows.
 class Fetcher {
    public:
     Fetcher(ManagerState& state, BatchRows& rows, JointReserver& reserver) noexcept
@@ -27,7 +28,7 @@ class Fetcher {
     using CountedEnds = UndoLog<&Sequence::counted_end>;
     struct LateRow {
         std::int64_t batch_row;
-        std::int64_t row;  // of its replica's table
+        std::int64_t row;  // row in its replica's table
     };
     struct Room {
         std::int64_t rows = 0;
@@ -50,9 +51,9 @@ class Fetcher {
     BatchRows& rows_;
     JointReserver& reserver_;
     std::vector<std::int64_t> missing_;  // rows that need pages
-    std::vector<LateRow> late_;          // rows that are written when all is reserved
-    std::vector<Undo> undo_;             // what to take back from the rows of a refused batch
-    std::vector<std::int64_t> prompts_;  // rows that are done with, in their prompts
+    std::vector<LateRow> late_;          // rows that are written after all rows are reserved
+    std::vector<Undo> undo_;             // changes to undo if the batch is refused
+    std::vector<std::int64_t> prompts_;  // written rows that are still in their prompts
     std::vector<Room> rooms_;            // of the tables of each replica
 };
 

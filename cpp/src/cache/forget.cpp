@@ -10,12 +10,12 @@
 namespace kvcore {
 namespace {
 
-// Cached pages of a replica that nobody holds.
+// Evicts all cached pages of a replica that have no holder.
 void evict_all(Replica& home) noexcept {
     std::array<BlockId, 256> evicted;
     for (std::int64_t n = 1; n > 0;) {
         n = home.tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
-        std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
+        std::reverse(evicted.begin(), evicted.begin() + n);  // the first page is taken first
         home.pool.free(evicted.data(), n);
     }
     if (home.states != nullptr) home.states->forget();
@@ -23,7 +23,7 @@ void evict_all(Replica& home) noexcept {
     if (home.host_states != nullptr) home.host_states->forget();
 }
 
-// Copies hold pages by references now that the tree held for them before.
+// Copies now hold pages by references; before, the tree held these pages.
 void tell_held(Replica& home) noexcept {
     if (home.owners == nullptr) return;
     if (home.columns != nullptr) return home.columns->tell_held();
@@ -60,7 +60,7 @@ std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::
     return cached - home.num_cached();
 }
 
-// What was stored of these pages is as wrong as they are, and would come back otherwise.
+// Finds the stored copies of these pages: they are equally wrong, and would be loaded again.
 std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
                                                  const std::vector<TreePosition>& ends) const {
     std::vector<TreePosition> found;
@@ -73,9 +73,9 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
     return found;
 }
 
-// No hit finds a page that a request has beside the tree. The request is barred there if something
-// is written in the page, and so is a request that waits for a copy of the page. Tokens that are
-// written there later are right.
+// A hit finds no page that a request holds outside the tree. The request is barred at such a page
+// if tokens are written in it; a request that waits for a copy of the page is also barred. Tokens
+// that are written to the page later are right.
 void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
     for (Sequence& sequence : state_.sequences.live()) {
@@ -97,9 +97,10 @@ void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked
     }
 }
 
-// A page that was begun as a copy of a forgotten one is as wrong. Whose copy is under way is known;
-// of copies that are made (by partial hits, forks and truncations), only that a page which is not
-// committed may be one of any page there: its request commits none of it.
+// A page that was begun as a copy of a forgotten page is also wrong. The target of a copy under way
+// is known. Finished copies (of partial hits, forks and truncations) are not recorded: the first
+// uncommitted page may be a copy of any forgotten page at its place, so its request commits no part
+// of it.
 void Forgetter::bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
     for (Sequence& sequence : state_.sequences.live()) {
         PageRow& row = sequence.pages;
@@ -119,7 +120,7 @@ void Forgetter::bar_holders(std::int32_t replica) noexcept {
         if (sequence.replica != replica || node == nullptr) continue;
         if (!PrefixTree::is_forgotten(node)) continue;
         sequence.pages.bar(PrefixTree::findable_depth(node));
-        sequence.reuse = Reuse::kSealed;  // a longer prefix would go on from what is cached
+        sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
     }
     for (const OwedCopies::Copy& copy : state_.copies.all()) {
         const TreePosition at = copy.source.at();
@@ -130,8 +131,8 @@ void Forgetter::bar_holders(std::int32_t replica) noexcept {
     }
 }
 
-// What is only being copied is nobody's use of a page: it is not found any more either, though the
-// page itself stays until the copy is over.
+// A copy under way does not count as a use of its page. The reset also forgets that page, but the
+// page stays until the copy ends.
 void Forgetter::loosen_copies() noexcept {
     state_.cache_copies.loosen();
     state_.flights.loosen();
@@ -154,8 +155,8 @@ void Forgetter::drop_forgotten() noexcept {
     state_.cache_copies.drop_forgotten();
 }
 
-// What a request computes on from pages that were forgotten, or that it computed before, is not
-// cached. A request that has pages and neither a hit nor a step begins behind the reset.
+// A request caches no tokens that it computes from forgotten pages or computed before the reset. A
+// request that has pages but neither a hit nor a step begins after the reset.
 void Forgetter::bar_all() noexcept {
     const SequenceTable::Live all = state_.sequences.live();
     for (std::size_t i = 0; i < all.size; ++i) {
@@ -177,7 +178,7 @@ bool Forgetter::is_empty() const noexcept {
     });
 }
 
-// What nobody holds goes first: the rest are few runs.
+// Pages without holders are evicted first: the rest are few runs.
 bool Forgetter::reset() {
     std::vector<PrefixTree::Branches> held;
     held.reserve(2 * state_.replicas.size());

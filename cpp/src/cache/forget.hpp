@@ -8,14 +8,14 @@
 
 namespace kvcore {
 
-/// Takes pages out of the cache for good, because what is in them is wrong: some, or all.
+/// Takes some or all pages out of the cache for good, because their contents are wrong.
 ///
-///     prefix   [ a | b | c | d ]      forget(c): c and d are found no more. A request that holds
-///                     \\ e ]         all four keeps them, and commits nothing behind b until it
-///                                     was truncated there; the pages are free once it lets go
+///     prefix   [ a | b | c | d ]      forget(c): no hit finds c and d again. A request that holds
+///                     \\ e ]         all four keeps them, and commits nothing after b until it
+///                                     is truncated to b; its release frees the pages
 ///
-/// Owns: nothing between two calls. Threads: none of its own; CacheManager locks around it.
-/// Cost: O(cached pages + requests); with a host tier the match of each prefix there.
+/// Owns: nothing between two calls. Threads: not thread-safe; CacheManager locks around it.
+/// Cost: O(cached pages + requests); with a host tier also the match of each prefix in the tier.
 class Forgetter {
    public:
     explicit Forgetter(ManagerState& state) noexcept : state_(state) {}

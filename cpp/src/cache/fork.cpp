@@ -17,21 +17,21 @@ void check_children(const RequestView& parent, std::int64_t written, const Reque
         const RequestView& child = children[i];
         if (child.end <= written) {
             throw InRow<std::invalid_argument>(
-                i, detail::concat("a fork with ", child.end, " tokens, must have more than the ",
-                                  written, " that its parent has written"));
+                i, detail::concat("a fork has ", child.end, " tokens, must have more than the ",
+                                  written, " tokens that its parent has written"));
         }
         const TokenId* differs = std::mismatch(parent.tokens, end, child.tokens).first;
         if (differs != end) {
             throw InRow<std::invalid_argument>(
                 i, detail::concat(
                        "token ", differs - parent.tokens,
-                       " of a fork, or an extra key that starts there, is not its parent's; "
-                       "it must begin with the ",
+                       " of a fork, or an extra key that starts at it, differs from its parent's; "
+                       "a fork must begin with the ",
                        written, " tokens that its parent has written"));
         }
         if (child.name_space != parent.name_space) {
             throw InRow<std::invalid_argument>(i,
-                                               "a fork is of another namespace than its parent; "
+                                               "a fork has another namespace than its parent; "
                                                "give it the same extra_key and cache_salt");
         }
     }
@@ -39,7 +39,7 @@ void check_children(const RequestView& parent, std::int64_t written, const Reque
 
 }  // namespace
 
-/// Children that are being made: given back unless all of them are.
+/// Children that are being made; they are released unless all of them are made.
 class Forker::Brood {
    public:
     Brood(ManagerState& state, const Sequence& parent, std::int64_t written,
@@ -70,7 +70,7 @@ class Forker::Brood {
     }
     [[nodiscard]] const std::vector<SequenceHandle>& handles() const noexcept { return handles_; }
 
-    /// The first pages of the parent's row for each child.
+    /// Gives each child the first pages of the parent's row.
     void adopt_pages(Sequence& parent, SequenceHandle parent_handle) noexcept {
         for (const SequenceHandle handle : handles_) {
             ++home_.num_sequences;
@@ -102,8 +102,8 @@ void Forker::require_room(std::int32_t replica, std::int64_t num_children) const
                                        " forks do not fit; release some first"));
 }
 
-// The state that the children begin with: the parent's, or a checkpoint at the same token. There
-// are slots for all of them.
+// Finds the state that the children begin with: the parent's state, or a checkpoint at the same
+// token. Checks that all children get a slot.
 StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
                              std::int64_t written, std::int64_t num_children) const {
     if (!state_.states.exist() || written == 0) return {};
@@ -119,7 +119,7 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
     }
     if (!found) {
         throw InRow<std::invalid_argument>(
-            -1,  // of no child's row
+            -1,  // no child's row
             detail::concat("a fork begins with ", written, " written tokens, but the parent's ",
                            "state is that of token ", row.run, "; fork it between step and fetch"));
     }
@@ -147,7 +147,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children, Trans
     if (transfers != nullptr) rules::require_transfers(state_, transfers);
     const Sequence& source = state_.sequences.at(parent.sequence);
     const std::int32_t replica = source.replica;
-    if (!rules::has_legal_indices(parent)) rules::refuse_indices(parent, -1);  // of no child's row
+    if (!rules::has_legal_indices(parent)) rules::refuse_indices(parent, -1);  // no child's row
     if (source.num_pending > 0) rules::refuse_pending(-1);
     const std::int64_t written = std::min(source.written, parent.start);
     rules::require_windows(state_, source, written, parent.sequence, -1);
@@ -171,7 +171,8 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children, Trans
         state_.counts.begin_fork(handle, child, written, view.end);
         view.sequence = handle;
         view.start = written;
-        // More than the next token is a prompt of its own, at whose end a next turn begins.
+        // With more than the next token, a child has a prompt of its own; the next turn begins at
+        // its end.
         if (!state_.grouping.is_plain() && view.end > written + 1) {
             state_.windows.set_prompt(handle, view.end);
         }

@@ -7,9 +7,9 @@
 
 namespace kvcore {
 
-/// Makes sequences with a common past.
+/// Makes sequences that share a written prefix.
 ///
-/// Threads: none of its own. Cost: O(children * (pages + tokens compared)).
+/// Threads: not thread-safe. Cost: O(children * (pages + tokens compared)).
 class Forker {
    public:
     explicit Forker(ManagerState& state) noexcept : state_(state) {}

@@ -18,14 +18,14 @@
 
 namespace kvcore {
 
-/// A CacheManager's parts: what it knows, and who does what to it. Nothing but CacheManager, which
-/// has the mutex while it uses them, sees more than one of the verbs.
+/// The parts of a CacheManager: its state and its verbs. Only CacheManager sees more than one verb,
+/// and it locks the mutex while it uses them.
 struct CacheManager::Impl {
     Impl(const CacheConfig& config, const PolicyFactory& make_policy)
         : state(config, make_policy) {}
 
     std::mutex mutex;
-    std::condition_variable finished;  // transfers were
+    std::condition_variable finished;  // signals finished transfers
     ManagerState state;
     Pins pins;
     Departures departures{state.copies};
@@ -39,14 +39,14 @@ struct CacheManager::Impl {
     Forker forker{state};
     Claims claims{state};
     Forgetter forgetter{state};
-    std::mutex reading;  // of events, taken in front of the other one
+    std::mutex reading;  // for readers of events; locked before `mutex`
     std::unique_ptr<EventKeys> event_keys =
         state.events == nullptr
             ? nullptr
             : std::make_unique<EventKeys>(state.config, state.grouping, state.replicas);
 };
 
-/// A hit, and the mutex under which it is let go.
+/// A hit, and the mutex that guards its release.
 struct PrefixHit::Held {
     Held(std::mutex& given, HeldHit&& found) noexcept : mutex(given), hit(std::move(found)) {}
 
@@ -54,7 +54,7 @@ struct PrefixHit::Held {
     HeldHit hit;
 };
 
-/// An export or an import, where the manager knows of it, and the mutex under which it ends.
+/// An export or import that is registered with the manager, and the mutex that guards its end.
 template <class Columns>
 struct KnownCopy {
     template <class... Given>

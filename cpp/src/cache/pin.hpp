@@ -13,18 +13,18 @@ namespace kvcore {
 
 /// Prefixes that callers keep, by handle.
 ///
-/// Owns: a pin for each, with groups a hold on what its windows read
-/// and on the checkpoint where it ends. Invariant: a handle names its
-/// prefix until `unpin`, and never another one: a seat whose generations are used up is not taken
-/// again. Threads: none of its own; CacheManager locks around it. Cost: O(1), and the match to pin.
+/// Owns: for each prefix a pin, and with groups a hold on the pages that its windows read and on
+/// the checkpoint at its end. Invariant: a handle names its prefix until `unpin`, and never another
+/// one: a seat whose generations are used up is not taken again. Threads: not thread-safe;
+/// CacheManager locks around it. Cost: O(1), and the match to pin.
 class Pins {
    public:
     /// Keeps the cached whole pages of a prefix of `tokens` [n]. Throws std::bad_alloc.
     [[nodiscard]] PinHandle pin(Replica& home, std::string_view name_space, const TokenId* tokens,
                                 std::int64_t n);
-    /// Lets them go. Throws InvalidHandleError for a handle unpinned before.
+    /// Releases the pages. Throws InvalidHandleError for a handle unpinned before.
     void unpin(PinHandle pin);
-    /// Where a held prefix ends; nullptr where nothing of it was cached.
+    /// The end of a pinned prefix; nullptr if no page of it was cached.
     [[nodiscard]] const TreeNode* node_of(PinHandle pin) const noexcept {
         return seats_[pin.index].place.node();
     }

@@ -9,12 +9,12 @@
 namespace kvcore {
 namespace {
 
-// A claim that holds no page has nothing written, wherever its context stood before.
+// A claim without pages has no written tokens, wherever its context stood before.
 std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
     return sequence.pages.empty() ? 0 : request.start;
 }
 
-// Pages on the way to `at` that are idle as long as nobody takes a hit of so many tokens.
+// Counts pages on the way to `at` that stay idle until a request takes a hit of `tokens` tokens.
 std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t tokens) {
     const Grouping& grouping = home.columns->grouping();
     std::int64_t pages = 0;
@@ -27,13 +27,13 @@ std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t token
     return pages;
 }
 
-// With states, where prompts branch is a matter of all that is cached.
+// With states, all cached pages are searched, to find where prompts branch.
 std::int64_t searched(const Replica& home, const RequestView& request, std::int64_t limit) {
     return home.states == nullptr ? limit : request.end - 1;
 }
 
-// Where no group keeps everything, prefixes that are kept hold columns that take no pages: those
-// may be what is missing.
+// If no group keeps every token, held prefixes have columns that take no pages. So columns may be
+// missing although pages are available.
 bool has_columns(const Replica& home, const Admission& admission) {
     const std::int64_t wanted = admission.appended + admission.replaced + admission.patched;
     if (home.columns == nullptr || home.pool.num_free() >= wanted) return true;
@@ -59,11 +59,11 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     const std::int64_t limit = std::min(request.end - 1, max_hit);
     hit.wanted = limit / state_.config.page_size;
     PrefixMatch& match = hit.match;
-    TreePosition whole;  // what the tree has, be it that windows or states miss some of it
+    TreePosition whole;  // the match in the tree, even if windows or states are missing
     if (root != nullptr) {
         const bool wants_part = allow_partial && fewest > 0 && home.states == nullptr;
         match = home.tree.match(root, request.tokens, searched(home, request, limit), wants_part);
-        // What was declined stays declined, so that reserving again changes nothing.
+        // A declined page stays declined, so that a repeated reservation changes nothing.
         const bool is_declined =
             sequence.reuse == Reuse::kDeclined && match.at.depth <= sequence.pages.committed();
         if (is_declined || match.partial_tokens < fewest) {
@@ -94,8 +94,8 @@ void Admitter::find_hit(FoundHit& hit, const Sequence& sequence, const RequestVi
     hit = none;
 }
 
-// Where whole pages go on without a checkpoint, prompts branch: one is made there, however short
-// the hit is to be.
+// Prompts branch where whole pages continue without a checkpoint. A checkpoint is made at the
+// branch, even if `limit` makes the hit shorter.
 void Admitter::narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica& home,
                                std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
@@ -110,8 +110,8 @@ void Admitter::narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica
     hit.match.at = PrefixTree::position(whole.node, legal);
 }
 
-// Where the tier has whole pages beyond the hit so far, it goes on there: nothing is left to copy
-// out of a partly equal page then.
+// If the tier has whole pages after the hit, the hit continues with them. Then no tokens of a
+// partly equal page are copied.
 void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestView& request,
                           std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
@@ -124,8 +124,8 @@ void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestVie
     hit.match.partial_tokens = 0;
 }
 
-// The same where columns have pages of each bundle, or checkpoints: what the tier has of those in
-// front of the end counts too, for it may be what the tree misses.
+// The same for columns with pages of each bundle, or with checkpoints. Pages that the tier has
+// before the end also count, because the tree may lack them.
 void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
                                   const RequestView& request, std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
@@ -153,7 +153,8 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
     count(admission, sequence, request, asked);
     FoundHit& hit = admission.hit;
     if (admission.fits || !hit.is_partial()) return;
-    // Without its source as a victim it does not fit: both are dropped.
+    // The reservation does not fit unless the source page is evicted, so the partial hit is
+    // dropped.
     FoundHit whole;
     const TreePosition all = whole.match.at = hit.match.at;
     const Replica& home = state_.home_of(sequence);
@@ -205,14 +206,14 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
     }
 }
 
-// Where the state is that the request goes on with, and where what runs next ends for its sake:
-// where a checkpoint is due, or behind the tokens that run again after rejected drafts.
+// Finds the state that the request continues from, and the end of the next run: the token where a
+// checkpoint is due, or the end of the tokens that run again after rejected drafts.
 void Admitter::place_state(Admission& admission, const Sequence& sequence,
                            const RequestView& request, const Asked& asked) const {
     const StateRows& states = state_.states;
     StateRow row;
     if (Asked::is_claimed(request)) row = states.of(request.sequence);
-    // A request that stands where its last run began may be running: its slot is left as it is.
+    // A request that stands where its last run began may be running, so its slot stays unchanged.
     const bool is_over = row.kept_at < admission.start || asked.runs;
     admission.resumes =
         !admission.hit.is_taken() && is_over && states.resumes(row, admission.start);
@@ -233,7 +234,7 @@ void Admitter::place_state(Admission& admission, const Sequence& sequence,
     admission.lacks_slot = admission.slots > state_.home_of(sequence).states->num_available();
 }
 
-// Counts the columns that the row needs, and the ones that it replaces.
+// Counts the columns that the row needs, and the columns that it replaces.
 void Admitter::count_columns(Admission& admission, const Sequence& sequence,
                              std::int64_t needed) const {
     const PageRow& row = sequence.pages;
@@ -242,14 +243,14 @@ void Admitter::count_columns(Admission& admission, const Sequence& sequence,
         std::max<std::int64_t>(0, needed - std::max(row.size(), admission.hit_pages));
     if (row.frozen() <= admission.start / state_.config.page_size) return;
     const Departures::Writer writer = state_.writer(sequence, admission.start);
-    // Never with a hit, which ends behind them.
+    // A hit replaces no columns, because it ends after the frozen columns.
     const std::int64_t end = std::min<std::int64_t>(row.frozen(), needed);
     admission.replaced =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, end - writer.first_column()) -
                                   departures_.count_sole(writer, end));
 }
 
-// Counts own pages that go back to the pool, without pages that forks, copies or holds keep.
+// Counts own pages that the pool gets back, except pages that forks, copies or holds keep.
 void Admitter::count_returned(Admission& admission, const Sequence& sequence) const {
     const Replica& home = state_.home_of(sequence);
     for_each_returned(home, sequence.pages, admission, [&](BlockId column) {
@@ -258,7 +259,8 @@ void Admitter::count_returned(Admission& admission, const Sequence& sequence) co
     });
 }
 
-// The same in pages, which is another number where columns have some of each bundle.
+// Counts the same in pages; with groups the numbers differ, because a column has pages of each
+// bundle.
 void Admitter::count_pages(Admission& admission, const Sequence& sequence,
                            const RequestView& request, std::int64_t num_steps) const {
     admission.pages = admission.appended + admission.replaced;
@@ -287,7 +289,7 @@ void Admitter::count_pages(Admission& admission, const Sequence& sequence,
     }
 }
 
-// The first column that the request reads through a window from then on.
+// The first column that the request reads through a window after the reservation.
 std::int32_t Admitter::first_read(std::size_t window, const Admission& admission,
                                   const RequestView& request) const {
     if (admission.hit.is_taken()) {
@@ -296,12 +298,12 @@ std::int32_t Admitter::first_read(std::size_t window, const Admission& admission
     return Asked::is_claimed(request) ? state_.windows.of(request.sequence).first[window] : 0;
 }
 
-// Pages beyond those that the request has then, for which there is to be room: at most it holds so
-// many at a time until it has `must_fit` tokens, where no chunk is longer than this one. Of a
-// window, the columns that a chunk and what it reads in front of it can lie in, wherever they
-// begin. Of those that it has now, what others read as well is no room for later ones: it stays
-// where it is when the request has passed it. Nor does another tenant's page make room in the quota
-// of an `owner`.
+// Counts the pages that must be available in addition to the pages of this reservation: the most
+// pages that the request holds at a time until it has `must_fit` tokens, if no chunk is longer than
+// this one. For a window, these are the columns that a chunk and the earlier tokens that it reads
+// can cover, wherever they begin. A present column with other readers makes no room for later
+// columns, because it stays after the request has passed it. A page of another tenant makes no room
+// in the quota of `owner`.
 std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& sequence,
                                    const RequestView& request, const Asked& asked,
                                    const Owner* owner) const {
@@ -347,7 +349,7 @@ std::int64_t Admitter::count_shared(std::size_t window, const Admission& admissi
     std::int64_t shared = 0;
     if (admission.hit.is_taken()) {
         const TreePosition at = admission.hit.match.at;
-        if (at.depth <= first) return 0;  // there is no node where a hit ends in its first page
+        if (at.depth <= first) return 0;  // a hit that ends in its first page has no node
         home.columns->for_each_column(
             at, first, [&](BlockId column) { shared += is_shared(column, 0) ? 1 : 0; });
         return shared;
@@ -366,7 +368,7 @@ std::int64_t Admitter::count_adopted(const Replica& home, const FoundHit& hit) c
            count_idle(home, hit.match.at, hit.tokens);
 }
 
-// The same of what is copied from, as long as that takes.
+// Counts the same for the source page of a partial hit, which is held until it is copied.
 std::int64_t Admitter::count_source(const Replica& home, const FoundHit& hit) const {
     if (!hit.is_partial()) return 0;
     const std::int64_t is_evictable = home.tree.is_protected(hit.match.partial) ? 0 : 1;
@@ -376,7 +378,7 @@ std::int64_t Admitter::count_source(const Replica& home, const FoundHit& hit) co
            count_idle(home, hit.match.at, hit.tokens);
 }
 
-// What can be had, and what would have to be evicted for it.
+// Counts the available pages, and the pages to evict.
 void Admitter::count_available(Admission& admission, const Sequence& sequence) const {
     const Replica& home = state_.home_of(sequence);
     const std::int64_t free = home.num_free() + admission.returned;
@@ -385,7 +387,7 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
     const bool has_room = !admission.lacks_slot && has_columns(home, admission);
     admission.fits = has_room && admission.evicted == 0;
     if (admission.fits && admission.kept == 0) return;
-    // What the hit takes is no longer there to evict, nor, until it is copied, where it ends.
+    // Pages of the hit cannot be evicted; until the copy, its source page cannot be evicted either.
     const std::int64_t source = count_source(home, admission.hit);
     const std::int64_t evictable =
         home.num_evictable() - count_adopted(home, admission.hit) - source;
@@ -398,7 +400,7 @@ void Admitter::count_available(Admission& admission, const Sequence& sequence) c
 namespace quotas {
 namespace {
 
-// What an owner can hold at most: of the pool, what is not reserved for others.
+// The most pages that an owner can hold: its quota, without pages that are reserved for others.
 std::int64_t ceiling_of(const Replica& home, Owner owner) {
     const HeldCounts& counts = home.owners->counts();
     const TenantQuota& quota = counts.quota(owner);
@@ -406,8 +408,8 @@ std::int64_t ceiling_of(const Replica& home, Owner owner) {
     return std::min(home.num_pages() - of_others, quota.max_pages);
 }
 
-// Of the pages that a request needs those that its row has, or else those of its prompt that are
-// cached: what it would share. With groups those of windows are counted alone, for they change.
+// The pages that a request shares: the pages of its row, or else the cached pages of its prompt.
+// With groups, pages of windows are only counted, because they change.
 struct Shared {
     std::vector<BlockId> pages;
     std::int64_t in_windows = 0;

@@ -19,10 +19,10 @@
 
 namespace kvcore {
 
-/// Where the committed part of a row ends once it has but so many columns, and what is stored of it
-/// below. Got beforehand, since that may run out of memory; applied when nothing can fail any more.
+/// Prepares a cut of a row to `columns` columns: the new end of its committed part in the tree, and
+/// of its stored part in the tiers. Preparing may run out of memory; applying cannot fail.
 ///
-/// Owns: both places, or none where the row is not cut there.
+/// Owns: both places; they are empty if the cut removes no committed column.
 class RowCut {
    public:
     RowCut() noexcept = default;
@@ -46,57 +46,57 @@ class RowCut {
     StorePlace stored_;
 };
 
-/// What is asked of a reservation beside its request.
+/// The arguments of a reservation besides its request.
 struct Asked {
     static constexpr ReserveOptions kNoOptions{};
 
     std::int64_t num_steps;
     const ReserveOptions& options = kNoOptions;  // the caller's
-    Owner stranger = 0;  // whose the pages of a request are that is not claimed
+    Owner stranger = 0;  // owner of the pages of a request that is not claimed
     bool runs = false;   // the call hands out the state of the request
 
-    /// A claim's handle, or none.
+    /// Returns true if the request has the handle of a claim.
     [[nodiscard]] static bool is_claimed(const RequestView& request) noexcept {
         return request.sequence.generation != 0;
     }
 };
 
-/// A reservation worked out against the present state: nothing has been done yet.
+/// A reservation worked out against the present state; it has changed nothing yet.
 struct Admission {
     FoundHit hit;
-    std::int32_t hit_pages = 0;  // committed columns afterwards
-    std::int64_t start = 0;      // where the request stands afterwards
+    std::int32_t hit_pages = 0;  // committed columns after the reservation
+    std::int64_t start = 0;      // start of the request after the reservation
     std::int64_t active = 0;
-    std::int32_t needed = 0;    // columns of the row for what it is to hold
+    std::int32_t needed = 0;    // columns that the row needs in all
     std::int32_t replaced = 0;  // frozen columns that the next tokens would write into
     std::int64_t appended = 0;  // columns added at the row's end
     std::int32_t windowed = 0;  // columns for which windows get pages, with groups
-    std::int32_t patched = 0;   // columns of the hit that get some from below
+    std::int32_t patched = 0;   // columns of the hit that get pages from the host tier
     std::int64_t pages = 0;     // new pages in all
-    std::int64_t returned = 0;  // own pages that are free then
+    std::int64_t returned = 0;  // own pages that become free
     std::int64_t returned_columns = 0;
     std::int64_t evicted = 0;    // pages to evict
-    std::int64_t available = 0;  // pages that could be had
-    std::int64_t kept = 0;       // pages that are to be left
-    std::int64_t lacking = 0;    // pages for want of which it does not fit
+    std::int64_t available = 0;  // pages that are free or evictable
+    std::int64_t kept = 0;       // pages that must be left
+    std::int64_t lacking = 0;    // pages that are missing
     bool fits = false;
-    bool is_over_quota = false;  // all that is in the way are quotas of tenants
-    bool is_cut = false;      // `active` is where a checkpoint is due, in front of what was asked
-    bool lacks_slot = false;  // there is none for its state
-    bool resumes = false;     // from the state that was kept in front of rejected drafts
-    bool keeps = false;       // the state at `start`, in front of what may be drafts
-    std::int32_t slots = 0;   // that it takes for states
-    bool declines_partial = false;  // a page to copy from was there, but had to be evicted
+    bool is_over_quota = false;     // only quotas of tenants prevent it
+    bool is_cut = false;            // `active` is cut to the token where a checkpoint is due
+    bool lacks_slot = false;        // no slot is left for its state
+    bool resumes = false;           // continues from the state kept before rejected drafts
+    bool keeps = false;             // keeps the state at `start`, before possible drafts
+    std::int32_t slots = 0;         // slots that it takes for states
+    bool declines_partial = false;  // a page to copy from existed, but had to be evicted
 
     [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
-    /// Pages and columns that it takes, less the ones that it makes free.
+    /// Pages and columns that it takes, minus the pages and columns that it frees.
     [[nodiscard]] PageNeed need() const noexcept {
         return {pages - returned, appended + replaced + patched - returned_columns};
     }
 };
 
-/// Calls visit(column) for each own column of a row that an admission makes free. Columns with
-/// another reference stay: forks, copies and holds have references.
+/// Calls visit(column) for each own column of a row that an admission frees. Columns with another
+/// reference stay: forks, copies and holds have references.
 template <class Visit>
 void for_each_returned(const Replica& home, const PageRow& row, const Admission& admission,
                        const Visit& visit) {
@@ -119,9 +119,8 @@ void for_each_returned(const Replica& home, const PageRow& row, const Admission&
     return need;
 }
 
-/// An admission with all that it takes beside pages: places in the trees, memory for the row, room
-/// in the lists that it adds to. Nothing has changed that anybody sees, and applying it cannot
-/// fail.
+/// An admission and everything it needs except pages: places in the trees, memory for the row, room
+/// in the lists that it adds to. Preparing it changes nothing visible, and applying it cannot fail.
 struct Reservation {
     explicit Reservation(const Admission& asked) noexcept : admission(asked) {}
 
@@ -129,18 +128,18 @@ struct Reservation {
     TreePin place;               // of the hit's end, or of an opened namespace
     WindowHold windows;          // of the hit, and of the page that it copies from
     WindowHold source;
-    StateHold checkpoint;              // where the hit ends
+    StateHold checkpoint;              // at the end of the hit
     RowCut cut;                        // where the row is written again
-    std::unique_ptr<TierFlight> load;  // what comes from the host tier
-    TreePosition partial;              // where the page is that the hit copies from
+    std::unique_ptr<TierFlight> load;  // load from the host tier
+    TreePosition partial;              // the page that the hit copies from
     std::vector<BlockId> idle;         // with quotas: evictable pages that the hit holds
 };
 
-/// The first half of a reservation: works out what it would do and changes nothing. `plan` is that
-/// half alone, so it tells exactly what `reserve` would do. The second half is the Reserver's.
+/// The first half of a reservation: works out its effects and changes nothing. `plan` is only this
+/// half, so it returns exactly what `reserve` would do. The second half is the Reserver.
 ///
-/// Threads: none of its own. Cost: comparing the prompt with the cache, where a hit is looked for,
-/// and O(columns that are written again).
+/// Threads: not thread-safe. Cost: comparing the prompt with the cache if a hit is searched, and
+/// O(columns that are written again).
 class Admitter {
    public:
     Admitter(const ManagerState& state, const Departures& departures) noexcept
@@ -152,8 +151,8 @@ class Admitter {
         find_hit(hit, sequence, request, ReserveOptions::kUnlimited, true);
         return hit;
     }
-    /// What a reservation with that hit does, or with its whole pages alone where the page to copy
-    /// from would be needed itself.
+    /// The effects of a reservation with that hit. If the reservation itself needs the page to copy
+    /// from, only the whole pages of the hit are used.
     [[nodiscard]] Admission admit(const FoundHit& hit, const Sequence& sequence,
                                   const RequestView& request, std::int64_t num_steps) const {
         Admission admission;
@@ -161,7 +160,7 @@ class Admitter {
         complete(admission, sequence, request, {num_steps});
         return admission;
     }
-    /// Both.
+    /// Finds the longest hit, and returns the effects of a reservation with it.
     [[nodiscard]] Admission admit(const Sequence& sequence, const RequestView& request,
                                   const Asked& asked, bool allow_partial = true) const {
         Admission admission;
@@ -169,7 +168,7 @@ class Admitter {
         complete(admission, sequence, request, asked);
         return admission;
     }
-    /// Evictable pages that a request has once it has taken that hit.
+    /// The number of evictable pages that a request holds after it has taken that hit.
     [[nodiscard]] std::int64_t count_adopted(const Replica& home, const FoundHit& hit) const;
 
    private:
@@ -192,7 +191,8 @@ class Admitter {
     [[nodiscard]] std::int64_t count_ahead(const Admission& admission, const Sequence& sequence,
                                            const RequestView& request, const Asked& asked,
                                            const Owner* owner) const;
-    // Columns that the request has in a window then, and others read too or are not the `owner`'s.
+    // The columns of the request in a window that others also read, or whose page does not belong
+    // to `owner`.
     [[nodiscard]] std::int64_t count_shared(std::size_t window, const Admission& admission,
                                             const Sequence& sequence, const RequestView& request,
                                             const Owner* owner) const;
@@ -207,24 +207,25 @@ class Admitter {
     const Departures& departures_;
 };
 
-/// What the quotas of tenants mean for a reservation. Not asked without quotas.
+/// The effects of tenants' quotas on a reservation. Called only with quotas.
 namespace quotas {
 
-/// Quotas leave no room for so many tokens of a request of that owner, were it alone: with what it
-/// shares now, or could by a hit of at most `max_hit` tokens, counted for those it shares it with.
-/// O(1) where that is little, else the match of its prompt.
+/// Returns true if quotas leave no room for `tokens` tokens of a request of `owner`, even without
+/// other requests. Pages that it shares now, or could share by a hit of at most `max_hit` tokens,
+/// count for their present owners. O(1) if the pages fit under the ceiling, else the match of its
+/// prompt.
 [[nodiscard]] bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
                                    const RequestView& request, std::int64_t tokens, Owner owner,
                                    std::int64_t max_hit);
-/// Throws CapacityError where that is so of a claimed one.
+/// Throws CapacityError if that is true of a claimed request.
 void require_ceiling(const ManagerState& state, const Sequence& sequence,
                      const RequestView& request, std::int64_t tokens, std::int64_t row,
                      std::int64_t max_hit = ReserveOptions::kUnlimited);
 
-/// A reservation of `owner` fits only where quotas allow it, with `ahead` pages more.
+/// Applies quotas to an admission: it fits only if quotas allow it with `ahead` more pages.
 void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
           Admission& admission);
-/// Calls visit(page) for pages of a row that an admission makes free.
+/// Calls visit(page) for each page of a row that an admission frees.
 template <class Visit>
 void for_each_returned_page(const Replica& home, const PageRow& row, const Admission& admission,
                             const Visit& visit) {

@@ -18,7 +18,7 @@
 namespace kvcore::queries {
 namespace {
 
-// Tokens behind the first `whole` pages that a hit could copy.
+// The number of tokens after the first `whole` pages that a hit could copy.
 std::int32_t find_part(const Replica& replica, const TokenId* tokens, std::int64_t n,
                        const PrefixMatch& found, std::int32_t whole) {
     if (replica.states != nullptr) return 0;
@@ -43,7 +43,7 @@ void require_bundle(const Replica& replica, std::int32_t bundle) {
     if (bundle < 0 || bundle >= n) refuse_bundle(bundle, n);
 }
 
-// With groups: the pages of a bundle in the columns of a hit, which are in `pages`.
+// With groups: replaces the columns of a hit in `pages` by their pages in a bundle.
 void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<BlockId>& pages) {
     const Grouping& grouping = all.grouping();
     const Grouping::Bundle& asked = grouping.bundles()[static_cast<std::size_t>(bundle)];
@@ -57,7 +57,7 @@ void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<Block
     const auto per_column = static_cast<std::size_t>(asked.pages_per_column);
     pages.resize(depth * per_column);
     BlockId* ids = pages.data();
-    for (std::size_t column = depth; column-- > first_read;) {  // pages lie behind their column
+    for (std::size_t column = depth; column-- > first_read;) {  // backwards, to overwrite in place
         const BlockId id = ids[column];
         for (std::size_t i = per_column; i-- > 0;) {
             ids[column * per_column + i] =
@@ -67,7 +67,8 @@ void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<Block
     std::fill_n(ids, first_read * per_column, ColumnPages::kNoPage);
 }
 
-// depth 0, and no node where the namespace has no page. Inline: a match is as short as a call.
+// The depth is 0, without a node, if the namespace has no page. Inline: a match is as short as a
+// call.
 inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
                          std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
                          std::int32_t bundle) {
@@ -165,8 +166,8 @@ std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle, 
 std::vector<BlockId> next_pages(const Replica& replica) {
     if (replica.columns != nullptr || replica.owners != nullptr) {
         throw std::invalid_argument(
-            "which pages are next is asked of a manager with groups of layers or quotas, where it "
-            "depends on who asks for how many; ask one without");
+            "with groups of layers or quotas, the next pages depend on the request; call this on a "
+            "manager without them");
     }
     const std::vector<BlockId> cached = replica.tree.evictable_pages();
     std::vector<BlockId> pages(static_cast<std::size_t>(replica.pool.num_free()));
@@ -226,7 +227,7 @@ PoolStats stats(const ManagerState& state, std::int32_t replica) {
 std::vector<TenantStats> tenant_stats(const Replica& replica) {
     std::vector<TenantStats> stats;
     if (replica.owners == nullptr) return stats;
-    static_cast<void>(replica.num_evictable());  // tells of pins since
+    static_cast<void>(replica.num_evictable());  // reports recent pins to the owners
     const HeldCounts& counts = replica.owners->counts();
     for (std::size_t i = 1; i < counts.num_owners(); ++i) {
         const auto owner = static_cast<Owner>(i);
@@ -246,19 +247,19 @@ Metrics metrics(const ManagerState& state) noexcept {
 
 namespace {
 
-/// Pages that some rows hold at the same place: a run of the prefix tree or, behind those, one page
-/// that forks share.
+/// Pages that some rows hold at the same place: a run of the prefix tree or, after the runs, one
+/// page that forks share.
 struct Stretch {
     std::int64_t end = 0;  // tokens
     std::size_t most_rows_below = 0;
     std::vector<std::int32_t> rows;
-    std::vector<std::int64_t> reach;  // of each row, how far it has written them: tokens
+    std::vector<std::int64_t> reach;  // of each row: its written tokens, at most `end`
 };
 
 /// The stretches of one replica's rows, as a tree.
 class Stretches {
    public:
-    /// Adds a row to the stretch `key` below `above` (0: the root).
+    /// Adds a row to the stretch `key` under `above` (0: the root).
     std::size_t enter(std::size_t above, std::uint64_t key, std::int64_t end, std::int32_t row,
                       std::int64_t written) {
         const std::size_t id = ids_.try_emplace({above, key}, stretches_.size()).first->second;
@@ -270,7 +271,7 @@ class Stretches {
         most = std::max(most, stretch.rows.size());
         return id;
     }
-    /// Adds those that several rows hold, of which fewer go on together.
+    /// Adds each stretch that several rows hold, unless the same rows all continue together.
     void collect(std::int32_t replica, std::vector<SharedPrefix>& groups) const {
         for (std::size_t id = 1; id < stretches_.size(); ++id) {
             const Stretch& stretch = stretches_[id];
@@ -291,7 +292,7 @@ class Stretches {
     std::vector<Stretch> stretches_{1};
 };
 
-// From the root of its namespace down.
+// The runs from the root of its namespace to `node`.
 std::vector<const TreeNode*> path_to(const TreeNode* node) {
     std::vector<const TreeNode*> path;
     for (; node != nullptr && !node->is_root(); node = node->parent) path.push_back(node);
@@ -299,7 +300,8 @@ std::vector<const TreeNode*> path_to(const TreeNode* node) {
     return path;
 }
 
-// A row's stretches. A twin begins where a run does: it was committed behind one.
+// Enters the stretches of a row. A twin begins at a run boundary, because it was committed after a
+// run.
 void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::int64_t written,
            std::int64_t page_size) {
     std::size_t at = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of a manager's state and changes nothing.
+// Queries: they read a manager's state and change nothing.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvcore::queries {
 
-/// Each is the verb of CacheManager of that name.
+/// Each is the verb of CacheManager with that name.
 [[nodiscard]] std::int64_t match(const Replica& replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
                                  std::int32_t* partial_tokens, std::int32_t bundle);

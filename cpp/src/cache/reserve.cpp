@@ -13,7 +13,7 @@
 namespace kvcore {
 namespace {
 
-// The page that a hit copies from is the first behind it; no other page may be needed instead.
+// Guards the page that a hit copies from, the first page after the hit, from eviction.
 EvictionGuard guard_of(const Reservation& made) noexcept {
     const FoundHit& hit = made.admission.hit;
     if (!hit.is_partial()) return {};
@@ -22,8 +22,8 @@ EvictionGuard guard_of(const Reservation& made) noexcept {
             source.depth - hit.match.at.depth};
 }
 
-// With `transfers` the caller copies at once, and both pages are held until it has; without, the
-// copy is on the list that take_copies hands out before the next kernels run.
+// With `transfers`, the caller copies at once, and both pages are held until the copy ends.
+// Without, take_copies hands out the copy before the next kernels run.
 void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition source,
                      Transfers* transfers) noexcept {
     if (transfers == nullptr) return state.copy_list.add(copy);
@@ -32,7 +32,7 @@ void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition sou
                      PageHold::share(home, copy.destination), *transfers);
 }
 
-// The same of a page that forks hold: the reference given up is the one that holds it.
+// The same for a page that forks hold: the reference that the row gives up holds the page.
 void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* transfers) noexcept {
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
     if (transfers == nullptr) {
@@ -43,7 +43,7 @@ void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* trans
                      PageHold::share(home, copy.destination), *transfers);
 }
 
-// A new column of a row, which is read from now on: with pages of all bundles.
+// Fills a new column of a row, which reads it from now on, with pages of all bundles.
 void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int32_t column) {
     home.columns->fill_full(row[column]);
@@ -55,7 +55,7 @@ void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, cons
 
 // The next tokens go into pages that the tree or forks may read. The sequence gets pages of its own
 // for these columns; the first page begins with a copy of the tokens that the sequence keeps. The
-// sequence drops its shared pages behind the columns that it needs.
+// sequence drops its shared pages after the columns that it needs.
 void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
                    SequenceHandle handle, Sequence& sequence, Transfers* transfers) {
     Replica& home = state.home_of(sequence);
@@ -93,7 +93,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
     made.cut.apply(state, handle, sequence);
 }
 
-// Columns that the row gets at its end, and pages of windows for what runs next.
+// Appends the row's new columns, and pages of windows for the tokens that run next.
 void append_columns(ManagerState& state, const Admission& admission, SequenceHandle handle,
                     Sequence& sequence) {
     Replica& home = state.home_of(sequence);
@@ -119,8 +119,8 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
     owe_cached_copy(state, copy, source, transfers);
 }
 
-// With drafts: the state that they run on is copied in front of them, to a slot of its own. Where
-// it is not in the request's slot yet, nor in a checkpoint, that is done once it is there.
+// With drafts: copies the state to a slot of its own before the drafts change it. If the state is
+// neither in the request's slot nor in a checkpoint yet, the copy is made later.
 void keep_state(ManagerState& state, const Reservation& made, const Sequence& sequence,
                 SequenceHandle handle, Transfers* transfers) noexcept {
     StateRow& row = state.states.of(handle);
@@ -132,8 +132,8 @@ void keep_state(ManagerState& state, const Reservation& made, const Sequence& se
     row.kept_at = made.admission.start;
 }
 
-// The slot that the request computes in from now on, with the state at the end of its hit. Where
-// there is none but the checkpoint of the hit itself, that becomes its slot.
+// Takes the slot that the request computes in from now on, with the state at the end of its hit. If
+// only the checkpoint of the hit is available, the request takes over its slot.
 void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
                 const RequestView& request, Transfers* transfers) {
     ColumnStates& states = *state.home_of(sequence).states;
@@ -217,7 +217,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     if (home.owners != nullptr) quotas::find_idle(home, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
-        // What holds the page that is copied holds its run.
+        // A hold on the source page holds its whole run, so the run is cut.
         if (home.owners != nullptr && hit.is_partial()) {
             made.partial.node = tree.split(hit.match.partial);
         }
@@ -237,7 +237,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     if (!made.place && writes_frozen) {
         made.cut = RowCut(state_, request.sequence, sequence, first);
     }
-    // At most one copy: of the page that a hit ends in, or that is written into again.
+    // At most one page is copied: the last page of a hit, or a page that is written again.
     if (hit.is_partial() || writes_frozen || made.checkpoint || admission.keeps ||
         admission.resumes) {
         make_room_for_copies(1, transfers);
@@ -261,7 +261,7 @@ void Reserver::evict(const Reservation& made, const Sequence& sequence, Sequence
     if (home.states != nullptr) {
         const bool has_slot = state_.states.of(handle).slot != ColumnStates::kNone ||
                               home.states->num_available() > 0 || made.checkpoint.is_sole();
-        detail::require_law(has_slot, "reserve: an admitted state slot is there");
+        detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
     const PageNeed need = need_now(home, sequence.pages, made.admission);
     home.prepare_room(need);
@@ -276,7 +276,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     const SequenceHandle handle = request.sequence;
     if (home.owners != nullptr) home.owners->set_taker(state_.tenants.of(handle));
     if (admission.hit.shares()) {
-        // The run in which the hit was found may have gone: the hit's own end is pinned.
+        // The run in which the hit was found may be gone: the end of the hit is pinned.
         const TreePosition hit{made.place.node(), admission.hit.match.at.depth};
         const std::int32_t columns = admission.hit_pages;
         home.tree.use(hit, pages.committed());
@@ -290,7 +290,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         pages.take_hit(home, std::move(made.place), columns);
         state_.flights.note_hit(handle, sequence, first);
         if (home.columns != nullptr) {
-            const bool takes_over = pages.twins().empty();  // else some of its own are others
+            const bool takes_over = pages.twins().empty();  // twins differ from the hit's columns
             state_.windows.take_hit(home, handle, pages, columns, admission.start, takes_over);
             if (takes_over) made.windows.hand_over();
             made.windows.leave();
@@ -397,8 +397,8 @@ PageNeed JointReserver::need_of(std::int32_t replica, const Call& call,
     return need;
 }
 
-// Called after `spill`, before anything else changes: checks that all rows find what they take, and
-// gets memory for it. Each row evicts what it takes when its turn comes.
+// Called after `spill`, before any other change: checks that all rows can get their pages, and gets
+// memory for them. Each row evicts its pages when its turn comes.
 void JointReserver::prepare_room(const Call& call, const std::vector<Reservation>& made) {
     for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
         state_.replicas[static_cast<std::size_t>(r)]->prepare_room(need_of(r, call, made));
@@ -412,7 +412,7 @@ void JointReserver::evict_for_growth() {
     }
 }
 
-// What is evicted for rows is stored first where it has to be: see Reserver::spill.
+// Stores pages that rows will evict, if they must be stored first: see Reserver::spill.
 bool JointReserver::spill(const Call& call, const std::vector<Reservation>& made,
                           FetchResult& result) {
     if (call.transfers == nullptr || !state_.flights.rules().writes_back()) return false;
@@ -425,8 +425,9 @@ bool JointReserver::spill(const Call& call, const std::vector<Reservation>& made
     return result.status == FetchStatus::kPending;
 }
 
-// Rows that can take no hit, do not begin again and replace no page need nothing but more pages, of
-// all bundles: what most rows of a decode step need. It stays so while other rows are reserved.
+// Separates the growing rows. A growing row takes no hit, does not begin again and replaces no
+// page: it needs only more pages, of all bundles, as most rows of a decode step do. This stays true
+// while other rows are reserved.
 void JointReserver::sort(const Call& call) {
     growing_.clear();
     joining_.clear();
@@ -445,7 +446,8 @@ void JointReserver::sort(const Call& call) {
     }
 }
 
-// With groups: which columns get pages of windows is else the Admitter's to say.
+// With groups: returns true if all new columns also get pages of all windows. For other rows the
+// Admitter decides which columns get them.
 bool JointReserver::grows_evenly(const Call& call, Growth growth) const {
     const RequestView& request = call.batch[growth.row];
     const std::int64_t tokens = request.active + call.num_steps - 1;
@@ -455,7 +457,7 @@ bool JointReserver::grows_evenly(const Call& call, Growth growth) const {
            state_.windows.grows_evenly(request.sequence, pages);
 }
 
-// What `reserve` does.
+// Reserves the only missing row, as `OrderedReserver::reserve` does.
 bool JointReserver::reserve_one(const Call& call, FetchResult& result) {
     const std::int64_t row = call.missing[0];
     Sequence& sequence = call.rows[row];
@@ -489,8 +491,8 @@ std::int64_t JointReserver::missing_columns(const Call& call, std::int64_t row) 
     return ceil_div(tokens, state_.config.page_size) - call.rows[row].pages.size();
 }
 
-// Whether each replica has enough for its growing rows, free or evictable; the first row for which
-// it has not goes to `result`.
+// Returns true if each replica has enough free or evictable pages for its growing rows. Else stores
+// the first row without enough pages in `result`.
 bool JointReserver::find_supply(const Call& call, FetchResult& result) {
     supply_.clear();
     for (const auto& replica : state_.replicas) supply_.push_back({replica->num_free()});
@@ -511,7 +513,8 @@ bool JointReserver::find_supply(const Call& call, FetchResult& result) {
     return true;
 }
 
-// Counts what the growing rows want and gets memory for it, so that `grow` has that.
+// Counts the needs of the growing rows and gets memory for them, so that `grow` cannot run out of
+// it.
 void JointReserver::prepare_growth(const Call& call) {
     supply_.assign(state_.replicas.size(), {});
     std::int64_t wanted = 0;
@@ -559,7 +562,7 @@ void JointReserver::grow_columns(const Call& call) {
     for (const auto& replica : state_.replicas) replica->note_peak();
 }
 
-// What each joining row would do by itself, but for the forks among them.
+// The admission of each joining row by itself, except that forks of one page consider each other.
 std::vector<Admission> JointReserver::admit_together(const Call& call, bool allow_partial) {
     const Departures::Call scope(departures_);
     std::vector<Admission> admissions;
@@ -577,8 +580,8 @@ std::vector<Admission> JointReserver::admit_together(const Call& call, bool allo
     return admissions;
 }
 
-// Whether what each replica has left is enough for all missing rows, in the order of the batch; if
-// not, the first row that goes without.
+// Checks whether the pages left in each replica are enough for all missing rows, in the order of
+// the batch. Else returns the first row that gets no pages.
 FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call& call,
                                      const std::vector<Admission>& admissions) const {
     auto joining = joining_.begin();
@@ -602,7 +605,7 @@ FetchResult JointReserver::share_out(std::vector<std::int64_t> left, const Call&
     return {};
 }
 
-// With groups: columns may be missing where pages are not. Asked when all hits are held.
+// With groups: columns may be missing although pages are available. Called when all hits are held.
 bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& admissions,
                                 FetchResult& result) const {
     if (state_.grouping.is_plain()) return true;
@@ -630,8 +633,8 @@ bool JointReserver::has_columns(const Call& call, const std::vector<Admission>& 
     return true;
 }
 
-// With states: slots for all rows that need some, in their order. A row whose hit nobody else holds
-// may take over the checkpoint. Asked when all hits are held.
+// With states: checks that all rows that need slots get them, in their order. A row may take over
+// the checkpoint of its hit if no other request holds the hit. Called when all hits are held.
 bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& made,
                               FetchResult& result) const {
     if (!state_.states.exist()) return true;
@@ -653,7 +656,7 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
     return true;
 }
 
-// With groups: columns have to be evicted though there are pages.
+// With groups: returns true if columns must be evicted although there are pages.
 bool JointReserver::lacks_columns(const Call& call,
                                   const std::vector<Admission>& admissions) const noexcept {
     if (state_.grouping.is_plain()) return false;
@@ -693,8 +696,9 @@ std::vector<Reservation> JointReserver::prepare(const Call& call,
     return made;
 }
 
-// Whether quotas allow what the batch takes, in the order in which it is applied; all hits are held
-// by now, pages that are copied from are not yet. If not, the row from which on they do not.
+// Returns true if quotas allow the pages of the batch, in the order in which they are applied. All
+// hits are held already; source pages of copies are not held yet. Else stores the first row that
+// quotas refuse in `result`.
 bool JointReserver::heed_quotas(const Call& call, std::vector<Reservation>& made,
                                 FetchResult& result) {
     std::vector<QuotaTrial> trials;
@@ -738,10 +742,10 @@ void JointReserver::count_refusal(const Call& call, std::int64_t row) noexcept {
     state_.home_of(call.rows[row]).owners->tally(owner).refused += 1;
 }
 
-// Several rows against one state, so that the batch gets its pages as a whole or not at all. All
-// hits are pinned first: what is evictable then is exactly what the batch may evict. Partial hits
-// are dropped where something must be evicted, for one row's victim could be another's source.
-// Rows that only grow come last: pages that others give back are there by then.
+// Reserves several rows against one state, so that the batch gets all of its pages or no page. All
+// hits are pinned first, so the evictable pages are exactly the pages that the batch may evict.
+// Partial hits are dropped if pages must be evicted, because one row could evict the source of
+// another. Rows that only grow come last, after other rows have given pages back.
 bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
     std::vector<std::int64_t> left;
     for (const auto& replica : state_.replicas) left.push_back(replica->num_free());
@@ -778,7 +782,7 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
 
 namespace {
 
-// What a question froze is as before, also where it throws.
+// Restores the frozen columns that a query changed, also if it throws.
 struct Thaw {
     PageRow& row;
     const std::int32_t frozen;
@@ -790,7 +794,8 @@ struct Thaw {
 
 ReserveStatus OrderedReserver::take(const Admission& admission, Sequence& sequence,
                                     RequestView& request, std::int64_t row, Transfers* transfers) {
-    // What the rows before copy from is held, pages and checkpoints: this one may have to take it.
+    // Pages and checkpoints that earlier rows copy from are held, but this row may have to take
+    // them.
     const bool is_short = admission.evicted > 0 || admission.is_over_quota || admission.lacks_slot;
     if (is_short && transfers != nullptr && !transfers->empty()) return ReserveStatus::kPending;
     if (!admission.fits) {
@@ -838,8 +843,8 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
     return take(admission, sequence, request, row, transfers);
 }
 
-// Whatever a row would throw is thrown before the rows in front of it are reserved. Those may evict
-// what a later one would hit: it is in front of that that the call stops then.
+// Throws the errors of every row before any row is reserved. An earlier row may evict the hit of a
+// later row; the call stops before that later row.
 void OrderedReserver::require_one_step(const RequestBatch& batch, std::int64_t num_steps) const {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
@@ -868,26 +873,26 @@ BatchReserve OrderedReserver::reserve(const RequestBatch& batch, std::int64_t nu
             if (status != ReserveStatus::kOk) return {i, status};
         } catch (const std::bad_alloc&) {
             if (i == 0) throw;
-            return {i, ReserveStatus::kPending};  // a call that begins with this row will say it
+            return {i, ReserveStatus::kPending};  // a call that begins with this row throws
         }
     }
     return {batch.size(), ReserveStatus::kOk};
 }
 
-// As behind a hit of which no page is there. Nothing is copied for it but what has to go.
+// Reserves as after a hit without cached pages. Only pages that must be evicted are copied.
 ReserveStatus OrderedReserver::begin_at(RequestView& request, std::int64_t n,
                                         Transfers* transfers) {
     rows_.check({&request, 1}, 1);
     Sequence& sequence = rows_[0];
     if (!sequence.pages.empty() || sequence.is_sealed()) {
         throw std::invalid_argument(detail::concat("the sequence has ", sequence.pages.size(),
-                                                   " pages or was fetched, must be as it was "
+                                                   " pages or was fetched, must be newly "
                                                    "claimed; release it and claim again"));
     }
     if (n < 1 || n >= request.end) {
         throw std::invalid_argument(detail::concat("the sequence cannot begin at token ", n,
                                                    ", must be 1 .. ", request.end - 1, ": of ",
-                                                   request.end, " tokens one at least runs"));
+                                                   request.end, " tokens at least one must run"));
     }
     const OwedCopies::Call scope(state_.copies);
     FoundHit brought;

@@ -15,11 +15,11 @@
 
 namespace kvcore {
 
-/// The second half of a reservation: `prepare` gets what it takes beside pages and may run out of
-/// memory, having changed nothing that anybody sees; `evict` makes room for pages, and
-/// `apply` does it and cannot fail.
+/// The second half of a reservation. `prepare` gets everything except pages; if it runs out of
+/// memory, it has changed nothing visible. `evict` makes room for pages. `apply` carries the
+/// reservation out and cannot fail.
 ///
-/// Threads: none of its own. Cost: O(pages added and replaced).
+/// Threads: not thread-safe. Cost: O(pages added and replaced).
 class Reserver {
    public:
     Reserver(ManagerState& state, const Departures& departures) noexcept
@@ -28,20 +28,21 @@ class Reserver {
     /// Throws std::bad_alloc.
     [[nodiscard]] Reservation prepare(const Admission& admission, Sequence& sequence,
                                       const RequestView& request, Transfers* transfers);
-    /// Between both, with write-back: what `apply` would evict is stored first where it has to be;
-    /// true where that was given out. Then the reservation is dropped, and made again later.
+    /// Called between both, with write-back: stores the pages that `apply` would evict, if they
+    /// must be stored first. Returns true if stores were handed out; then the caller drops the
+    /// reservation, and makes it again later.
     [[nodiscard]] bool spill(const Reservation& made, const Sequence& sequence,
                              Transfers& transfers);
-    /// Called after `spill`: evicts the pages that `apply` takes beyond free ones. Throws
-    /// IntegrityError where these pages or a state slot cannot be had although the reservation was
+    /// Called after `spill`: evicts the pages that `apply` needs beyond free pages. Throws
+    /// IntegrityError if these pages or a state slot are missing although the reservation was
     /// admitted, and std::bad_alloc.
     void evict(const Reservation& made, const Sequence& sequence, SequenceHandle handle);
-    /// True when the request now stands elsewhere. `row`: of the batch, for `transfers->moved`.
-    /// The caller calls `evict` before, and `end_room` of the replica after.
+    /// Returns true if the request now continues from another token. `row` is its row in the batch,
+    /// for `transfers->moved`. The caller calls `evict` before, and `end_room` of the replica
+    /// after.
     bool apply(Reservation& made, Sequence& sequence, RequestView& request, std::int64_t row,
                Transfers* transfers);
-    /// So that `n` reservations more do not run out of room for their copies. Throws
-    /// std::bad_alloc.
+    /// Makes room for the copies of `n` more reservations. Throws std::bad_alloc.
     void make_room_for_copies(std::size_t n, Transfers* transfers);
 
    private:
@@ -49,23 +50,24 @@ class Reserver {
     const Departures& departures_;
 };
 
-/// Reserves what rows of a batch miss, all or none of them.
+/// Reserves the missing pages of all rows of a batch, or of no row.
 ///
-/// Owns: memory of a call, kept for the next one. Threads: none of its own.
-/// Cost: rows that only grow cost O(pages added) together; each other row what its reservation
-/// costs by itself.
+/// Owns: memory of a call, kept for the next call. Threads: not thread-safe.
+/// Cost: rows that only grow cost O(pages added) together; each other row costs as much as its
+/// reservation by itself.
 class JointReserver {
    public:
     JointReserver(ManagerState& state, Departures& departures, const Admitter& admitter,
                   Reserver& reserver) noexcept
         : state_(state), departures_(departures), admitter_(admitter), reserver_(reserver) {}
 
-    /// It has all pages that the next steps write into, none of them shared.
+    /// Returns true if the row has all pages that the next steps write into, and shares none with
+    /// others.
     [[nodiscard]] static bool is_reserved(const PageRow& row, const RequestView& request,
                                           std::int64_t num_steps, std::int64_t page_size,
                                           bool reserves_chunks) noexcept {
         const std::int64_t held = row.size() * page_size;
-        // Mostly up to the end, whatever was asked for.
+        // Usually the row has pages up to the end, whatever the call needs.
         const bool has_pages =
             request.end + num_steps - 1 <= held ||
             (reserves_chunks ? request.active + num_steps - 1
@@ -73,14 +75,14 @@ class JointReserver {
         return has_pages && request.start >= row.frozen() * page_size;
     }
 
-    /// A call's rows [missing] that are not reserved, ascending. Where they cannot all be had, says
-    /// so in `result` and returns false. Throws std::bad_alloc; nothing has changed then.
+    /// Reserves the rows [missing] of a call, which ascend. If their pages are not all available,
+    /// sets `result` and returns false. If it throws std::bad_alloc, nothing has changed.
     [[nodiscard]] bool reserve(const BatchRows& rows, const RequestBatch& batch,
                                const std::vector<std::int64_t>& missing, std::int64_t num_steps,
                                Transfers* transfers, FetchResult& result);
 
    private:
-    /// What the verbs of a call have in common.
+    /// The arguments that the steps of a call share.
     struct Call {
         const BatchRows& rows;
         const RequestBatch& batch;
@@ -88,16 +90,16 @@ class JointReserver {
         std::int64_t num_steps;
         Transfers* transfers;
     };
-    /// A row that needs nothing but more columns behind those that it has.
+    /// A row that needs only more columns at its end.
     struct Growth {
         std::int64_t row;
         std::int64_t columns;
     };
     struct Supply {
-        std::int64_t left;           // pages that can still be had
-        bool has_evictable = false;  // counted in, which is worth it only when free ones do not do
+        std::int64_t left;           // pages that are still available
+        bool has_evictable = false;  // `left` includes evictable pages; free pages are too few
         std::int64_t wanted = 0;     // columns of the rows that only grow
-        std::size_t given = 0;       // of taken_, where the next ones are
+        std::size_t given = 0;       // of taken_, the index of the next page
     };
 
     void sort(const Call& call);
@@ -144,18 +146,18 @@ class JointReserver {
     std::vector<BlockId> taken_;         // pages on the way to their rows
 };
 
-/// A hit that was found and is to be allocated later: pinned as it is. A run is cut for it where it
-/// is allocated, and with quotas.
+/// A hit that was found and will be allocated later; its pages are pinned. Its run is cut when the
+/// hit is allocated, and with quotas when it is found.
 ///
-/// Owns: up to a pin each on the run where its pages end, on the page to copy from, and in the host
-/// tier; with groups, a hold on the pages that windows read, here and there; with states one on the
-/// checkpoint where it ends. Invariant: holds on windows and states end before the pins that keep
-/// their runs. The members end in reverse order, so a hit is destroyed or moved from, but never
-/// assigned. Threads: none of its own; CacheManager locks around it. Cost: O(1), with groups
-/// O(columns that windows read).
+/// Owns: at most one pin each on the run where its pages end, on the page to copy from, and in the
+/// host tier; with groups, holds on the pages that windows read on the device and in the host tier;
+/// with states, a hold on the checkpoint where it ends. Invariant: holds on windows and states end
+/// before the pins that keep their runs. The members end in reverse order, so a hit is destroyed or
+/// moved from, but never assigned. Threads: not thread-safe; CacheManager locks around it. Cost:
+/// O(1), with groups O(columns that windows read).
 class HeldHit {
    public:
-    /// Throws std::bad_alloc, with groups or quotas alone.
+    /// Throws std::bad_alloc, only with groups or quotas.
     HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
             const RequestView& request)
         : found_(found), asked_(standing(sequence, request)) {
@@ -182,14 +184,14 @@ class HeldHit {
     ~HeldHit() = default;  // pins end last
 
     [[nodiscard]] const FoundHit& found() const noexcept { return found_; }
-    /// Throws std::invalid_argument where the request or its claim has changed since.
+    /// Throws std::invalid_argument if the request or its claim has changed since the match.
     void require_unmoved(const Sequence& sequence, const RequestView& request) const {
         if (asked_ == standing(sequence, request)) return;
         throw std::invalid_argument(
             "the request was reserved, fetched or changed since it was matched; match it again");
     }
 
-    /// Throws std::invalid_argument where some of it was forgotten since.
+    /// Throws std::invalid_argument if pages of the hit were forgotten since the match.
     void require_cached() const {
         for (const TreePosition& at : {found_.match.at, found_.match.partial, found_.below}) {
             if (at.node == nullptr) continue;
@@ -199,7 +201,8 @@ class HeldHit {
         }
     }
 
-    /// Between these, nothing may be evicted: a hit that is allocated is not in its own way.
+    /// Nothing may be evicted between `let_go` and `hold`. Without its own pins, a hit does not
+    /// block its allocation.
     void hold(Replica& home) noexcept {
         if (!found_.is_taken()) return;
         const auto pin = [](PrefixTree& tree, const TreePosition& at) {
@@ -213,8 +216,9 @@ class HeldHit {
         partial_ = pin(home.tree, found_.match.partial);
         if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
     }
-    /// Runs are cut where the hit ends, so that no page behind it is needed to hold it again: with
-    /// write-back these pages may go while it is let go. Throws std::bad_alloc.
+    /// Cuts the runs at the end of the hit, so that a later `hold` needs no page after the hit:
+    /// with write-back, those pages may be evicted while the hit is not held. Throws
+    /// std::bad_alloc.
     void cut(Replica& home) {
         if (found_.shares()) {
             found_.match.at.node = home.tree.split(found_.match.at);
@@ -224,7 +228,7 @@ class HeldHit {
         found_.below.node = home.host->tree().split(found_.below);
         records_.move_to(found_.below);
     }
-    /// The hit was let go and its pages may be evicted: it cannot be allocated any more.
+    /// The hit was released and its pages may be evicted: it cannot be allocated any more.
     void give_up() noexcept {
         place_.reset();
         found_ = {};
@@ -240,11 +244,11 @@ class HeldHit {
         windows_.leave();
         below_.reset();
         partial_.reset();
-        if (found_.match.at.depth > 0) place_.reset();  // a namespace without pages would go
+        if (found_.match.at.depth > 0) place_.reset();  // keeps a namespace without pages
     }
 
    private:
-    /// What a hit depends on.
+    /// The values that a hit depends on.
     struct Standing {
         SequenceHandle sequence;
         std::int64_t start = 0;
@@ -266,7 +270,7 @@ class HeldHit {
                 request.end,         sequence.hit_tokens, sequence.pages.committed(),
                 sequence.is_sealed()};
     }
-    // Runs may have been cut meanwhile.
+    // Runs may have been cut since the match.
     static void settle(TreePosition& at) noexcept {
         if (at.node != nullptr) at = PrefixTree::position(at.node, at.depth);
     }
@@ -282,9 +286,9 @@ class HeldHit {
     StateHold checkpoint_;
 };
 
-/// Reserves one request after the other: finds what the cache has of it, then allocates the rest.
+/// Reserves one request after the other: finds its hit in the cache, then allocates the rest.
 ///
-/// Owns: nothing. Threads: none of its own. Cost: that of the halves.
+/// Owns: nothing. Threads: not thread-safe. Cost: the cost of both halves.
 class OrderedReserver {
    public:
     OrderedReserver(ManagerState& state, BatchRows& rows, const Admitter& admitter,

@@ -14,7 +14,7 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
     return has_copies || has_states || has_flights;
 }
 
-// All that can fail comes first.
+// Everything that can fail comes first.
 void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
                      std::uint64_t mark) {
     for (std::int64_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done to all of a manager's state at once.
+// Verbs that change all of a manager's state at once.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace kvcore::housekeeping {
 
-/// Each is the verb of CacheManager of that name. `finish` is false for a ticket that is not under
-/// way.
+/// Each is the verb of CacheManager with that name. `finish` returns false for a ticket that is not
+/// under way.
 [[nodiscard]] bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done);
 void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
                      std::uint64_t mark);

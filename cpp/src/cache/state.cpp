@@ -26,9 +26,9 @@ void require_states(const CacheConfig& config) {
     require_count("num_host_states", config.num_host_state_slots, has_host_slots ? kInt32 : 0, 0);
     if (config.states.empty()) return require_count("num_states", config.num_state_slots, 0, 0);
     if (config.num_state_slots < config.max_sequences) {
-        throw std::invalid_argument(detail::concat(
-            "num_states is ", config.num_state_slots, ", must be at least ", config.max_sequences,
-            ": one for each sequence that is claimed at a time"));
+        throw std::invalid_argument(detail::concat("num_states is ", config.num_state_slots,
+                                                   ", must be at least ", config.max_sequences,
+                                                   ": one slot for each claimed sequence"));
     }
     require_count("num_states", config.num_state_slots, kInt32);
     for (const StateGroup& group : config.states) {
@@ -42,10 +42,10 @@ void require_states(const CacheConfig& config) {
 void require_stores(const CacheConfig& config) {
     if (!config.has_stores || config.host_pages > 0) return;
     throw std::invalid_argument(
-        "host_pages is 0, must be at least 1 with stores: pages go there through the host tier");
+        "host_pages is 0, must be at least 1 with stores: the host tier feeds the stores");
 }
 
-// A part is a bit of a word, and the last of them a checkpoint.
+// Each part of a column is a bit of a word; the last bit is the checkpoint.
 void require_parts(const CacheConfig& config, const Grouping& grouping) {
     if (!config.has_stores || grouping.num_lanes() <= kStatePart) return;
     throw std::invalid_argument(detail::concat("a column has ", grouping.num_lanes(),
@@ -53,7 +53,7 @@ void require_parts(const CacheConfig& config, const Grouping& grouping) {
                                                " with stores; use fewer or larger pages"));
 }
 
-// A policy of the caller's own says itself whether it goes by priority.
+// A policy of the caller decides itself whether it uses priorities.
 void require_tier(const CacheConfig& config, bool has_own_policy) {
     require_count("host_pages", config.host_pages, std::numeric_limits<std::int32_t>::max(), 0);
     if (config.host_pages > 0 && !config.prefix_caching) {
@@ -67,12 +67,13 @@ void require_tier(const CacheConfig& config, bool has_own_policy) {
     if (config.host_min_priority > 0) {
         throw std::invalid_argument(detail::concat(
             "host_min_priority is ", config.host_min_priority,
-            ", must be 0 unless eviction goes by priority: else pages have none; take priority"));
+            ", must be 0 unless eviction uses priorities: else pages have no priority; use "
+            "priority eviction"));
     }
     if (config.host_eviction.order == EvictionOrder::kPriority) {
         throw std::invalid_argument(
-            "host_eviction is priority, must be another one unless eviction is too: a tier has "
-            "priorities from the device; take priority for both");
+            "host_eviction is priority, must be another policy unless eviction is also priority: "
+            "the tier gets priorities from the device; use priority for both");
     }
 }
 
@@ -81,7 +82,7 @@ const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
     constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
     constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
     require_count("first_page", config.first_page, kInt32 - 1, 0);
-    require_count("num_blocks", config.num_pages, kInt32 - config.first_page);  // as Python says
+    require_count("num_blocks", config.num_pages, kInt32 - config.first_page);  // Python's name
     require_count("page_size", config.page_size, kInt32);
     require_count("max_sequences", config.max_sequences, kInt64);
     require_count("max_seq_len", config.max_seq_len, kInt64);

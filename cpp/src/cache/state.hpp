@@ -25,8 +25,9 @@
 
 namespace kvcore {
 
-/// All that a CacheManager knows between two calls, but for its pins. The verbs are the classes
-/// around it: each has a reference to it, and memory of its own at most for the length of a call.
+/// The state that a CacheManager keeps between two calls, except its pins. The verbs are the
+/// classes around it: each has a reference to it, and memory of its own at most for the length of a
+/// call.
 struct ManagerState {
     /// Throws std::invalid_argument for sizes below 1.
     ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
@@ -36,14 +37,14 @@ struct ManagerState {
     [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
     }
-    /// Where its tokens count. O(1).
+    /// The sums that the tokens of a sequence are added to. O(1).
     [[nodiscard]] TokenSums tokens_of(const Sequence& sequence,
                                       SequenceHandle handle) const noexcept {
         Replica& home = home_of(sequence);
         if (home.owners == nullptr) return {home.metrics};
         return {home.metrics, &home.owners->tally(tenants.of(handle))};
     }
-    /// So that the metrics have the tokens that a sequence has generated; all sequences.
+    /// Adds the generated tokens of a sequence, or of all sequences, to the metrics.
     void count_generated(SequenceHandle handle, const Sequence& sequence) noexcept {
         counts.count_generated(tokens_of(sequence, handle), handle, sequence);
     }
@@ -55,7 +56,7 @@ struct ManagerState {
             count_generated({static_cast<std::uint32_t>(i), sequence.generation}, sequence);
         }
     }
-    /// A sequence is that owner's from now on, with the tokens that it has counted.
+    /// Makes a sequence, with its counted tokens, belong to that owner.
     void set_tenant(const Sequence& sequence, SequenceHandle handle, Owner owner) noexcept {
         count_generated(handle, sequence);
         const Owner before = tenants.of(handle);
@@ -75,36 +76,36 @@ struct ManagerState {
         if (index < 0 || index >= config.num_replicas) throw_no_replica(index);
         return *replicas[static_cast<std::size_t>(index)];
     }
-    /// Longest request that the pool and max_seq_len allow to run so many steps.
+    /// The longest request that the pool and max_seq_len allow to run `num_steps` steps.
     [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
-    /// Tokens that a request needs pages for once it is active up to `at`.
+    /// The number of tokens that a request needs pages for once it is active up to `at`.
     [[nodiscard]] std::int64_t tokens_to_hold(const RequestView& request, std::int64_t at,
                                               std::int64_t num_steps) const noexcept {
         return config.reserve_chunks ? at + (num_steps - 1) : request.tokens_to_hold(at, num_steps);
     }
-    /// Pages that a request of `n` tokens cannot do without.
+    /// The fewest pages that a request of `n` tokens needs.
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
         return grouping.is_plain()
                    ? ceil_div(n, config.page_size)
                    : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
     }
-    /// Longest request that a pool of no other one holds.
+    /// The longest request that fits in a pool without other requests.
     [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }
-    /// Where a sequence is to be written next.
+    /// The place where a sequence is written next.
     [[nodiscard]] Departures::Writer writer(const Sequence& sequence,
                                             std::int64_t start) const noexcept {
         return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
     }
-    /// What copies of others still read is not written in place.
+    /// Pages that copies of other sequences still read are not written in place.
     void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
         copies.freeze_read_pages(sequence, start, config.page_size);
     }
 
     const CacheConfig config;
     const Grouping grouping;
-    // In this order: what comes later holds pages of what is in front of it.
+    // The order matters: a later member holds pages of an earlier member.
     std::vector<std::unique_ptr<Replica>> replicas;
-    std::unique_ptr<EventLog> events;  // none where nobody listens
+    std::unique_ptr<EventLog> events;  // null if there is no reader
     SequenceTable sequences;
     WindowRows windows;
     StateRows states;

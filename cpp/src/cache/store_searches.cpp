@@ -28,7 +28,7 @@ StoreSearch search(ManagerState& state, std::int32_t replica, std::string_view n
     return found;
 }
 
-// A request that no hit can move any more is not looked for: see Admitter::find_hit.
+// A request whose hit can no longer change is not searched: see Admitter::find_hit.
 StoreSearch search(ManagerState& state, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = state.sequences.at(request.sequence);
     const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;

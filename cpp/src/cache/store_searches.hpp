@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of a manager before stores below its host tier are: how far it gets without them.
+// Searches before the lower stores are read: how long the prefix is without them.
 #pragma once
 
 #include <cstdint>

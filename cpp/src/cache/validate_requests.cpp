@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kRemedy =
     "truncate to a token with a checkpoint, or release the request and claim again; "
-    "max_draft_tokens, with two num_states for each request, keeps the state in front of drafts";
+    "max_draft_tokens, with two num_states for each request, keeps the state before drafts";
 
 void require_state(const ManagerState& state, std::int64_t start, SequenceHandle handle,
                    std::int64_t row) {
@@ -59,8 +59,7 @@ void refuse_repetition(std::int64_t row) {
 }
 
 void refuse_pending(std::int64_t row) {
-    throw InRow<PendingTransfersError>(
-        row, "copies into its pages are owed or under way; finish them first");
+    throw InRow<PendingTransfersError>(row, "copies into its pages are pending; finish them first");
 }
 
 void refuse_options(const ReserveOptions& options) {
@@ -80,8 +79,8 @@ void require_fit(const ManagerState& state, const Sequence& sequence, const Requ
     if (tokens > most) {
         throw InRow<CapacityError>(
             row, detail::concat("must_fit is ", tokens, " tokens, must be at most ", most,
-                                ": what max_seq_len and the pool of ", state.config.num_pages,
-                                " pages allow; ask for less"));
+                                ": the limit of max_seq_len and the pool of ",
+                                state.config.num_pages, " pages; ask for less"));
     }
     if (!state.config.quotas.empty()) {
         quotas::require_ceiling(state, sequence, request, std::max(tokens, request.end), row,
@@ -101,7 +100,7 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
     if (PrefixTree::name_of(node) == request.name_space) return;
     throw InRow<std::invalid_argument>(
         row,
-        "the claim has begun in another namespace, its pages belong there; "
+        "the claim began in another namespace and has pages of it; "
         "release it and claim again to change extra_key or cache_salt");
 }
 
@@ -109,8 +108,8 @@ void refuse_cut(const RequestView& request, const Admission& admission, std::int
                 std::int64_t row) {
     throw InRow<std::invalid_argument>(
         row, detail::concat("num_steps is ", num_steps, ", must be 1: the state of token ",
-                            admission.active, " is needed, in front of active_idx ", request.active,
-                            "; run that chunk alone"));
+                            admission.active, " is needed, before active_idx ", request.active,
+                            "; run that chunk with one step"));
 }
 
 void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
@@ -143,7 +142,7 @@ void require_transfers(const ManagerState& state, Transfers* transfers) {
                            state.config.host_pages, " host pages"));
     }
     if (!transfers->empty()) {
-        throw std::invalid_argument(detail::concat("transfers hold those of ticket ",
+        throw std::invalid_argument(detail::concat("transfers hold copies of ticket ",
                                                    transfers->ticket,
                                                    ", must be empty; finish and clear them first"));
     }
@@ -151,7 +150,7 @@ void require_transfers(const ManagerState& state, Transfers* transfers) {
     if (listed > 0) {
         throw std::invalid_argument(
             detail::concat("transfers are given, but ", listed,
-                           " copies are on the list; take_copies first, and use one way of both"));
+                           " copies are on the list; call take_copies first, and use one of both"));
     }
     transfers->clear();  // a call that gave out nothing may have moved requests
 }

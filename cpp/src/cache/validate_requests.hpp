@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a request must satisfy before anything is done for it. Those that refuse say the row of the
-// batch.
+// Checks of a request before anything is done for it. Errors name the row of the batch.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@
 
 namespace kvcore {
 
-// Sequences this far ahead in a batch are asked for early.
+// Sequences this far ahead in a batch are prefetched.
 constexpr std::int64_t kAhead = 8;
 
 namespace rules {
@@ -24,15 +23,15 @@ namespace rules {
                                 std::int64_t row, std::int64_t num_steps);
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
-/// Throws std::invalid_argument for less than one.
+/// Throws std::invalid_argument for less than one step.
 void require_steps(std::int64_t num_steps);
-/// A claim that has pages but was not fetched yet must not go on in another namespace: what it
-/// writes would be found in the one that it began in. O(runs of its hit).
+/// A claim that has pages but was not fetched yet must not continue in another namespace: its
+/// tokens would be found in the namespace in which it began. O(runs of its hit).
 void require_namespace(const CacheConfig& config, const Sequence& sequence,
                        const RequestView& request, std::int64_t row);
-/// A request that goes back to `start` without `truncate`, or a fork that begins there, must not
-/// read what its windows have left, nor go on with a state that stands elsewhere. Not asked without
-/// groups.
+/// A request that restarts at `start` without `truncate`, or a fork that begins at `start`, must
+/// not read pages that its windows have left, nor continue from the state of another token. Called
+/// only with groups.
 void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row);
 inline void require_windows(const ManagerState& state, const Sequence& sequence,
@@ -43,31 +42,31 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
     }
     require_windows(state, sequence, request.start, request.sequence, row);
 }
-/// A request must not run twice from one state: kernels may have changed it since it was fetched.
-/// Not asked without states.
+/// A request must not run twice from the same state: kernels may have changed the state since the
+/// fetch. Called only with states.
 void require_run(const ManagerState& state, const RequestView& request, std::int64_t row);
 /// Throws std::invalid_argument for numbers below 0.
 [[noreturn]] void refuse_options(const ReserveOptions& options);
 inline void require_options(const ReserveOptions& options) {
     if (!options.is_legal()) refuse_options(options);
 }
-/// Throws CapacityError where a request can never have the tokens that must fit.
+/// Throws CapacityError if a request can never have `must_fit` tokens.
 void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
                  const ReserveOptions& options, std::int64_t row);
-/// Where a chunk is cut because a checkpoint is due, it runs alone.
+/// A chunk that is cut because a checkpoint is due must run with one step.
 [[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
                              std::int64_t num_steps, std::int64_t row);
 inline void require_one_step(const RequestView& request, const Admission& admission,
                              std::int64_t num_steps, std::int64_t row) {
     if (admission.is_cut && num_steps > 1) refuse_cut(request, admission, num_steps, row);
 }
-/// Not asked without transfers where there is no host tier. Clears them.
+/// Not called without transfers if there is no host tier. Clears the transfers.
 void require_transfers(const ManagerState& state, Transfers* transfers);
 
 }  // namespace rules
 
-/// What every row of a batch must satisfy, in a form that costs little to test: a decode step
-/// walks hundreds of rows and changes next to nothing.
+/// The rules for every row of a batch, in a form that costs little to test: a decode step walks
+/// hundreds of rows and changes almost nothing.
 struct BatchRules {
     const ManagerState& state;
     SequenceTable::Live sequences;
@@ -75,7 +74,7 @@ struct BatchRules {
     std::int64_t most_tokens;
     std::uint32_t stamp;
 
-    /// Finds the sequence of a row. Throws for everything that can be wrong with it.
+    /// Finds the sequence of a row. Throws for everything that can be wrong with the row.
     [[nodiscard]] Sequence& checked(const RequestView& request, std::int64_t row) const {
         Sequence& sequence = sequences.at(request.sequence, row);
         if (!rules::has_legal_indices(request)) rules::refuse_indices(request, row);
@@ -86,17 +85,17 @@ struct BatchRules {
     }
 };
 
-/// The rows of a batch, found and checked; the stamp that finds duplicates.
+/// The rows of a batch, found and checked, and the stamp that finds duplicates.
 class BatchRows {
    public:
     explicit BatchRows(ManagerState& state) noexcept : state_(state) {}
 
     /// The rules of a call. Throws std::invalid_argument for fewer steps than one.
     [[nodiscard]] BatchRules begin(std::int64_t num_steps);
-    /// Everything that can be wrong with a batch, before anything is done with it.
+    /// Checks everything that can be wrong with a batch, before it is changed.
     void check(const RequestBatch& batch, std::int64_t num_steps);
 
-    /// So that `set` may name rows below `n`.
+    /// Makes room, so that `set` may name rows below `n`.
     void resize(std::int64_t n) { sequences_.resize(static_cast<std::size_t>(n)); }
     void set(std::int64_t row, Sequence& sequence) noexcept {
         sequences_[static_cast<std::size_t>(row)] = &sequence;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The token ranges of a batch, cut into parts of as many tokens for each thread.
+// Cuts the token ranges of a batch into parts with equal numbers of tokens, one part for each
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@ namespace kvcore {
     return reinterpret_cast<const BlockId*>(table.pages + row * table.row_stride);
 }
 
-/// The tokens of one thread: some of one row, all of those behind it, some of a last one.
+/// The tokens of one thread: some tokens of a first row, all tokens of the rows after it, and some
+/// tokens of a last row.
 class RangePart {
    public:
     RangePart(const PageTable& table, const TokenRanges& ranges, std::int64_t begin,

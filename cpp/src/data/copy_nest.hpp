@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strided blocks of bytes as the fewest runs that are contiguous on both sides.
+// Copies strided blocks of bytes in the fewest runs that are contiguous on both sides.
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@ struct CopyAxis {
     std::int64_t from_stride;
 };
 
-/// Runs of `run` bytes along up to kMaxAxes axes, the axis with the longest steps of the
-/// destination outermost. An axis along which both sides go on without a gap lengthens the run, so
-/// nothing is left of the axes of a page that is one piece.
+/// Runs of `run` bytes along up to kMaxAxes axes. The axis with the longest steps in the
+/// destination is outermost. An axis without gaps on both sides becomes part of the run, so a page
+/// that is one piece has no axes left.
 class CopyNest {
    public:
     static constexpr std::size_t kMaxAxes = 5;
@@ -36,13 +36,13 @@ class CopyNest {
         merge_axes();
     }
 
-    /// Hands all runs to the copier.
+    /// Passes all runs to the copier.
     void copy(std::byte* to, const std::byte* from, RunCopier& copier) const noexcept {
         if (run_ > 0) copy_axis(0, to, from, copier);
     }
 
    private:
-    // Behind the axes with longer steps.
+    // Inserts an axis after the axes with longer steps.
     void insert(const CopyAxis& axis) noexcept {
         std::size_t i = size_++;
         for (; i > 0 && std::abs(axes_[i - 1].to_stride) < std::abs(axis.to_stride); --i) {
@@ -51,7 +51,7 @@ class CopyNest {
         axes_[i] = axis;
     }
 
-    // Takes an axis into the run.
+    // Makes one axis a part of the run; returns false if no axis has steps as long as the run.
     bool lengthen_run() noexcept {
         for (std::size_t i = 0; i < size_; ++i) {
             const CopyAxis axis = axes_[i];
@@ -63,7 +63,8 @@ class CopyNest {
         return false;
     }
 
-    // Makes one axis of two that follow each other as if they were one.
+    // Merges two neighbouring axes if the steps of the outer axis are as long as the whole inner
+    // axis.
     void merge_axes() noexcept {
         for (std::size_t i = 0; i + 1 < size_;) {
             CopyAxis& outer = axes_[i];

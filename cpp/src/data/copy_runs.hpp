@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of bytes from anywhere to anywhere, as fast as memory takes them.
+// Copies runs of bytes between any addresses, as fast as memory allows.
 //
-// What scattered rows lose against one long memcpy is waiting: a processor fetches ahead within a
-// run, not across its end, and it reads each line of the destination before overwriting it. So a
-// copier looks some kilobytes ahead in the order in which runs are handed to it, fetches those
-// sources while it copies, and writes whole lines around the caches. `bench/data_path.py` and
-// `bench/transfer.py` set that beside memcpy.
+// Copies of scattered rows are slower than one long memcpy because the processor waits: it
+// prefetches within a run, but not past its end, and it reads each line of the destination before
+// it overwrites the line. So a copier looks some kilobytes ahead in the order of its runs,
+// prefetches their sources while it copies, and writes whole lines past the caches.
+// `bench/data_path.py` and `bench/transfer.py` compare it with memcpy.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace kvcore {
 
 constexpr std::int64_t kLineBytes = 64;
 
-/// Bytes of one call from which on the caches of a core would not keep what it writes.
+/// From this number of bytes in one call, the caches of a core would not keep the written bytes.
 constexpr std::int64_t kStreamedBytes = 4 << 20;
 
 inline std::int64_t offset_in_line(const std::byte* at) noexcept {
@@ -29,12 +29,12 @@ inline std::int64_t offset_in_line(const std::byte* at) noexcept {
                                      static_cast<std::uintptr_t>(kLineBytes));
 }
 
-/// Bytes from an address to the next start of a line, 0 at one.
+/// Returns the number of bytes from an address to the next start of a line; 0 at a start of a line.
 inline std::int64_t bytes_to_line(const std::byte* at) noexcept {
     return (kLineBytes - offset_in_line(at)) % kLineBytes;
 }
 
-/// Copies 64 bytes to an aligned line, which is not brought into the caches.
+/// Copies 64 bytes to an aligned line, and does not bring the line into the caches.
 inline void stream_line(std::byte* to, const std::byte* from) noexcept {
 #if defined(__SSE2__)
     const auto* words = reinterpret_cast<const __m128i*>(from);
@@ -52,18 +52,19 @@ inline void stream_line(std::byte* to, const std::byte* from) noexcept {
 #endif
 }
 
-/// Makes streamed lines visible to other threads before anything that is written later.
+/// Makes streamed lines visible to other threads before all later writes.
 inline void finish_streams() noexcept {
 #if defined(__SSE2__)
     _mm_sfence();
 #endif
 }
 
-/// Copies runs in the order given, some of them late: the last ones when it is destroyed. No two
-/// share a byte, and the bytes of all sources stay as they are until then. Of one thread.
+/// Copies runs in the given order. Some runs are copied late, the last runs in the destructor. No
+/// two runs may share a byte, and the bytes of all sources must not change before the destructor
+/// returns. For one thread.
 class RunCopier {
    public:
-    /// `call_bytes` is what the whole call moves, this copier's part or more.
+    /// `call_bytes`: bytes that the whole call moves, at least the bytes of this copier.
     explicit RunCopier(std::int64_t call_bytes) noexcept : streams_(call_bytes >= kStreamedBytes) {}
     RunCopier(const RunCopier&) = delete;
     RunCopier& operator=(const RunCopier&) = delete;
@@ -92,7 +93,7 @@ class RunCopier {
     };
     static constexpr std::int64_t kPiece = 2048;
     static constexpr std::int64_t kAhead = 4096;         // bytes
-    static constexpr std::int64_t kLeastStreamed = 128;  // below, there may be no whole line
+    static constexpr std::int64_t kLeastStreamed = 128;  // shorter runs may have no whole line
     static constexpr unsigned kCapacity = 8;
 
     void add(const Piece& piece) noexcept {
@@ -107,7 +108,7 @@ class RunCopier {
         waiting_ += piece.bytes;
     }
 
-    // Copies a piece, and fetches the lines of a later source meanwhile.
+    // Copies the oldest piece, and meanwhile prefetches the lines of a later source.
     void copy_oldest(const std::byte* next, std::int64_t next_bytes) noexcept {
         const Piece piece = pieces_[first_];
         first_ = (first_ + 1) % kCapacity;
@@ -127,8 +128,8 @@ class RunCopier {
         for (; fetched < next_bytes; fetched += kLineBytes) fetch(next + fetched);
     }
 
-    // Keeps a part of a line until the next run has added what is missing: lines that are written
-    // in parts are read first.
+    // Keeps a part of a line until the next run has added the missing bytes: if a line is written
+    // in parts, the processor reads it first.
     void add_to_line(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
         if (to != line_end_) {
             write_line();
@@ -150,23 +151,23 @@ class RunCopier {
         line_begin_ = line_end_ = nullptr;
     }
 
-    // Into the second level: the first has few places for lines on their way.
+    // Prefetches into the second level: the first level has few places for lines in flight.
     static void fetch(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
     Piece pieces_[kCapacity];
     unsigned first_ = 0;
     unsigned count_ = 0;
-    std::int64_t waiting_ = 0;  // bytes of the pieces
+    std::int64_t waiting_ = 0;  // bytes of the waiting pieces
     bool streams_;
-    std::byte* line_begin_ = nullptr;  // where the part of a line that is kept goes
+    std::byte* line_begin_ = nullptr;  // destination of the kept part of a line
     std::byte* line_end_ = nullptr;
     std::byte line_[kLineBytes];
 };
 
-/// Fills runs with a byte. Of one thread.
+/// Fills runs with a byte. For one thread.
 class RunFiller {
    public:
-    /// `call_bytes` is what the whole call fills, this filler's part or more.
+    /// `call_bytes`: bytes that the whole call fills, at least the bytes of this filler.
     RunFiller(std::byte value, std::int64_t call_bytes) noexcept
         : streams_(call_bytes >= kStreamedBytes), value_(static_cast<int>(value)) {
         std::memset(line_, value_, sizeof line_);

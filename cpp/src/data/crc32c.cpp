@@ -17,7 +17,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as they
 
 constexpr std::uint32_t kPolynomial = 0x82f63b78;  // Castagnoli's, bits reversed
 constexpr std::size_t kWord = 8;
-constexpr std::size_t kStream = 2048;  // bytes of one of three streams that go side by side
+constexpr std::size_t kStream = 2048;  // bytes of each of three parallel streams
 
 using ByteTable = std::array<std::uint32_t, 256>;
 
@@ -26,7 +26,7 @@ std::uint32_t step_zero_byte(std::uint32_t state) noexcept {
     return state;
 }
 
-/// What a byte does to the state when `i` bytes follow it in its word, for each i.
+/// The effect of a byte on the state if `i` bytes follow it in its word, for each i.
 struct WordTables {
     WordTables() noexcept {
         for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -40,7 +40,7 @@ struct WordTables {
     std::array<ByteTable, kWord> by_distance{};
 };
 
-/// What kStream zero bytes do to each byte of the state: the operator is linear over bits.
+/// The effect of kStream zero bytes on each byte of the state. The operator is linear over bits.
 struct StreamTables {
     StreamTables() noexcept {
         for (std::size_t place = 0; place < by_place.size(); ++place) {
@@ -92,7 +92,8 @@ std::uint32_t crc32c_by_tables(const void* data, std::size_t bytes, std::uint32_
 
 bool has_crc32c_instruction() noexcept { return __builtin_cpu_supports("sse4.2") != 0; }
 
-// The instruction takes three cycles and starts one each cycle: three streams keep it busy.
+// The instruction takes three cycles, and one can start in each cycle: three streams keep the unit
+// busy.
 __attribute__((target("sse4.2"))) std::uint32_t crc32c_by_instruction(
     const void* data, std::size_t bytes, std::uint32_t before) noexcept {
     static const StreamTables tables;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ways to compute a CRC-32C, for crc32c() to choose from and for tests to compare.
+// The implementations of CRC-32C: crc32c() chooses one, and tests compare them.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace kvcore {
 
-/// With tables, on any processor.
+/// Computes a CRC-32C with tables, on any processor.
 [[nodiscard]] std::uint32_t crc32c_by_tables(const void* data, std::size_t bytes,
                                              std::uint32_t before) noexcept;
 
-/// Whether the processor has the instruction of `crc32c_by_instruction`.
+/// True if the processor has the instruction that `crc32c_by_instruction` uses.
 [[nodiscard]] bool has_crc32c_instruction() noexcept;
 [[nodiscard]] std::uint32_t crc32c_by_instruction(const void* data, std::size_t bytes,
                                                   std::uint32_t before) noexcept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a word adds to the digest of a page: the CPU and GPUs add up the same.
+// The number that a word adds to the digest of a page, the same on the CPU and on GPUs.
 #pragma once
 
 #include <cstdint>

@@ -13,11 +13,11 @@
 namespace kvcore {
 namespace {
 
-// Of memory that is made present before it is used.
+// Bytes of memory that are made present before they are used.
 constexpr std::size_t kAhead = std::size_t{1} << 30;
 
-// K and V of a page one behind the other, each [layers, page_size, heads, row], as pools are
-// allocated: what lies like that on the device is one run.
+// K of a page, then V of the page, each [layers, page_size, heads, row], as pools are allocated. A
+// page with the same layout on the device is one run.
 CacheView<std::byte> packed_like(const CacheView<std::byte>& device, std::byte* at,
                                  std::int64_t page_stride) noexcept {
     const auto tensor = [&](const CacheTensor<std::byte>& like, std::byte* first) {
@@ -53,10 +53,11 @@ std::byte* map_memory(std::int64_t pages, std::int64_t page_bytes) {
     void* memory = MAP_FAILED;
     if (is_countable) {
         const std::size_t bytes = size_of(pages, page_bytes);
-        // Nothing is set aside for it: pages are there once they are written.
+        // The system reserves no memory for the mapping: a page becomes present when it is written.
         memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        // Whole huge pages become present in a third of the time. Advice: it may be refused.
+        // Huge pages become present in a third of the time. The call is advice: the system may
+        // refuse it.
         if (memory != MAP_FAILED) madvise(memory, bytes, MADV_HUGEPAGE);
     }
     if (memory == MAP_FAILED) {

@@ -14,7 +14,7 @@ namespace {
 
 using cpu::Tile;
 
-// `blocks` one behind the other, as the only head of one token.
+// Returns `blocks` contiguous blocks as the only head of one token.
 Tile line_of(std::int64_t blocks, const std::byte* source, std::byte* destination) noexcept {
     Tile tile{};
     tile.source = source;
@@ -29,7 +29,7 @@ std::int64_t blocks_worth_a_thread() noexcept {
     return cpu::worth_a_thread(kNvfp4Block * item_size(DType::kFloat32));
 }
 
-// The sides of a tile: where heads of tokens stand in a pool, and in contiguous memory.
+// A side of a tile: the heads of tokens in a pool, or in contiguous memory.
 template <class Byte>
 struct Side {
     Byte* data;
@@ -59,7 +59,7 @@ Tile tile_between(const Side<Source>& from, const Side<Target>& to, std::int64_t
     return tile;
 }
 
-// Tokens of a wide dtype on their way into neighbouring places of a page.
+// Quantises tokens of a wide dtype into neighbouring places of a page.
 void write_tokens(PageShape shape, const Nvfp4Tensor<std::byte>& pool, std::int64_t page,
                   std::int64_t in_page_token, const TokenRows<const std::byte>& source, DType wide,
                   std::int64_t tokens) {

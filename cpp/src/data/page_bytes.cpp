@@ -11,7 +11,7 @@
 namespace kvcore {
 namespace {
 
-// Little-endian whatever the machine.
+// Loads a little-endian word, on any machine.
 std::uint64_t load_word(const std::byte* from, std::int64_t bytes = 8) noexcept {
     std::uint64_t word = 0;
     std::memcpy(&word, from, static_cast<std::size_t>(bytes));

@@ -5,7 +5,8 @@
 
 namespace kvcore {
 
-// In pieces that lie on the stack: an admission has one copy, a batch about one for each row.
+// Copies in pieces that fit on the stack: an admission has one copy, a batch about one copy for
+// each row.
 void PageCopier::run(const PageMove* copies, std::int64_t n) const {
     std::array<PageStart, 64> piece;
     for (std::int64_t done = 0; done < n;) {

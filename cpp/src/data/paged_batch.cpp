@@ -7,7 +7,7 @@
 namespace kvcore {
 namespace {
 
-// What a call moves: a copier is told.
+// Returns the number of bytes that a call moves; RunCopier needs it.
 std::int64_t bytes_of(TokenShape shape, const PageTable& table, const TokenRanges& ranges) {
     return shape.heads * shape.head_bytes *
            (std::int64_t{ranges.offsets[table.batch]} - *ranges.offsets);

@@ -11,13 +11,15 @@
 namespace kvcore {
 namespace {
 
-// Of a step: long enough that its call costs nothing beside it, short for who waits.
+// Bytes of a step: enough to make the cost of its system call negligible, few for a thread that
+// waits.
 constexpr std::size_t kPiece = std::size_t{8} << 20;
 
-// Between two steps while there is enough: clearing takes the bandwidth of those who write.
+// The pause between two steps while enough memory is present: clearing memory takes bandwidth from
+// threads that write.
 constexpr std::chrono::milliseconds kPause{30};
 
-// Keeps what the memory has; others may write to it meanwhile.
+// Keeps the contents of the memory; other threads may write to it meanwhile.
 bool make_present(std::byte* memory, std::size_t bytes) noexcept {
 #if defined(MADV_POPULATE_WRITE)
     return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
@@ -61,7 +63,7 @@ bool PresentAhead::is_behind() const noexcept {
     return present_ < std::min(bytes_, used_ + ahead_);
 }
 
-// A use far behind all others is left alone: what lies in between may never be needed.
+// A use far past the present memory is ignored: the memory in between may never be needed.
 void PresentAhead::use(std::size_t end) noexcept {
     if (end > present_ + ahead_) return;
     std::size_t before = used_;
@@ -78,7 +80,7 @@ void PresentAhead::advance() noexcept {
     if (!is_behind()) return;
     const std::size_t begin = present_;
     const std::size_t bytes = std::min(kPiece, bytes_ - begin);
-    // Where the system refuses, it would refuse again.
+    // If the system refuses once, it would refuse again.
     present_ = make_present(memory_ + begin, bytes) ? begin + bytes : bytes_;
 }
 

@@ -11,17 +11,19 @@
 
 namespace kvcore {
 
-/// Makes mapped memory present ahead of its use, from its start on: who writes to fresh memory
-/// waits for the system to clear it, and several who meet in one huge page clear it once each. The
-/// first `ahead` bytes are present when it is built, those behind them are a thread's work.
+/// Makes mapped memory present before it is used, from its start. A thread that writes to fresh
+/// memory waits until the system has cleared it, and if several threads write to one huge page at
+/// the same time, each of them clears it. The constructor makes the first `ahead` bytes present,
+/// and a background thread the bytes after them.
 ///
-/// Owns: the thread. Not the memory, which lives longer.
-/// Invariant: what is present behind the furthest use is `ahead` bytes at most, and a piece.
-/// Threads: any number may call `use`. In a child of fork, and where the system cannot do it or has
-/// no thread left, nothing is done: memory is present once it is written. It is not destroyed in a
-/// child: the thread, and the locks it may have had, are the parent's.
-/// Cost: the constructor clears `ahead` bytes, 0.2 s for 1 GiB of huge pages. `use` is O(1) while
-/// it stays in what is present, else it clears what is not.
+/// Owns: the thread. The memory is not owned and must live longer.
+/// Invariant: after the furthest use, at most `ahead` bytes and one piece are present.
+/// Threads: any number may call `use`. In a child of fork, and if the system does not support it or
+/// cannot start a thread, nothing is done: memory becomes present when it is written. Do not
+/// destroy the object in a child: its thread, and the locks that the thread may hold, belong to the
+/// parent.
+/// Cost: the constructor clears `ahead` bytes, 0.2 s for 1 GiB of huge pages. `use` is O(1) within
+/// the present memory; otherwise it clears the bytes that are missing.
 class PresentAhead {
    public:
     PresentAhead(std::byte* memory, std::size_t bytes, std::size_t ahead) noexcept;
@@ -29,11 +31,11 @@ class PresentAhead {
     PresentAhead& operator=(const PresentAhead&) = delete;
     ~PresentAhead();
 
-    /// Somebody is about to write in front of byte `end`.
+    /// Call this before a write to bytes before `end`.
     void use(std::size_t end) noexcept;
-    /// Whether this process is a child of the one that built it.
+    /// True if this process is a child (by fork) of the process that built the object.
     [[nodiscard]] bool is_forked() const noexcept;
-    /// Bytes from the start that need not be waited for. O(1).
+    /// Returns the number of bytes from the start that `use` does not wait for. O(1).
     [[nodiscard]] std::size_t present() const noexcept { return present_; }
 
    private:
@@ -47,8 +49,8 @@ class PresentAhead {
     pid_t process_;
     std::atomic<std::size_t> used_{0};
     std::atomic<std::size_t> present_{0};
-    std::mutex clearing_;  // one at a time
-    std::mutex mutex_;     // of what follows
+    std::mutex clearing_;  // held while a step clears memory
+    std::mutex mutex_;     // guards the members after it
     std::condition_variable changed_;
     bool stopping_ = false;
     std::thread thread_;

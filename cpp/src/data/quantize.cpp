@@ -44,7 +44,8 @@ void for_parts(const Tile& tile, DType in, DType out, int threads, const Kernel&
                       });
 }
 
-// One scale for each head, from all rows: each thread finds its rows' largest, then all are merged.
+// Finds one scale for each head from all rows: each thread finds the maxima of its rows, then the
+// maxima of all threads are merged.
 void find_scales(HeadRows shape, DType wide, const std::byte* source, DType narrow, float* scales,
                  int threads) {
     constexpr std::int64_t kHeads = 64;

@@ -11,7 +11,7 @@ namespace {
 
 using cpu::Tile;
 
-// What a tile of some pages has in common, whichever way its elements go.
+// Returns the fields of a tile that are the same for appending and gathering.
 template <class Byte>
 Tile tile_of(PageShape shape, const PagedTensor<Byte>& pool) noexcept {
     Tile tile{};
@@ -34,7 +34,7 @@ PagedRows<Byte> rows_of(PageShape shape, const PagedTensor<Byte>& pool) noexcept
             pool.head_stride, shape.page_size,  nullptr};
 }
 
-// A token of a sequence as a place in its page.
+// Finds the place of a sequence's token in its page.
 template <class Byte>
 class Places {
    public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of one sequence as runs of bytes, handed to a copier.
+// Passes the rows of one sequence to a copier, as runs of bytes.
 #pragma once
 
 #include <algorithm>

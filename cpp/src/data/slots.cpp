@@ -37,8 +37,8 @@ void write_slots(const PageTable& table, const TokenRanges& ranges, std::int64_t
     std::fill(out, slots + capacity, Slot{-1});
 }
 
-// Writes rows of K or V to slots that follow each other in a page. Keeps the nest of the last
-// block, which most blocks repeat.
+// Writes rows of K or V to consecutive slots of a page. Keeps the nest of the last block, because
+// most blocks have the same size.
 class BlockWriter {
    public:
     BlockWriter(const PagedTensor<std::byte>& to, const TokenRows<const std::byte>& from,
@@ -101,7 +101,7 @@ std::int64_t append_to(const PoolView<std::byte>& pool, const TokenRows<const st
     return beyond;
 }
 
-// How many numbers ascend and are rows, from the first one on.
+// Returns the length of the longest start of `kept` that ascends and names only rows.
 std::int64_t count_ascending(const std::uint32_t* kept, std::int64_t n,
                              std::int64_t rows) noexcept {
     std::int64_t count = 0;
@@ -150,7 +150,7 @@ void compact_table(const BatchRows& batch, const std::uint32_t* kept, std::int64
     while (in_place < stay && kept[in_place] == in_place) ++in_place;
     for (std::int64_t row = in_place; row < batch.rows; ++row) {
         const bool is_kept = row < stay;
-        // What is read here was not written yet: kept[row] > row.
+        // The entries that are read here are not yet overwritten: kept[row] > row.
         if (batch.lengths != nullptr) {
             batch.lengths[row] = is_kept ? batch.lengths[kept[row]] : 0;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of elements, and which kernel changes their dtype.
+// Tiles of elements, and the kernels that convert them.
 #pragma once
 
 #include "data/kernels/isa.hpp"
@@ -24,8 +24,8 @@ namespace kvcore::cpu {
     return tile;
 }
 
-/// The same tile with as few heads and tokens as its strides allow: kernels are fastest in long
-/// runs. `source` and `destination` are the bytes of an element.
+/// Returns the same tile with the fewest heads and tokens that its strides allow: kernels are
+/// fastest in long runs. `source`, `destination`: bytes of an element.
 [[nodiscard]] inline Tile merged(Tile tile, std::int64_t source,
                                  std::int64_t destination) noexcept {
     if (tile.tokens == 0 || tile.heads == 0) return tile;

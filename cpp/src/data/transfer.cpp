@@ -25,7 +25,7 @@ std::int64_t distance(const std::byte* from, const std::byte* to) noexcept {
                                      reinterpret_cast<std::uintptr_t>(from));
 }
 
-// Whether V is as K but for the place, so that the two are one more axis.
+// True if K and V differ only in their addresses, so that K and V form one more axis.
 template <class Byte>
 bool is_paired(const CacheView<Byte>& view) noexcept {
     const CacheTensor<Byte>& k = view.k;
@@ -35,7 +35,8 @@ bool is_paired(const CacheView<Byte>& view) noexcept {
            k.head_stride == v.head_stride && k.layers == nullptr && v.layers == nullptr;
 }
 
-// Copies blocks of pages of K and V. Keeps the nests of the last block, which most blocks repeat.
+// Copies blocks of pages of K and V. Keeps the nests of the last block, because most blocks have
+// the same size.
 class BlockCopier {
    public:
     BlockCopier(const CacheView<const std::byte>& source, const CacheView<std::byte>& destination,
@@ -92,7 +93,7 @@ class BlockCopier {
     RunCopier copier_;
 };
 
-// How many pairs from the first one on are neighbours on both sides.
+// Returns the number of pairs, from the first, whose pages are consecutive on both sides.
 std::int64_t neighbours(const PagePair* pairs, std::int64_t n) noexcept {
     std::int64_t count = 1;
     while (count < n && pairs[count].source == pairs[0].source + count &&
@@ -110,7 +111,7 @@ void transfer(const CacheView<const std::byte>& source, const CacheView<std::byt
               const PagePair* pairs, std::int64_t n, LayerRange layers, int threads) {
     const std::int64_t piece =
         source.page_size * source.heads * (source.k.row_bytes + source.v.row_bytes);
-    // Parts are cut between the layers of pages, so that a few large pages feed all threads.
+    // Work is cut between the layers of pages, so that a few large pages occupy all threads.
     cpu::parallel_for(n * layers.count, cpu::worth_a_thread(piece), threads,
                       [&](std::int64_t begin, std::int64_t end) {
                           BlockCopier copier(source, destination, n * layers.count * piece);

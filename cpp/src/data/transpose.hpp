@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices of small units, turned.
+// Transposes matrices of small units.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvcore {
 
-/// A matrix of units: those of a row are contiguous.
+/// A matrix of units. The units of a row are contiguous.
 template <class Byte>
 struct UnitRows {
     Byte* data;
@@ -37,9 +37,9 @@ __m128i high_halves(__m128i a, __m128i b) noexcept {
     return _mm_unpackhi_epi32(a, b);
 }
 
-/// Turns as many rows as a vector has units. Interleaving the rows of one half with those of the
-/// other moves the highest bit of the row's number behind the lowest of the column's; once all bits
-/// have moved, rows are columns.
+/// Transposes a square; each side has the number of units of a vector. Interleaving the rows of the
+/// first half with the rows of the second half moves the highest bit of the row number to the low
+/// end of the column number. When all bits have moved, rows are columns.
 template <int kUnit>
 void transpose_square(const UnitRows<std::byte>& to,
                       const UnitRows<const std::byte>& from) noexcept {

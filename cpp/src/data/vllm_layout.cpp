@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// vLLM's layout: within a head, units of all tokens instead of tokens of all units.
+// vLLM's layout: a head stores unit by unit, each for all tokens, instead of token by token.
 #include <cstdint>
 
 #include "data/transpose.hpp"

@@ -25,7 +25,7 @@ Word read_big_endian(const std::uint8_t* from) noexcept {
     return Word{from[0]} << 24 | Word{from[1]} << 16 | Word{from[2]} << 8 | Word{from[3]};
 }
 
-// The words of the message, 16 at a time: each is made of those before it.
+// The words of the message, 16 at a time: each is computed from the 16 words before it.
 Word next_word(const std::array<Word, 16>& w, std::size_t t) noexcept {
     const Word before = w[(t + 1) % 16], last = w[(t + 14) % 16];
     const Word small = rotate(before, 7) ^ rotate(before, 18) ^ before >> 3;

@@ -16,7 +16,7 @@ void four_rounds(__m128i& abef, __m128i& cdgh, __m128i words, std::size_t group)
     abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
 }
 
-// The next four words of the message, of the sixteen before them.
+// The next four words of the message, from the sixteen words before them.
 __m128i next_words(__m128i w0, __m128i w1, __m128i w2, __m128i w3) {
     const __m128i ninth = _mm_alignr_epi8(w3, w2, 4);
     return _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(w0, w1), ninth), w3);

@@ -13,7 +13,7 @@
 
 namespace kvcore::keys {
 
-/// A sink of items: gathers some hundred bytes, so that the hash is given whole blocks. A page of a
+/// A sink of items. It gathers some hundred bytes, so that the hash gets whole blocks. A page of a
 /// few dozen tokens is hashed where its items are written.
 ///
 /// Invariant: the hash has all bytes but the last filled_.
@@ -31,7 +31,8 @@ class HashedItems {
         filled_ += size;
     }
 
-    /// What is in front of the `n` tokens of a page behind `parent`, and of its extra.
+    /// Writes the items of a page before its `n` tokens: heads of arrays, and the digest of
+    /// `parent`.
     void begin_page(const Sha256::Digest& parent, std::int64_t n) noexcept {
         if (filled_ + parent.size() + 3 * cbor::kMostHeadBytes > kRoom) flush();
         put_head(4, 3);
@@ -57,7 +58,7 @@ class HashedItems {
         filled_ = 0;
     }
 
-    /// The digest of all bytes; the hash is as new.
+    /// Returns the digest of all bytes, and resets the hash.
     [[nodiscard]] Sha256::Digest finish() noexcept {
         if (hash_.size() == 0) {
             const std::size_t size = filled_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is written for each kind of processor: the rounds of SHA-256 and the encoding of tokens. All
-// kinds give the same bytes.
+// Code for each kind of processor: the rounds of SHA-256 and the encoding of tokens. All kinds give
+// the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ using Compress = void (*)(std::uint32_t* state, const std::uint8_t* blocks, std:
 /// Writes tokens [n] as CBOR integers; returns their bytes. `out` has kTokenRoom bytes a token.
 using WriteTokens = std::size_t (*)(std::uint8_t* out, const std::int32_t* tokens, std::size_t n);
 
-constexpr std::size_t kTokenRoom = 8;  // a token takes at most 5, others are written over
+constexpr std::size_t kTokenRoom = 8;  // a token takes at most 5; the next one overwrites the rest
 
 void compress_portable(std::uint32_t* state, const std::uint8_t* blocks, std::size_t n);
 std::size_t write_tokens_portable(std::uint8_t* out, const std::int32_t* tokens, std::size_t n);
@@ -32,8 +32,8 @@ struct Kernels {
     WriteTokens write_tokens;
 };
 
-/// The fastest that this processor has; the portable ones where the environment variable KVCORE_ISA
-/// is "baseline".
+/// The fastest kernels that this processor has; the portable kernels if the environment variable
+/// KVCORE_ISA is "baseline".
 [[nodiscard]] const Kernels& kernels() noexcept;
 
 }  // namespace kvcore::keys

@@ -22,7 +22,7 @@ void put_text_or_nil(std::string& out, const std::optional<std::string>& text) {
     }
 }
 
-// Of what is an item already.
+// Writes an item that is encoded already, or nil if it is empty.
 template <class Sink>
 void put_item_or_nil(Sink& out, std::string_view item) {
     if (item.empty()) {
@@ -107,7 +107,7 @@ void KeyChain::check(const PlacedKey* extra, std::size_t num_extra, std::int64_t
         }
         if (i > 0 && !(extra[i - 1] < extra[i])) {
             throw std::invalid_argument(
-                detail::concat("extra key ", i, " is not behind extra key ", i - 1,
+                detail::concat("extra key ", i, " does not come after extra key ", i - 1,
                                " by start, length and bytes; sort the keys, and give each once"));
         }
         least = extra[i].start;
@@ -162,7 +162,7 @@ void KeyChain::truncate(std::int64_t num_pages) {
     leave_behind(num_tokens_);
 }
 
-// With all its tokens, whose number num_tokens_ counts already.
+// Ends a page after all its tokens, which num_tokens_ counts already.
 void KeyChain::finish_page(keys::HashedItems& out) noexcept {
     while (first_ahead_ < extras_.size() && extras_[first_ahead_].start < num_tokens_) {
         touch_.push_back(first_ahead_++);
@@ -209,7 +209,7 @@ void KeyChain::put_placed(keys::HashedItems& out) const noexcept {
     }
 }
 
-// All in touch_ start in front of the token.
+// All extra keys in touch_ start before the token.
 void KeyChain::leave_behind(std::int64_t token) noexcept {
     const auto is_over = [this, token](std::size_t i) {
         return extras_[i].length <= token - extras_[i].start;

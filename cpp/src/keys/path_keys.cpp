@@ -39,11 +39,12 @@ void PathKeys::keys_of(std::string_view name_space, const TokenId* tokens, std::
     keys_behind(parent, tokens + std::int64_t{first} * column_tokens_, last - first, out);
 }
 
-// An extra key that starts in one column reaches into others, so they are hashed from the start.
+// An extra key that starts in one column reaches into others, so all columns are hashed from the
+// start.
 void PathKeys::keys_with_extras(std::string_view name_space, const TokenId* tokens,
                                 std::int32_t first, std::int32_t last, PageKey* out) const {
     std::vector<TokenId> own(tokens, tokens + std::int64_t{last} * column_tokens_);
-    std::vector<std::string> names;  // what the extra keys below point into
+    std::vector<std::string> names;  // the extra keys below point into them
     std::vector<std::size_t> starts;
     for (std::size_t i = 0; i < own.size(); ++i) {
         if (own[i] > StandIns::kHighest) continue;

@@ -20,11 +20,10 @@ void append_number(std::string& name, std::uint64_t number) {
 
 [[noreturn]] void refuse_name(std::size_t left) {
     throw std::invalid_argument(detail::concat("the name of a stand-in ends in ", left,
-                                               " bytes that it should not; make it with "
-                                               "stand_in_name"));
+                                               " unexpected bytes; make it with stand_in_name"));
 }
 
-// Takes it off the front.
+// Reads a number at the front of `name`, and removes it.
 std::uint64_t read_number(std::string_view& name) {
     if (name.size() < 8) refuse_name(name.size());
     std::uint64_t number = 0;
@@ -35,19 +34,19 @@ std::uint64_t read_number(std::string_view& name) {
     return number;
 }
 
-// One list has one name, as one list has one place in the key of a page.
+// Each list has only one name, just as it has only one place in the key of a page.
 void require_ascending(const ExtraKey* keys, std::size_t n) {
     for (std::size_t i = 1; i < n; ++i) {
         if (keys[i - 1] < keys[i]) continue;
         throw std::invalid_argument(
-            detail::concat("extra key ", i, " of a token is not behind extra key ", i - 1,
+            detail::concat("extra key ", i, " of a token does not come after extra key ", i - 1,
                            " by length and bytes; sort the keys, and give each once"));
     }
 }
 
 }  // namespace
 
-// Lengths stand in front of bytes, so that no two lists of keys have one name.
+// Lengths come before bytes, so that different lists of keys have different names.
 std::string stand_in_name(TokenId token, const ExtraKey* keys, std::size_t n) {
     require_ascending(keys, n);
     std::string name;
@@ -86,7 +85,7 @@ StandIns::StandIns(std::int64_t num_ids, std::int64_t fewest)
     }
 }
 
-// There is one: fewer names than ids.
+// A free id exists, because there are fewer names than ids.
 TokenId StandIns::next_free_id() const noexcept {
     std::int64_t next = next_;
     while (entries_.count(static_cast<TokenId>(kLowest + next)) > 0) next = (next + 1) % num_ids_;

@@ -7,7 +7,7 @@
 namespace kvcore::keys {
 namespace {
 
-// Tokens are of four kinds: a head alone, and a head with 1, 2 or 4 bytes of a number.
+// Tokens are of four kinds: only a head, or a head with 1, 2 or 4 bytes of a number.
 constexpr std::uint8_t kMore[4] = {0, 1, 2, 4};
 
 // How two tokens of each kind are put together from {number, head, number, head}, each of four

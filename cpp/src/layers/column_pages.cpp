@@ -102,7 +102,7 @@ bool ColumnPages::can_serve_part(TreePosition at, TreePosition source,
                                  std::int64_t n) const noexcept {
     for (std::size_t w = 0; w < num_windows_; ++w) {
         const Grouping::Window& rule = grouping_.windows()[w];
-        if (rule.rule.span == 1) continue;  // it never reads what was written before
+        if (rule.rule.span == 1) continue;  // a span of 1 reads no earlier token
         if (!has_all(w, source, at.depth)) return false;
     }
     return has_windows(at, n);
@@ -136,7 +136,7 @@ void ColumnPages::fill(BlockId column, std::size_t window) {
     take(rule.first_lane, rule.num_lanes, column);
 }
 
-// What is looked up for each column stands in locals: hits enter and leave hundreds.
+// Keeps the values for all columns in local variables: a hit enters or leaves hundreds of columns.
 void ColumnPages::enter(const BlockId* columns, std::int64_t n, std::size_t window) noexcept {
     const Grouping::Window& rule = grouping_.windows()[window];
     const BlockId* pages = lane(rule.first_lane);
@@ -157,7 +157,7 @@ void ColumnPages::enter(const BlockId* columns, std::int64_t n, std::size_t wind
     num_idle_ -= entered * rule.num_lanes;
 }
 
-// A column that is free already has no pages; its last holder need not be its last reader.
+// A column may be freed before its last reader leaves. A free column has no pages.
 void ColumnPages::leave(const BlockId* columns, std::int64_t n, std::size_t window,
                         Departure how) noexcept {
     const Grouping::Window& rule = grouping_.windows()[window];
@@ -222,7 +222,7 @@ void ColumnPages::cache(BlockId column) noexcept {
     num_cached_ += count_window_pages(column);
 }
 
-// Somebody still has it, whose pages are idle no more when that one leaves.
+// A request or copy still holds the column. When it leaves, the pages become free, not idle.
 void ColumnPages::uncache(BlockId column) noexcept {
     bool& is_cached = is_cached_[static_cast<std::size_t>(column)];
     if (!std::exchange(is_cached, false)) return;
@@ -252,7 +252,7 @@ void ColumnPages::fill_holes(TreePosition end, BlockId cached, BlockId own,
     const bool is_cached = is_cached_[static_cast<std::size_t>(cached)];
     for (std::size_t w = 0; w < num_windows_; ++w) {
         if ((windows >> w & 1U) == 0 || has(cached, w) || !has(own, w)) continue;
-        // Of a column that was forgotten, what nobody reads is nobody's.
+        // A forgotten column gets no page without a reader: that page would have no owner.
         if (!is_cached && readers_[entry(cached, w)] == 0) continue;
         const Grouping::Window& rule = grouping_.windows()[w];
         BlockId* from = &ids_[slot(own, rule.first_lane)];
@@ -292,21 +292,22 @@ void ColumnPages::freed(const BlockId* ids, std::int64_t n) noexcept {
     }
 }
 
-// Where the end of a run lost its window, nothing of the run behind the hit that is left serves
-// any.
+// If the end of a run lost its window, the pages after the longest hit that is left in the run
+// serve no hit.
 void ColumnPages::lose(Entry entry) noexcept {
     const TreePosition end = idle_.lose(entry);
     if (end.node == nullptr) return;
     if (end.depth >= end.node->end()) condemn_if_useless(end.node);
 }
 
-// With its column: by time what left with it goes next as it is.
+// The window leaves with its column. If the policy orders by time, the rest of its departure is the
+// next victim in any case and need not be broken up.
 void ColumnPages::forget(Entry entry) noexcept {
     if (policy_.goes_by_time()) return idle_.remove(entry);
     lose(entry);
 }
 
-// Those further on read no more of what is in front of them.
+// A hit at a later checkpoint starts to read at the same column or later.
 std::int32_t ColumnPages::first_hit(TreePosition end, std::int32_t column,
                                     std::size_t window) const noexcept {
     const std::int32_t depth = policy_.useless().first_checkpoint(end, column);
@@ -316,7 +317,7 @@ std::int32_t ColumnPages::first_hit(TreePosition end, std::int32_t column,
     return reads ? depth : 0;
 }
 
-// The last place of a run, or somewhere in front of it, where a hit can end.
+// The last depth in a run, or before it, at which a hit can end.
 std::int32_t ColumnPages::legal_end(TreeNode* run) const noexcept {
     if (!needs_checkpoints_) return longest_hit({run, run->end()});
     return policy_.useless().last_checkpoint(run, [&](std::int32_t depth) {
@@ -334,7 +335,7 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
     }
 }
 
-// What columns have, counted and checked.
+// Statistics and checks.
 
 std::vector<GroupStats> ColumnPages::stats() const {
     std::vector<GroupStats> stats;
@@ -358,7 +359,7 @@ std::vector<GroupStats> ColumnPages::stats() const {
             if (!is_cached_[static_cast<std::size_t>(column)]) continue;
             (has_pages ? each.cached_pages : each.holes) += group.num_lanes;
         }
-        // Of what keeps everything, the tree alone knows what nobody holds.
+        // Only the tree counts the evictable pages of full groups.
         if (group.window < 0) each.held_pages -= tree_.num_evictable() * group.num_lanes;
     }
     return stats;
@@ -380,32 +381,33 @@ void ColumnPages::check_integrity(const std::vector<std::uint32_t>& readers) con
         for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
             const BlockId id = page(column, lane);
             if (id == kNoPage) continue;
-            require_law(is_live, "columns: a free one has no pages");
+            require_law(is_live, "columns: a free column has no pages");
             require_law(!seen[static_cast<std::size_t>(id)], "columns: a page is in one lane");
             seen[static_cast<std::size_t>(id)] = true;
             ++held;
         }
         require_law(!is_cached || has_full_pages(column),
-                    "columns: one of the tree has all its full pages");
+                    "columns: a cached column has all its full pages");
         for (std::size_t w = 0; w < num_windows_; ++w) {
             const Entry e = entry(column, w);
             require_law(readers_[e] >= readers[e], "columns: readers are counted");
             holds += readers_[e] - readers[e];
             require_law(readers_[e] > 0 || !has(column, w) || is_idle(column, w),
-                        "columns: pages without readers are the tree's");
-            require_law(idle_.contains(e) || !is_idle(column, w), "columns: idle pages can go");
-            require_law(!idle_.contains(e) || has(column, w), "columns: what can go is there");
+                        "columns: window pages without readers are idle");
+            require_law(idle_.contains(e) || !is_idle(column, w),
+                        "columns: idle pages are in a queue");
+            require_law(!idle_.contains(e) || has(column, w), "columns: a queued entry has pages");
             if (is_idle(column, w)) idle += grouping_.windows()[w].num_lanes;
         }
     }
-    require_law(holds == num_holds_, "columns: hits that are kept are counted");
-    require_law(cached == num_cached_, "columns: pages of the tree are counted");
+    require_law(holds == num_holds_, "columns: held hits are counted");
+    require_law(cached == num_cached_, "columns: cached window pages are counted");
     require_law(idle == num_idle_, "columns: idle pages are counted");
     require_law(held + pages_.num_free() == pages_.num_blocks(),
                 "columns: free + held pages == total");
 }
 
-// Which pages of columns go next.
+// Eviction of pages and columns.
 
 namespace {
 
@@ -413,14 +415,14 @@ constexpr std::int64_t kMostAtOnce = 64;  // columns
 
 }  // namespace
 
-// One that has a reader again is left to that.
+// Only removes an entry from its queue if the entry has a reader again.
 void ColumnPages::evict_idle(Entry entry) noexcept {
     if (readers_[entry] > 0) return idle_.remove(entry);
     const BlockId column = column_of(entry);
     const std::size_t w = entry - this->entry(column, 0);
     const Grouping::Window& rule = grouping_.windows()[w];
     const Entry behind = idle_.behind(entry);
-    if (behind != IdlePages::kNone) prefetch(column_of(behind));  // mostly the next one to go
+    if (behind != IdlePages::kNone) prefetch(column_of(behind));  // usually the next victim
     num_idle_ -= rule.num_lanes;
     num_cached_ -= rule.num_lanes;
     if (listener_ != nullptr) listener_->lost(column, w);
@@ -431,13 +433,13 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
 bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
     std::array<BlockId, kMostAtOnce> evicted;
     n = tree_.evict(n, evicted.data(), guard);
-    std::reverse(evicted.begin(), evicted.begin() + n);  // the first is taken first
+    std::reverse(evicted.begin(), evicted.begin() + n);  // the first victim is reused first
     columns_.free(evicted.data(), n);
     return n > 0;
 }
 
-// Of the last column of a prefix, a window that nobody reads and that has the wanted pages, where
-// the column has more pages; kNone where the column goes as a whole.
+// The smallest idle window in the last column of a prefix that has at least `pages` pages, if the
+// column has more pages than that. kNone if the whole column is to be evicted.
 ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) const noexcept {
     Entry part = IdlePages::kNone;
     if (end.node == nullptr || pages <= 0) return part;
@@ -454,8 +456,8 @@ ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) co
     return part;
 }
 
-// Up to `n` columns of a run that ends where no hit can, or the part of a column that has the last
-// `pages`; false where there is none.
+// Evicts up to `n` columns of a run that ends where no hit can end, or only a window of its last
+// column if that window has the last `pages` pages. False if no run is useless.
 bool ColumnPages::evict_useless(std::int64_t n, std::int64_t pages, EvictionGuard guard) noexcept {
     const auto [run, useless] = policy_.useless().next(
         tree_, guard.node, num_filled_, [this](TreeNode* each) { return legal_end(each); });
@@ -473,8 +475,8 @@ bool ColumnPages::evict_useless(std::int64_t n, std::int64_t pages, EvictionGuar
     return true;
 }
 
-// As the policy says. With checkpoints no more than one run, for with it the way to it may be
-// useless.
+// Evicts in the order of the policy. With checkpoints it evicts at most one run: after that the
+// path to the run may be useless.
 bool ColumnPages::evict_runs(std::int64_t n, EvictionGuard guard) noexcept {
     if (needs_checkpoints_) {
         const NodeId victim = tree_.victim();
@@ -484,23 +486,23 @@ bool ColumnPages::evict_runs(std::int64_t n, EvictionGuard guard) noexcept {
     return evict_columns(n, guard);
 }
 
-// Spare windows go before all that the policy orders.
+// Spare windows are evicted before all windows that the policy orders.
 WindowPolicy::Departure ColumnPages::next_departure() noexcept {
     const WindowPolicy::Departure spare = policy_.first_spare();
     return spare != 0 ? spare : policy_.next(tree_);
 }
 
-// As `evict_next` chooses.
+// Chooses as `evict_next`.
 TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
     if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
-    if (evict_useless(0, 0, guard)) return {};  // there is some, of which none goes
+    if (evict_useless(0, 0, guard)) return {};  // a useless run exists; nothing is evicted
     if (wants_pages) {
         if (idle_.first_passed() != IdlePages::kNone) return {};
         const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) {
             const TreePosition end = policy_.end_of(departure);
             if (end.node == nullptr) return {};
-            return {end.node, std::min(end.depth, end.node->end())};  // its last columns are gone
+            return {end.node, std::min(end.depth, end.node->end())};  // its end was evicted
         }
     }
     return tree_.next_victim(guard).end;
@@ -526,17 +528,17 @@ bool ColumnPages::evict_next(std::int64_t pages, std::int64_t columns,
     return true;
 }
 
-// In the order of what is lost with them: what can serve no hit, what only one hit that ends in the
-// middle of a prompt could use, what is spare, and then as the policy says. Returns what counts
-// them; nullptr: nothing can go.
+// Evicts in this order: pages that serve no hit, pages that only a hit in the middle of a prompt
+// reads, spare pages, and the rest in the order of the policy. Returns the counter for the evicted
+// pages; nullptr if nothing can be evicted.
 std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
                                        EvictionGuard guard) noexcept {
-    // As many as are needed whatever they have: none goes that could have stayed.
+    // The number of columns that is needed even if each column has all its pages: never too many.
     const auto wanted = [&] {
         return std::clamp<std::int64_t>(std::max(pages / grouping_.num_lanes(), columns), 1,
                                         kMostAtOnce);
     };
-    // Less than a column is left to find: a part of it may do.
+    // Fewer pages are missing than a column has: one window of a column may be enough.
     const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
     Entry next = IdlePages::kNone;
     if (pages > 0) next = idle_.first_useless();
@@ -563,7 +565,7 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
     return count;
 }
 
-// Where tenants have quotas: which pages of columns are held.
+// Quotas: the held pages of columns.
 
 // A column with another reference stays held: see PageOwners.
 void ColumnPages::protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept {
@@ -581,7 +583,7 @@ void ColumnPages::tell_window(BlockId column, std::size_t window, bool is_held) 
     });
 }
 
-// Nothing that could be evicted is left in the tree but idle pages of windows.
+// Only idle window pages are still evictable when this is called.
 void ColumnPages::tell_held() const noexcept {
     for (std::int64_t c = 0; c < columns_.num_blocks(); ++c) {
         const auto column = static_cast<BlockId>(c);

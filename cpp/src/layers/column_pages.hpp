@@ -20,12 +20,13 @@
 
 namespace kvcore {
 
-/// The columns of a prefix from its end upwards.
+/// The columns of a prefix, read from its end to its start.
 class ColumnsUp {
    public:
     ColumnsUp(TreePosition at, std::int32_t column_tokens) noexcept
         : node_(PrefixTree::position(at.node, at.depth).node), column_tokens_(column_tokens) {}
-    /// Ever smaller ones, each in front of the end. O(1) amortised.
+    /// The column with this index in the prefix. The index must not grow from call to call. O(1)
+    /// amortised.
     [[nodiscard]] BlockId operator[](std::int32_t column) noexcept {
         while (column < node_->start) node_ = node_->parent;
         return node_->ids(column_tokens_)[column - node_->start];
@@ -36,7 +37,7 @@ class ColumnsUp {
     std::int32_t column_tokens_;
 };
 
-/// Columns of which pages were copied: those of each window, and those of all full lanes.
+/// Numbers of copied columns: for each window, and at kFull for all full lanes.
 struct ColumnCounts {
     static constexpr std::size_t kFull = Grouping::kMaxWindows;
     std::array<std::int64_t, Grouping::kMaxWindows + 1> of{};
@@ -47,56 +48,58 @@ struct ColumnCounts {
     }
 };
 
-/// Which pages the columns of a replica have, and who reads them.
+/// The pages of the columns of a replica, and their readers.
 ///
-/// Where layers do not all keep everything, sequences and the tree own columns instead of pages: an
-/// id of the replica's pool names a run of tokens. What it has of each bundle is said here, and
-/// changes during its life:
+/// If not all layers keep every token, sequences and the tree own columns instead of pages: an id
+/// of the replica's pool names a run of tokens. This class stores the pages that a column has of
+/// each bundle. They change during its life:
 ///
-///     full lanes     a page each, as long as the column lives; none in a column that only brings
-///                    pages of windows for another one
-///     window lanes   pages from the reservation of their chunk until nobody reads them; then they
-///                    are free, or idle where the tree has the column: they serve the next hit, or
-///                    go when pages are needed. A column of the tree without them has a hole, which
-///                    whoever computes those tokens again fills
+///     full lanes     a page each, as long as the column lives; no pages in a column that only
+///                    brings window pages to another column
+///     window lanes   pages from the reservation of their chunk until the last reader leaves. After
+///                    that they are free, or idle if the tree has the column: idle pages serve
+///                    the next hit, or are evicted when pages are needed. A cached column without
+///                    them has a hole; a request that computes the same tokens again fills it
 ///
-/// Owns: the pool of real pages; per column its pages, per column and window how many readers it
-/// has: rows whose window covers it, hits and copies that hold it.
-/// Invariant: a page is free or in one lane of one column. A column of the tree with pages of a
-/// window, and without readers there, is idle, and stands in a queue of IdlePages; any other live
-/// column without readers in a window has no pages there.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(lanes) per column and verb; eviction O(1) per column or page. No memory after
-/// construction, but for `make_room_to_cache`.
+/// Owns: the pool of real pages; the pages of each column; the number of readers per column and
+/// window. A reader is a row whose window covers the column, or a hit or copy that holds it.
+/// Invariant: a page is free or in one lane of one column. A cached column that has pages of a
+/// window but no reader in it is idle, and is in a queue of IdlePages. Any other live column
+/// without readers in a window has no pages of that window.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(lanes) per column and method; eviction O(1) per column or page. After construction only
+/// `make_room_to_cache` allocates.
 class ColumnPages final : public PoolListener, public ProtectionListener {
    public:
-    /// Why a reader leaves, which says how long the tree keeps the pages.
+    /// The reason why a reader leaves. It decides how long the tree keeps the pages.
     enum class Departure {
-        kUnused,   // it had them for a moment, which was no use: they keep their place
-        kUseless,  // no hit reads them
-        kPassed,   // it went on, in the middle of a prompt
-        kKept,     // a next turn may come back to them
+        kUnused,   // the reader did not use the pages: they keep their place
+        kUseless,  // no hit reads the pages
+        kPassed,   // the request moved on, in the middle of a prompt
+        kKept,     // a next turn may read the pages
     };
 
     static constexpr BlockId kNoPage = -1;
     static constexpr std::int64_t kSpareDepartures = 64;
 
-    /// Throws std::invalid_argument for more pages than can be numbered.
+    /// Throws std::invalid_argument if there are more columns and windows than can be numbered.
     ColumnPages(const Grouping& grouping, std::int64_t num_pages, BlockId first_page,
                 BlockPool& columns, PrefixTree& tree, WindowPolicy& policy);
 
-    /// Layers keep a state, too: a hit ends at a checkpoint, of which the policy knows.
+    /// Call this if layers also keep a state: every hit then ends at a checkpoint. The policy
+    /// stores where the checkpoints are.
     void need_checkpoints() noexcept { needs_checkpoints_ = true; }
     [[nodiscard]] bool needs_checkpoints() const noexcept { return needs_checkpoints_; }
-    /// With them: where the first hit ends that reads a window of a column on the way to `end`; 0:
-    /// there is none.
+    /// With checkpoints: the end of the first hit on the path to `end` that reads a column's pages
+    /// of a window; 0 if no hit reads them.
     [[nodiscard]] std::int32_t first_hit(TreePosition end, std::int32_t column,
                                          std::size_t window) const noexcept;
-    /// Who is told from now on which pages are held; nullptr for nobody. Not owned.
+    /// Sets the PageOwners that is called from now on when pages become held or cease to be held;
+    /// nullptr for no PageOwners. Not owned.
     void set_owners(PageOwners* owners) noexcept { owners_ = owners; }
-    /// Who is told from now on which pages are handed out. Not owned.
+    /// Sets the LateReads that is called from now on when pages get a new owner. Not owned.
     void set_late_reads(LateReads* reads) noexcept { late_reads_ = reads; }
-    /// Who is told from now on which windows cached columns lose and get again.
+    /// Sets the listener for windows that cached columns lose and get again from now on.
     void set_window_listener(WindowListener* listener) noexcept { listener_ = listener; }
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
@@ -104,7 +107,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] BlockId page(BlockId column, std::int32_t lane) const noexcept {
         return ids_[slot(column, lane)] - 1;
     }
-    /// It has the pages of a window; either all lanes of it have one, or none.
+    /// True if the column has its pages of a window: either every lane of the window has a page, or
+    /// no lane has a page.
     [[nodiscard]] bool has(BlockId column, std::size_t window) const noexcept {
         return page(column, grouping_.windows()[window].first_lane) != kNoPage;
     }
@@ -116,135 +120,139 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] std::uint32_t num_readers(BlockId column, std::size_t window) const noexcept {
         return readers_[entry(column, window)];
     }
-    /// It is idle since a request passed it in the middle of a prompt.
+    /// True if the pages are idle because a request moved past them in the middle of a prompt.
     [[nodiscard]] bool is_passed(BlockId column, std::size_t window) const noexcept {
         return is_idle(column, window) && idle_.is_passed(entry(column, window));
     }
-    /// What leaves pages and is no run of the tree: see WindowPolicy.
+    /// The number of ids that the policy lists but that are not runs of the tree: see WindowPolicy.
     [[nodiscard]] std::size_t num_departures() const noexcept { return policy_.num_departures(); }
-    /// Pages of a lane and those behind, + 1, 0 for none: of a column from [column * lanes] on.
+    /// The table of pages, from this lane on: the page of a column is at [column * lanes], plus 1;
+    /// 0: no page. The higher lanes of the column follow.
     [[nodiscard]] const BlockId* lane(std::int32_t lane) const noexcept {
         return &ids_[static_cast<std::size_t>(lane)];
     }
-    /// Pages of a column now.
+    /// Pages that the column has.
     [[nodiscard]] std::int64_t count_pages(BlockId column) const noexcept;
-    /// Pages that could be had: those of runs nobody holds, and idle ones.
+    /// Pages that eviction can free: full pages of evictable runs, and idle pages.
     [[nodiscard]] std::int64_t num_evictable() const noexcept {
         return tree_.num_evictable() * grouping_.num_full_lanes() + num_idle_;
     }
-    /// Pages that can be had: free ones and those that eviction would free.
+    /// Free pages, and pages that eviction can free.
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return pages_.num_free() + num_evictable();
     }
-    /// The longest prefix of that one which every window can serve, in columns. O(columns between
-    /// them + window).
+    /// The longest prefix of `at` that every window can serve, in columns. O(columns after it +
+    /// window).
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept;
-    /// What `n` tokens read of the columns in front of `at`, they have.
+    /// True if the columns before `at` have all pages that `n` tokens read of them.
     [[nodiscard]] bool has_windows(TreePosition at, std::int64_t n) const noexcept;
-    /// A hit of `n` tokens that ends inside the column behind `at` has all that it reads. The copy
-    /// is a column like others, out of which a hit of fewer tokens may be copied: so what it is
-    /// copied from has pages of every window, also where a chunk ends at `n`.
+    /// True if a hit of `n` tokens that ends inside the column after `at` finds all pages that it
+    /// reads. `source`: the column that is copied. A later hit of fewer tokens may copy from the
+    /// copy, so `source` must have pages of every window, even if a chunk ends at `n`.
     [[nodiscard]] bool can_serve_part(TreePosition at, TreePosition source,
                                       std::int64_t n) const noexcept;
 
-    /// Calls visit(column) for columns `first` .. at.depth - 1 on the way to `at`, from the end.
+    /// Calls visit(column) for columns `first` .. at.depth - 1 on the path to `at`, from the end.
     template <class Visit>
     void for_each_column(TreePosition at, std::int32_t first, const Visit& visit) const {
         ColumnsUp columns(at, grouping_.column_tokens());
         for (std::int32_t c = at.depth - 1; c >= first; --c) visit(columns[c]);
     }
 
-    /// Gives a column the pages of its full lanes, or of a window. Throws IntegrityError where they
-    /// are not there.
+    /// Allocates the pages of a column's full lanes, or of a window. Throws IntegrityError if the
+    /// pool has too few free pages.
     void fill_full(BlockId column);
     void fill(BlockId column, std::size_t window);
-    /// Gives a new column pages of all lanes and its first reader in all windows. Throws likewise.
+    /// Allocates the pages of all lanes of a new column and adds its first reader in all windows.
+    /// Throws as `fill`.
     void begin(BlockId column) {
         take(0, grouping_.num_lanes(), column);
         for (std::size_t w = 0; w < num_windows_; ++w) ++readers_[entry(column, w)];
     }
-    /// One reader more, or less, of each of `columns` [n]. Where the last one leaves, pages are
-    /// idle or free; what was left together before costs less.
+    /// Adds or removes a reader of each of `columns` [n]. When the last reader leaves, the pages
+    /// become idle or free. Columns that left together before are cheaper to move.
     void enter(const BlockId* columns, std::int64_t n, std::size_t window) noexcept;
     void leave(const BlockId* columns, std::int64_t n, std::size_t window, Departure how) noexcept;
     void enter(BlockId column, std::size_t window) noexcept { enter(&column, 1, window); }
     void leave(BlockId column, std::size_t window, Departure how) noexcept {
         leave(&column, 1, window, how);
     }
-    /// Asks for what is read when a reader enters or leaves a column.
+    /// Prefetches the memory that `enter` and `leave` read.
     void prefetch(BlockId column) const noexcept {
         kvcore::prefetch(&ids_[slot(column, 0)]);
         kvcore::prefetch(&readers_[entry(column, 0)]);
         kvcore::prefetch(&is_cached_[static_cast<std::size_t>(column)]);
         idle_.prefetch(entry(column, 0));
     }
-    /// What leaves from now on does so at the same time.
+    /// Begins a moment: pages that readers leave until the next call were left at the same time.
     void begin_leaving() noexcept { idle_.begin_leaving(); }
-    /// It serves a hit together, of a prefix that ends there. What is spare goes before what is
-    /// not.
+    /// Pages that readers leave from now on serve a hit of the prefix that ends at `end`. Spare
+    /// pages are evicted before other kept pages.
     void leave_from(TreePosition end, bool is_spare = false) noexcept {
         idle_.leave_from(end, is_spare);
     }
-    /// One reader more, or less, of what is copied, in all windows; `end` is where the tree has it.
+    /// Adds or removes a reader of a copied column in all windows. `end`: the position of the
+    /// column in the tree.
     void enter_all(BlockId column) noexcept;
     void leave_all(BlockId column, TreePosition end) noexcept;
-    /// Evicts the windows of a column that nobody reads.
+    /// Evicts the idle windows of a column.
     void give_up_idle(BlockId column) noexcept {
         for (std::size_t w = 0; w < num_windows_; ++w) {
             if (is_idle(column, w)) evict_idle(entry(column, w));
         }
     }
-    /// An idle page that a request passed is worth keeping after all.
+    /// Keeps an idle page that a request passed, as if a reader had left it with kKept.
     void keep(BlockId column, std::size_t window) noexcept;
-    /// An idle page is used just now, by who leaves.
+    /// Counts a use of an idle page by the request that is leaving.
     void renew(BlockId column, std::size_t window) noexcept {
         if (is_idle(column, window)) idle_.keep(entry(column, window));
     }
-    /// What a hit of these columns reads is used now: as if somebody had it for a moment.
+    /// Counts a use of the idle pages that a hit of this prefix reads, as if a reader had just left
+    /// them.
     void touch(TreePosition at) noexcept;
-    /// Pages that columns of the tree have.
+    /// Pages of cached columns.
     [[nodiscard]] std::int64_t num_cached() const noexcept {
         return tree_.num_cached() * grouping_.num_full_lanes() + num_cached_;
     }
-    /// So that `n` columns more can be the tree's, and so many readers leave some until it is asked
-    /// again: at the end of what each committed, one page in front of that, and where others branch
-    /// off. Should they leave more than that, some pages go as if they were passed. Throws
-    /// std::bad_alloc.
+    /// Makes room for `n` more cached columns, and for the pages that `readers` requests leave
+    /// until the next call: at the end of the committed columns of each request, one page earlier,
+    /// and before branches. If they leave more, some pages count as passed. Throws std::bad_alloc.
     void make_room_to_cache(std::int64_t n, std::int64_t readers) {
         idle_.make_room(static_cast<std::size_t>(tree_.num_cached() + n) * num_windows_,
                         static_cast<std::size_t>(kSpareDepartures + 4 * readers));
     }
-    /// The column is the tree's from now on, until its id is free or the tree gives it up.
+    /// The column belongs to the tree from now on, until its id is free or the tree gives it up.
     void cache(BlockId column) noexcept;
     void uncache(BlockId column) noexcept;
-    /// The same of one that was forgotten: what of it nobody reads is free.
+    /// As `uncache`, for a column that the tree forgot: pages without readers become free.
     void disown(BlockId column) noexcept;
-    /// Fills holes of a cached column, the last one on the way to `end`, with the pages of another
-    /// one of the same tokens, which is about to go.
+    /// Fills holes of a cached column, the last column on the path to `end`, with the pages of
+    /// `own`, a column of the same tokens that is about to be freed.
     void fill_holes(TreePosition end, BlockId cached, BlockId own, unsigned windows = ~0U) noexcept;
 
-    /// Evicts until so many pages and columns are free, as far as that is possible. Returns how
-    /// many pages went.
+    /// Evicts until this number of pages and columns are free, or nothing more can be evicted.
+    /// Returns the number of evicted pages.
     std::int64_t make_room(std::int64_t pages, std::int64_t columns, EvictionGuard guard) noexcept;
 
-    /// Pages that went since the last `reset_counts` to make room.
+    /// Pages evicted to make room since the last `reset_counts`.
     [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
 
-    /// Where what goes next ends: a run, or what left a prefix together; no node for what serves no
-    /// hit, or only one in the middle of a prompt, and where nothing can go. Without `wants_pages`
-    /// a column is to go.
+    /// The end of the next victim: of a run, or of a prefix whose pages left together. No node if
+    /// the victim serves no hit, or only a hit in the middle of a prompt, or if nothing can be
+    /// evicted. Without `wants_pages` the caller needs a column.
     [[nodiscard]] TreePosition next_kept(bool wants_pages, EvictionGuard guard) noexcept;
-    /// Evicts the next column, or column of a window. False where nothing can go.
+    /// Evicts the next column, or one window of a column. False if nothing can be evicted.
     [[nodiscard]] bool evict_one(bool wants_pages, bool wants_column,
                                  EvictionGuard guard) noexcept {
         return evict_next(wants_pages ? 1 : 0, wants_column ? 1 : 0, guard);
     }
 
-    /// Columns that are free again have no pages.
+    /// Frees the pages of columns that became free.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
-    /// Pages of groups that keep everything are held as long as their column is.
+    /// Pages of groups that keep every token are held as long as their column is held.
     void protect(const BlockId* ids, std::int32_t n, bool is_protected) noexcept override;
-    /// Calls visit(page) for the pages that a column has: those of full groups, or of a window.
+    /// Calls visit(page) for each page that a column has: of full groups, of a window, or of all
+    /// lanes.
     template <class Visit>
     void for_each_full_page(BlockId column, const Visit& visit) const {
         for (const Grouping::Bundle& bundle : grouping_.bundles()) {
@@ -261,30 +269,30 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void for_each_page(BlockId column, const Visit& visit) const {
         visit_lanes(column, 0, grouping_.num_lanes(), visit);
     }
-    /// Tells again what is held.
+    /// Reports all held pages to the PageOwners again.
     void tell_held() const noexcept;
 
-    /// In the order of the groups. O(columns).
+    /// Statistics of each group, in the order of the groups. O(columns).
     [[nodiscard]] std::vector<GroupStats> stats() const;
-    /// Counts from 0 what is given back, filled, stored and loaded.
+    /// Sets the counts of pages given back, filled, stored, loaded and evicted to 0.
     void reset_counts() noexcept {
         given_back_.fill(0);
         filled_.fill(0);
         stored_ = loaded_ = {};
         evicted_ = {};
     }
-    /// Copies between the tiers are done.
+    /// Counts columns whose copies between the tiers are complete.
     void count_stored(const ColumnCounts& columns) noexcept { stored_ += columns; }
     void count_loaded(const ColumnCounts& columns) noexcept { loaded_ += columns; }
-    /// A request is about to leave a column behind.
+    /// Counts the pages of a column that a request is about to move past.
     void count_passed(BlockId column, std::size_t window) noexcept {
         if (has(column, window)) given_back_[window] += grouping_.windows()[window].num_lanes;
     }
 
-    /// Hits that somebody keeps are readers too, in all so many times: for check_integrity.
+    /// Adds `n` to the number of readers that are held hits, for check_integrity.
     void count_holds(std::int64_t n) noexcept { num_holds_ += n; }
-    /// Throws IntegrityError unless the invariant holds; `readers` [columns * windows] are those
-    /// that rows and copies have. O(columns).
+    /// Throws IntegrityError unless the invariant holds. `readers` [columns * windows]: the readers
+    /// that are rows or copies. O(columns).
     void check_integrity(const std::vector<std::uint32_t>& readers) const;
 
    private:
@@ -296,7 +304,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     [[nodiscard]] Entry entry(BlockId column, std::size_t window) const noexcept {
         return static_cast<Entry>(static_cast<std::size_t>(column) * num_windows_ + window);
     }
-    // Of most models there is one window: to divide by it costs as much as an eviction.
+    // Most models have one window. A division would cost as much as an eviction.
     [[nodiscard]] BlockId column_of(Entry entry) const noexcept {
         return static_cast<BlockId>(num_windows_ == 1 ? entry : entry / num_windows_);
     }
@@ -342,15 +350,15 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     std::size_t num_lanes_;
     std::size_t num_windows_;
     bool needs_checkpoints_ = false;
-    ZeroedArray<BlockId> ids_;            // [columns, lanes]: page + 1; 0: none
+    ZeroedArray<BlockId> ids_;            // [columns, lanes]: page + 1; 0: no page
     ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
     ZeroedArray<bool> is_cached_;         // [columns]
     IdlePages idle_;
     std::int64_t num_idle_ = 0;    // pages
-    std::int64_t num_cached_ = 0;  // pages of windows that columns of the tree have
-    std::int64_t num_holds_ = 0;   // of readers_
-    std::int64_t num_filled_ = 0;  // holes, ever
-    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since they were reset
+    std::int64_t num_cached_ = 0;  // window pages of cached columns
+    std::int64_t num_holds_ = 0;   // readers that are held hits
+    std::int64_t num_filled_ = 0;  // holes, since construction
+    std::array<std::int64_t, Grouping::kMaxWindows> given_back_{};  // pages, since `reset_counts`
     std::array<std::int64_t, Grouping::kMaxWindows> filled_{};
     ColumnCounts stored_;
     ColumnCounts loaded_;

@@ -17,7 +17,7 @@ ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRu
       slots_(static_cast<std::size_t>(num_slots)),
       free_(static_cast<std::size_t>(num_slots)) {
     auto slot = static_cast<Slot>(num_slots);
-    for (Slot& each : free_) each = --slot;  // the lowest is taken first
+    for (Slot& each : free_) each = --slot;  // the lowest slot is taken first
     columns.set_listener(this);
 }
 
@@ -33,7 +33,7 @@ ColumnStates::Slot ColumnStates::take() {
     if (free_.empty()) {
         Slot victim = oldest_;
         while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;
-        detail::require_law(victim != kNone, "states: an admitted slot is there");
+        detail::require_law(victim != kNone, "states: an admitted request gets its slot");
         drop(victim);
         ++num_evicted_;
     }
@@ -138,7 +138,7 @@ void ColumnStates::unlink(Slot slot) noexcept {
     (entry.next != kNone ? at(entry.next).previous : youngest_) = entry.previous;
 }
 
-// The pages of one run at a time: with the last of them the way to it may be useless.
+// Evicts at most one run per round: after that the path to the run may be useless.
 std::int64_t ColumnStates::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
                                  WindowPolicy& policy) noexcept {
     const auto is_there = [](std::int32_t) { return true; };
@@ -188,7 +188,7 @@ void ColumnStates::check_integrity(const std::vector<Slot>& used,
     std::vector<Owner> owners(slots_.size(), Owner::kNobody);
     for (const Slot slot : used) {
         require_law(owners[static_cast<std::size_t>(slot)] == Owner::kNobody,
-                    "states: a slot has one request");
+                    "states: a slot belongs to one request");
         owners[static_cast<std::size_t>(slot)] = Owner::kRequest;
     }
     std::int64_t linked = 0;
@@ -199,24 +199,24 @@ void ColumnStates::check_integrity(const std::vector<Slot>& used,
     for (std::size_t i = 0; i < slots_.size(); ++i) {
         const Entry& entry = slots_[i];
         require_law((entry.owner == Owner::kRequest) == (owners[i] == Owner::kRequest),
-                    "states: a request's slot is its own");
+                    "states: slots and requests agree");
         require_law(entry.owner != Owner::kLeaving || entry.holds > 0,
-                    "states: what nobody has and holds is free");
+                    "states: a leaving slot has a hold");
         if (entry.owner == Owner::kNobody) {
             ++nobodys;
-            require_law(entry.holds == 0, "states: what is held is not free");
+            require_law(entry.holds == 0, "states: a held slot is not free");
         }
         if (entry.owner != Owner::kColumn) continue;
         ++checkpoints;
         if (entry.holds == 0) ++unused;
         require_law(find(entry.column) == static_cast<Slot>(i),
-                    "states: a checkpoint is its column's");
+                    "states: a column refers to its checkpoint");
         require_law(cached[static_cast<std::size_t>(entry.column)],
-                    "states: a column with a checkpoint is the tree's");
-        require_law(entry.is_ready || entry.holds > 0, "states: who copies a checkpoint holds it");
+                    "states: a column with a checkpoint is cached");
+        require_law(entry.is_ready || entry.holds > 0, "states: a copy holds its checkpoint");
     }
     require_law(nobodys == free_.size(), "states: free slots are on the stack");
-    require_law(linked == checkpoints, "states: checkpoints have an order");
+    require_law(linked == checkpoints, "states: checkpoints are in the order of use");
     require_law(checkpoints == num_checkpoints_ && unused == num_unused_,
                 "states: checkpoints are counted");
 }

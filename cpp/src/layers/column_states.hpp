@@ -14,35 +14,35 @@
 
 namespace kvcore {
 
-/// Whose the slots of a replica are: a request's, which computes in it; a column's, as the state
-/// at its end (a checkpoint); or nobody's.
+/// The state slots of a replica. A slot belongs to a request that computes in it, or to a column as
+/// the state at its end (a checkpoint), or to no owner.
 ///
-/// A checkpoint belongs to a column of the tree, so a run that is cut leaves it with the lower part
-/// by itself, and it goes when the column is free. Those that nobody holds go when slots are
-/// needed, the one used longest ago first. UselessRuns hears which runs have one.
+/// A checkpoint belongs to a column of the tree: it stays with its column when a run is cut, and is
+/// dropped when the column becomes free. When slots are needed, checkpoints without holds are
+/// dropped, the least recently used first. UselessRuns stores which runs have a checkpoint.
 ///
 /// Owns: the slots and their order. Invariant: a slot is free, a request's, a checkpoint's, or
-/// leaving: held by nothing but copies. A checkpoint is found once it is ready: its copy is done.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(1) per verb; taking a slot is O(checkpoints held). No memory after construction.
+/// leaving: only copies hold it. A hit finds a checkpoint when it is ready: its copy is complete.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(1) per method; taking a slot is O(held checkpoints). No memory after construction.
 class ColumnStates final : public PoolListener {
    public:
     using Slot = std::int32_t;
     static constexpr Slot kNone = -1;
 
-    /// `runs`: of the tree that has the columns; with room for a checkpoint per slot. `next`: whom
-    /// else to tell of columns that are free.
+    /// `runs`: the UselessRuns of the tree that has the columns, with room for a checkpoint per
+    /// slot. `next`: another listener for freed columns.
     ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs, PoolListener* next);
 
-    /// Slots that can be had: free ones, and checkpoints that nobody holds.
+    /// Free slots, and checkpoints without holds.
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return static_cast<std::int64_t>(free_.size()) + num_unused_;
     }
-    /// Slots that nobody has.
+    /// Free slots.
     [[nodiscard]] std::int64_t num_free() const noexcept {
         return static_cast<std::int64_t>(free_.size());
     }
-    /// The checkpoint at the end of a column, whether it is ready or not.
+    /// The checkpoint at the end of a column, ready or not; kNone if the column has no checkpoint.
     [[nodiscard]] Slot find(BlockId column) const noexcept {
         return of_column_[static_cast<std::size_t>(column)] - 1;
     }
@@ -50,34 +50,35 @@ class ColumnStates final : public PoolListener {
         const Slot slot = find(column);
         return slot != kNone && at(slot).is_ready;
     }
-    /// Columns of the longest prefix of that one which ends with a checkpoint. O(columns between).
+    /// The longest prefix of `at` that ends with a checkpoint, in columns. O(columns after it).
     [[nodiscard]] std::int32_t longest_hit(TreePosition at,
                                            std::int32_t column_tokens) const noexcept;
 
-    /// A slot for a request. Throws IntegrityError where none can be had.
+    /// Takes a slot for a request. Throws IntegrityError if no slot is available.
     [[nodiscard]] Slot take();
-    /// A checkpoint becomes a request's slot as it is, with what holds it.
+    /// Makes a checkpoint a request's slot, with its content and its holds.
     void take_over(Slot checkpoint) noexcept;
-    /// The reverse: a slot that was taken is the checkpoint of a column that has none, and ready.
-    /// That is the last one on the way to `end`, in the run of its node.
+    /// Makes a taken slot the ready checkpoint of a column without a checkpoint: the last column on
+    /// the path to `end`, in the run of its node.
     void hand_over(Slot slot, BlockId column, TreePosition end) noexcept;
-    /// The request is done with it.
+    /// The request gives up its slot.
     void give_back(Slot slot) noexcept;
-    /// A slot for a checkpoint of a column that has none, the last one on the way to `end`;
-    /// found once it is ready. kNone where none can be had.
+    /// Takes a slot for the checkpoint of a column without a checkpoint, the last column on the
+    /// path to `end`. A hit finds the checkpoint after `make_ready`. kNone if no slot is available.
     [[nodiscard]] Slot add(BlockId column, TreePosition end);
     void make_ready(Slot checkpoint) noexcept;
-    /// There is no such checkpoint any more.
+    /// Removes a checkpoint.
     void drop(Slot checkpoint) noexcept;
     void drop_of(BlockId column) noexcept {
         if (find(column) != kNone) drop(find(column));
     }
-    /// A use.
+    /// Counts a use.
     void renew(Slot checkpoint) noexcept;
-    /// Drops those that nobody holds.
+    /// Drops every checkpoint without holds.
     void forget() noexcept;
 
-    /// A held slot keeps its content until it is let go as often, whoever had it.
+    /// A held slot keeps its content until `let_go` was called as often as `hold`, even if its
+    /// owner changes.
     void hold(Slot slot) noexcept;
     void let_go(Slot slot) noexcept;
     [[nodiscard]] std::uint32_t num_holds(Slot slot) const noexcept { return at(slot).holds; }
@@ -85,27 +86,27 @@ class ColumnStates final : public PoolListener {
         return at(slot).owner == Owner::kColumn;
     }
 
-    /// Columns that are free again have no checkpoint.
+    /// Drops the checkpoints of columns that became free.
     void freed(const BlockId* ids, std::int64_t n) noexcept override;
-    /// The same of columns that go from the tree to a request.
+    /// Drops the checkpoints of columns that move from the tree to a request.
     void forget_columns(const BlockId* ids, std::int64_t n) noexcept;
-    /// Takes up to `n` pages out of `tree`, where a column is a page, and forgets their
-    /// checkpoints: first what is behind the last checkpoint, then what the policy says. Their ids
-    /// go to `out` [n]. Returns how many.
+    /// Evicts up to `n` pages from `tree`, whose columns are pages, and drops their checkpoints:
+    /// first pages after the last checkpoint of a run, and the rest in the order of the policy.
+    /// Writes their ids to `out` [n]. Returns the number of evicted pages.
     [[nodiscard]] std::int64_t evict(std::int64_t n, BlockId* out, PrefixTree& tree,
                                      WindowPolicy& policy) noexcept;
 
     void count_hit() noexcept { ++num_hits_; }
     [[nodiscard]] StateStats stats() const noexcept;
-    /// Pages that `evict` took since the last `reset_counts`.
+    /// Pages that `evict` evicted since the last `reset_counts`.
     [[nodiscard]] const EvictionCounts& evicted() const noexcept { return evicted_; }
     void reset_counts() noexcept {
         num_hits_ = num_made_ = num_evicted_ = 0;
         evicted_ = {};
     }
 
-    /// Throws IntegrityError unless the invariant holds; `used` are the slots of requests, `cached`
-    /// [columns] says which ones the tree has. O(slots).
+    /// Throws IntegrityError unless the invariant holds. `used`: the slots of requests; `cached`
+    /// [columns]: true for columns of the tree. O(slots).
     void check_integrity(const std::vector<Slot>& used, const std::vector<bool>& cached) const;
 
    private:
@@ -115,7 +116,7 @@ class ColumnStates final : public PoolListener {
         bool is_ready = false;
         std::uint32_t holds = 0;
         BlockId column = 0;
-        Slot previous = kNone;  // checkpoints by their last use
+        Slot previous = kNone;  // checkpoints in the order of their last use
         Slot next = kNone;
     };
 
@@ -128,14 +129,14 @@ class ColumnStates final : public PoolListener {
     void unlink(Slot slot) noexcept;
     void leave_column(Slot slot) noexcept;
 
-    ZeroedArray<Slot> of_column_;  // + 1; 0: none
+    ZeroedArray<Slot> of_column_;  // slot + 1; 0: no checkpoint
     UselessRuns& runs_;
     PoolListener* next_;
     std::vector<Entry> slots_;
     std::vector<Slot> free_;
     Slot oldest_ = kNone;
     Slot youngest_ = kNone;
-    std::int64_t num_unused_ = 0;  // checkpoints that nobody holds
+    std::int64_t num_unused_ = 0;  // checkpoints without holds
     std::int64_t num_checkpoints_ = 0;
     std::int64_t num_hits_ = 0;
     std::int64_t num_made_ = 0;
@@ -143,9 +144,9 @@ class ColumnStates final : public PoolListener {
     EvictionCounts evicted_;
 };
 
-/// Keeps a slot as it is for who reads or writes it.
+/// Keeps a slot and its content for a reader or writer.
 ///
-/// Owns: its part in the holds of the slot, or nothing. Threads: none of its own. Cost: O(1).
+/// Owns: a hold on the slot, or nothing. Threads: no locks of its own. Cost: O(1).
 class StateHold {
    public:
     StateHold() noexcept = default;
@@ -168,11 +169,11 @@ class StateHold {
 
     [[nodiscard]] explicit operator bool() const noexcept { return states_ != nullptr; }
     [[nodiscard]] ColumnStates::Slot slot() const noexcept { return slot_; }
-    /// Nobody else holds it.
+    /// True if the slot has no other hold.
     [[nodiscard]] bool is_sole() const noexcept {
         return is_held_ && states_->num_holds(slot_) == 1;
     }
-    /// As a use of the checkpoint.
+    /// Ends the hold, and counts a use of the checkpoint.
     void end_use() noexcept {
         if (is_held_ && states_->is_checkpoint(slot_)) states_->renew(slot_);
         leave();

@@ -13,7 +13,7 @@ namespace kvcore {
 namespace {
 
 constexpr std::int64_t kMaxLanes = 4096;
-constexpr std::int64_t kMostChunks = 1024;  // of different places; no model has more than one
+constexpr std::int64_t kMostChunks = 1024;  // of different offsets; no model has more than one
 
 [[noreturn]] void refuse(std::int32_t group, const char* name, std::int64_t value,
                          const char* must) {
@@ -34,7 +34,7 @@ Grouping::Grouping(std::int32_t column_tokens, const std::vector<CacheGroup>& gr
     for (std::size_t i = 0; i < groups.size(); ++i) add(static_cast<std::int32_t>(i), groups[i]);
     if (windows_.size() > kMaxWindows) {
         throw std::invalid_argument(detail::concat(
-            windows_.size(), " groups have a window or chunk, at most ", kMaxWindows, " can"));
+            windows_.size(), " groups have a window or chunk, must be at most ", kMaxWindows));
     }
 }
 
@@ -46,12 +46,13 @@ void Grouping::add(std::int32_t group, CacheGroup rule) {
     }
     if (rule.page_size < 1 || column_tokens_ % rule.page_size != 0) {
         refuse(group, "page_size", rule.page_size,
-               detail::concat(", must divide that of the configuration, ", column_tokens_).c_str());
+               detail::concat(", must divide the configured page_size, ", column_tokens_).c_str());
     }
     const std::int32_t pages = column_tokens_ / rule.page_size;
     const std::int64_t lanes = std::int64_t{pages} * rule.num_bundles;
     if (num_lanes_ + lanes > kMaxLanes) {
-        refuse(group, "num_bundles", rule.num_bundles, ", more than 4096 pages for a column");
+        refuse(group, "num_bundles", rule.num_bundles,
+               ", must be smaller: a column has at most 4096 pages");
     }
     const bool is_full = rule.kind == GroupKind::kFull;
     const auto window = is_full ? -1 : static_cast<std::int32_t>(windows_.size());
@@ -69,8 +70,8 @@ void Grouping::add(std::int32_t group, CacheGroup rule) {
     num_lanes_ += num_lanes;
 }
 
-// Of windows, while the first token of the last of so many columns runs by itself: none of that
-// column lets go of another one yet.
+// The window pages of a request with this number of columns while the first token of the last
+// column runs by itself: no token of that column has moved a window yet.
 std::int64_t Grouping::window_pages(std::int64_t columns, const Service& service) const noexcept {
     const std::int64_t written = (columns - 1) * column_tokens_ - service.kept_tokens;
     std::int64_t pages = 0;
@@ -81,9 +82,10 @@ std::int64_t Grouping::window_pages(std::int64_t columns, const Service& service
     return pages;
 }
 
-// The most is held in the last column, or in the last one of a chunk before. Where a chunk is no
-// multiple of a column, some chunks lie in one column more than others: as many differ as there are
-// places in a column where one may begin.
+// A request holds the most pages in its last column, or in the last column of an earlier chunk. If
+// the chunk size is not a multiple of the column size, some chunks touch one column more than
+// others. The number of different cases is the number of offsets in a column at which a chunk may
+// begin.
 std::int64_t Grouping::least_pages(std::int64_t n, const Service& service) const noexcept {
     const std::int64_t columns = ceil_div(n, column_tokens_);
     if (columns == 0) return 0;
@@ -113,8 +115,8 @@ std::int64_t Grouping::most_tokens(std::int64_t num_pages, const Service& servic
     return fits;
 }
 
-// Each has a page of every full lane. Where there is none, requests keep the columns of all their
-// tokens, and as many again may be cached, or be on the way from one owner to another.
+// Each column has a page of every full lane. Without full lanes, requests keep the columns of all
+// their tokens, and the same number may be cached or be in flight from one owner to another.
 std::int64_t Grouping::most_columns(std::int64_t num_pages, std::int64_t max_sequences,
                                     std::int64_t max_seq_len) const noexcept {
     if (num_full_lanes_ > 0) return num_pages;

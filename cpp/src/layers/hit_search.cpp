@@ -34,7 +34,7 @@ PrefixMatch HitSearch::longest(const PrefixMatch& found, std::int32_t fewest) co
     return {PrefixTree::position(found.at.node, whole), {}, 0};
 }
 
-// Further in front: where another column than that of the prompt may be copied from.
+// The next position towards the root at which another column may be copied.
 TreePosition HitSearch::next_branch(TreePosition at) const noexcept {
     if (has_ends_inside_) return PrefixTree::position(at.node, at.depth - 1);
     TreeNode* node = PrefixTree::position(at.node, at.depth).node;
@@ -60,7 +60,7 @@ bool HitSearch::find_part(PrefixMatch& match, std::int32_t fewest) const noexcep
     return match.partial_tokens > 0;
 }
 
-// Shorter ones need no less, but where a chunk ends.
+// A shorter part needs at least the same pages, except where a chunk ends.
 std::int32_t HitSearch::longest_part(TreePosition at, const PartialPage& source,
                                      std::int32_t fewest) const noexcept {
     const std::int64_t begin = tokens_in(at.depth);

@@ -8,24 +8,24 @@
 
 namespace kvcore {
 
-/// The longest prefix of a prompt that the tree has and every window can serve: whole columns, and
-/// where those are wanted, tokens of one more that are copied.
+/// Finds the longest prefix of a prompt that the tree has and every window can serve: whole columns
+/// and, on request, copied tokens of one more column (a part).
 ///
-/// Such a part needs less of what is in front of it the further on it ends, but its own column of
-/// every window. So where the longest part cannot be served, one of another column may be, and
-/// further in front one of another branch; and where a chunk ends inside a column, nothing in front
-/// of it is needed.
+/// A part that ends later in its column reads fewer earlier columns, but it needs the pages of
+/// every window in its own column. If the longest part cannot be served, a part of another column
+/// may be, or a part of a branch nearer to the root. If a chunk ends inside a column, the hit reads
+/// no token before that end.
 ///
-/// Owns: nothing. Threads: none of its own. Cost: that of ColumnPages::longest_hit, and O(columns
-/// that windows read + log children) for each branch behind it.
+/// Owns: nothing. Threads: no locks of its own. Cost: that of ColumnPages::longest_hit, and
+/// O(columns that windows read + log children) for each branch after that hit.
 class HitSearch {
    public:
-    /// Of `tokens` [n].
+    /// Searches for `tokens` [n].
     HitSearch(const ColumnPages& columns, const PrefixTree& tree, const TokenId* tokens,
               std::int64_t n) noexcept;
 
-    /// `found` is the longest one that the tree has; `fewest`: tokens of a part that are worth it,
-    /// 0: none that it does not name.
+    /// `found`: the longest prefix that the tree has. `fewest`: the smallest number of tokens in a
+    /// part; 0: no part except the part in `found`.
     [[nodiscard]] PrefixMatch longest(const PrefixMatch& found, std::int32_t fewest) const noexcept;
 
    private:
@@ -43,7 +43,7 @@ class HitSearch {
     const TokenId* tokens_;
     std::int64_t n_;
     std::int32_t page_size_;
-    bool has_ends_inside_ = false;  // of chunks, inside of columns
+    bool has_ends_inside_ = false;  // a chunk may end inside a column
 };
 
 }  // namespace kvcore

@@ -17,7 +17,7 @@
 
 namespace kvcore {
 
-/// Address space that reads as zeros and is backed on first touch.
+/// An array of zeros in address space that is backed on first touch.
 template <class T>
 class ZeroedArray {
    public:
@@ -34,26 +34,26 @@ class ZeroedArray {
     std::unique_ptr<T[], CFree> memory_;
 };
 
-/// Pages of windows that the tree has and nobody reads, by how they go. Some may have a reader
-/// again: who meets those removes them.
+/// The order of eviction of idle window pages: the tree has them and no reader does. An entry may
+/// have a reader again; a caller that meets the entry removes it.
 ///
-/// Each is in one of these, in the order in which their last readers left:
-///     useless     what no hit reads any more: where layers keep a state, no checkpoint follows
-///     passed      what a request left behind in the middle of a prompt: only a hit that ends just
-///                 there could use it
-///     spare       departures, as below, that cost a prompt a few pages of its hit and no more: at
-///                 the end of an answer, and one page more in front of each window. The oldest goes
-///                 first
-///     departures  what left together at the end of a prompt, at a release or in front of branches:
-///                 what the next turn hits. Which of them goes first is the policy's to say
-/// What is in a departure serves a hit together: once one page of it is gone, the others can serve
-/// none any more, nor can what left at the same time from further on. Such departures are broken;
-/// those are told first, behind what was useless from the beginning.
+/// Each entry is in a list. A list has its entries in the order in which their last readers left:
+///     useless     no hit reads the page any more: layers keep a state, and no checkpoint follows
+///     passed      a request moved past the page in the middle of a prompt: only a hit that ends
+///                 just after it could use it
+///     spare       departures, see below, whose eviction costs a prompt only a few pages of a hit:
+///                 at the end of an answer, and one more page before each window. The oldest is
+///                 evicted first
+///     departures  pages that left together at the end of a prompt, at a release or before
+///                 branches: the next turn hits them. The policy orders them
+/// All pages of a departure serve a hit together. After one page is evicted, the other pages serve
+/// no hit, and neither do pages that left at the same time from a later end. These departures are
+/// broken: they are evicted next after the entries of the useless list.
 ///
-/// An entry is a column of one window: all its pages go together.
+/// An entry is a column of one window: all its pages are evicted together.
 ///
-/// Owns: links by entry, lists by departure. Threads: none of its own. Cost: O(1) and that of the
-/// policy's verb; `make_room` alone asks for memory after construction.
+/// Owns: links by entry, lists by departure. Threads: no locks of its own. Cost: O(1) and that of
+/// the policy's method; after construction only `make_room` allocates.
 class IdlePages {
    public:
     using Entry = std::uint32_t;
@@ -63,8 +63,8 @@ class IdlePages {
     IdlePages(std::size_t num_entries, WindowPolicy& policy)
         : policy_(policy), links_(num_entries), departures_(1) {}
 
-    /// So that of so many entries what leaves next can be kept: up to `spare` departures more.
-    /// Throws std::bad_alloc.
+    /// Makes room to keep pages of up to `entries` entries that readers leave next: up to `spare`
+    /// more departures. Throws std::bad_alloc.
     void make_room(std::size_t entries, std::size_t spare) {
         if (policy_.num_free_departures() >= spare) return;
         const std::size_t n = std::min(entries, policy_.num_departures() + 2 * spare);
@@ -75,13 +75,13 @@ class IdlePages {
         policy_.make_room_for_departures(n);  // last: whatever it has made can be used
     }
     [[nodiscard]] bool contains(Entry entry) const noexcept { return links_[entry].list != 0; }
-    /// What is kept from now on leaves at the same time.
+    /// Begins a moment: entries kept until the next call were left at the same time.
     void begin_leaving() noexcept {
         ++moment_;
         kept_ = {};
         is_spare_ = false;
     }
-    /// The same as one departure, of a prefix that ends there, spare or not.
+    /// Entries kept from now on form one departure of the prefix that ends at `end`, spare or not.
     void leave_from(TreePosition end, bool is_spare = false) noexcept {
         is_spare_ = is_spare;
         Kept& kept = this->kept();
@@ -90,11 +90,11 @@ class IdlePages {
         kept.end = end;
         kept.departure = 0;
     }
-    /// The one that goes behind an entry; kNone behind the last.
+    /// The entry after an entry in its list; kNone after the last entry.
     [[nodiscard]] Entry behind(Entry entry) const noexcept { return links_[entry].next - 1; }
-    /// Asks for what is read when an entry comes or goes.
+    /// Prefetches the memory that is read when an entry is added or removed.
     void prefetch(Entry entry) const noexcept { kvcore::prefetch(&links_[entry]); }
-    /// As the youngest one, wherever it was.
+    /// Adds an entry as the youngest passed entry, whichever list it was in.
     void pass(Entry entry) noexcept {
         if (contains(entry)) remove(entry);
         push(passed_, kPassed, entry);
@@ -103,8 +103,8 @@ class IdlePages {
         if (contains(entry)) remove(entry);
         push(useless_, kUseless, entry);
     }
-    /// In a departure. Where there is no room for one more it stays in the one that it is in, or
-    /// goes like those that are passed.
+    /// Adds an entry to the current departure. If there is no room for another departure, the entry
+    /// stays in its departure, or counts as passed.
     void keep(Entry entry) noexcept {
         const bool has_room = kept().departure != 0 || policy_.num_free_departures() > 0;
         if (!has_room && is_kept_with_others(entry)) return;
@@ -114,8 +114,9 @@ class IdlePages {
         if (departure == 0) return push(passed_, kPassed, entry);
         push(departures_[departure].entries, departure + kPassed, entry);
     }
-    /// The same of one entry after the other: those that were kept so before are moved together, at
-    /// the latest at its end. Until then nothing else is done to what is kept.
+    /// Keeps one entry after the other: consecutive entries of one list are moved together, at the
+    /// latest in the destructor. Before that, the caller must not change kept entries in another
+    /// way.
     class Keeper {
        public:
         explicit Keeper(IdlePages& idle) noexcept : idle_(idle) {}
@@ -145,22 +146,22 @@ class IdlePages {
         }
 
         IdlePages& idle_;
-        Entry first_ = kNone;  // of those to move, which stand one behind the other
+        Entry first_ = kNone;  // of the adjacent entries to move
         Entry last_ = kNone;
-        std::uint32_t from_ = 0;  // the list that they stand in
-        std::uint32_t to_ = 0;    // that of the departure
+        std::uint32_t from_ = 0;  // the list that they are in
+        std::uint32_t to_ = 0;    // the list of the departure
     };
     [[nodiscard]] bool is_passed(Entry entry) const noexcept {
         return links_[entry].list == kPassed;
     }
-    /// An entry that is in one of them, whose pages stay.
+    /// Removes an entry from its list; its pages stay.
     void remove(Entry entry) noexcept {
         const std::uint32_t number = std::exchange(links_[entry].list, 0);
         unlink(entry, entry, list_of(number));
         end_if_empty(number);
     }
-    /// The same of one whose pages are gone. Where that breaks a departure, tells where it ended;
-    /// else no node.
+    /// Removes an entry whose pages were evicted. If that breaks a departure, returns the last end
+    /// of the broken departures; otherwise no node.
     TreePosition lose(Entry entry) noexcept {
         const std::uint32_t list = links_[entry].list;
         if (list <= kPassed) {
@@ -174,7 +175,8 @@ class IdlePages {
         return end;
     }
 
-    /// The first of those that can serve no hit, of those passed, and of a departure.
+    /// The first entry that serves no hit, the first passed entry, and the first entry of a
+    /// departure.
     [[nodiscard]] Entry first_useless() const noexcept {
         if (useless_.first != 0) return useless_.first - 1;
         return broken_.first == 0 ? kNone : first_of(broken_.first);
@@ -189,9 +191,9 @@ class IdlePages {
     static constexpr std::uint32_t kPassed = 2;
 
     struct Link {
-        std::uint32_t previous = 0;  // entry + 1; 0: none
+        std::uint32_t previous = 0;  // entry + 1; 0: no entry
         std::uint32_t next = 0;
-        std::uint32_t list = 0;  // 0: in none; kUseless; kPassed; kPassed + departure
+        std::uint32_t list = 0;  // 0: no list; kUseless; kPassed; kPassed + departure
     };
     struct List {
         std::uint32_t first = 0;
@@ -199,9 +201,9 @@ class IdlePages {
     };
     struct Left {
         List entries;
-        Departure before = 0;  // of those broken
+        Departure before = 0;  // in the list of broken departures
         Departure behind = 0;
-        Departure next = 0;  // of the ring of those that left at the same time, spare or not
+        Departure next = 0;  // in the ring of departures of the same moment, spare or not
         Departure previous = 0;
         bool is_broken = false;
     };
@@ -209,11 +211,12 @@ class IdlePages {
     struct Kept {
         TreePosition end;
         Departure departure = 0;
-        Departure ring = 0;  // one of those that left at this moment
+        Departure ring = 0;  // a departure of this moment
     };
 
     [[nodiscard]] Kept& kept() noexcept { return kept_[is_spare_ ? 1 : 0]; }
-    // Of one that is alone, the departure ends with it: there is room for another one.
+    // False for the only entry of a departure: removing it ends the departure, which makes room for
+    // another departure.
     [[nodiscard]] bool is_kept_with_others(Entry entry) const noexcept {
         const Link& link = links_[entry];
         return link.list > kPassed && (link.previous != 0 || link.next != 0);
@@ -225,7 +228,7 @@ class IdlePages {
     void end_if_empty(std::uint32_t number) noexcept {
         if (number > kPassed && list_of(number).first == 0) end(number - kPassed);
     }
-    // Entries that stand one behind the other.
+    // For adjacent entries of a list.
     void unlink(Entry first, Entry last, List& list) noexcept {
         const std::uint32_t previous = links_[first].previous;
         const std::uint32_t next = links_[last].next;
@@ -242,7 +245,7 @@ class IdlePages {
         links_[entry].list = number;
         append(entry, entry, list);
     }
-    // To the departure that is kept now, whose number they have already.
+    // Moves entries to the current departure; they already have its number.
     void move(Entry first, Entry last, std::uint32_t from) noexcept {
         unlink(first, last, list_of(from));
         append(first, last, departures_[kept().departure].entries);
@@ -260,7 +263,8 @@ class IdlePages {
         left.previous = departures_[ring].previous;
         departures_[left.previous].next = departures_[ring].previous = begun;
     }
-    // Those that ended further on read it too. Returns where the last one ended.
+    // Also breaks the departures of the same moment that end later: they read the page as well.
+    // Returns the end of the last broken departure.
     TreePosition break_up(Departure departure) noexcept {
         TreePosition end = policy_.end_of(departure);
         const std::int32_t depth = end.depth;
@@ -305,8 +309,8 @@ class IdlePages {
     List useless_;
     List passed_;
     List broken_;               // departures
-    std::array<Kept, 2> kept_;  // what is kept now, and what of that is spare
-    bool is_spare_ = false;     // the second of them
+    std::array<Kept, 2> kept_;  // of the entries kept now: not spare, spare
+    bool is_spare_ = false;     // selects the second element of kept_
     std::uint32_t moment_ = 0;
 };
 

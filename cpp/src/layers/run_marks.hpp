@@ -12,48 +12,48 @@
 
 namespace kvcore {
 
-/// Places in the runs of a tree, by a number of their owner's: which run each lies in, and which
-/// lie in a run, in the order in which they were put there. Whoever has them hears what happens to
-/// runs, and says so here.
+/// Marks at places in the runs of a tree; the owner numbers the marks. Stores the run and depth of
+/// each mark, and the marks of each run in the order in which they were added. The owner reports
+/// here when a run is cut or evicted.
 ///
-/// Owns: two numbers per run, a record per place. Invariant: a place is in one run, or in none.
-/// Threads: none of its own. Cost: O(1), O(places of the run) where one is cut or goes; the verbs
-/// that make room alone ask for memory.
+/// Owns: two numbers per run, a record per mark. Invariant: a mark is in at most one run.
+/// Threads: no locks of its own. Cost: O(1), or O(marks of the run) when a run is cut or evicted;
+/// only the methods that make room allocate.
 class RunMarks {
    public:
-    /// A place; 0 is none.
+    /// The number of a mark; 0: no mark.
     using Mark = std::uint32_t;
 
-    /// One run more, by its id. Throws std::bad_alloc.
+    /// Makes room for one more run id. Throws std::bad_alloc.
     void make_room_for_run() {
         make_room(runs_, 1);
         runs_.emplace_back();
     }
-    /// One place more. Throws std::bad_alloc.
+    /// Makes room for one more mark. Throws std::bad_alloc.
     void make_room_for_mark() {
         make_room(marks_, 1);
         marks_.emplace_back();
     }
     [[nodiscard]] std::size_t num_runs() const noexcept { return runs_.size(); }
     [[nodiscard]] std::size_t num_marks() const noexcept { return marks_.size(); }
-    /// Those of a run, the first and the last one put there; 0: none.
+    /// The first and the last mark of a run; 0: no mark.
     [[nodiscard]] Mark first(NodeId run) const noexcept { return runs_[run].first; }
     [[nodiscard]] Mark last(NodeId run) const noexcept { return runs_[run].last; }
     [[nodiscard]] Mark before(Mark mark) const noexcept { return marks_[mark].before; }
     [[nodiscard]] Mark behind(Mark mark) const noexcept { return marks_[mark].behind; }
-    /// Its run and its depth in pages; no node where it is in none.
+    /// The run of a mark and its depth in pages; no node if the mark is in no run.
     [[nodiscard]] TreePosition at(Mark mark) const noexcept {
         return {marks_[mark].run, marks_[mark].depth};
     }
 
-    /// One that is in no run.
+    /// Adds a mark that is in no run.
     void put(Mark mark, TreePosition at) noexcept {
         Ends& run = runs_[at.node->id];
         marks_[mark] = {at.node, at.depth, run.last, 0};
         (run.last != 0 ? marks_[run.last].behind : run.first) = mark;
         run.last = mark;
     }
-    /// The same of a run whose places lie there by depth. O(places behind it).
+    /// As `put`, for a run whose marks are ordered by depth. O(marks after it).
     void put_by_depth(Mark mark, TreePosition at) noexcept {
         Ends& run = runs_[at.node->id];
         Mark front = run.last;
@@ -71,15 +71,15 @@ class RunMarks {
         (place.behind != 0 ? marks_[place.behind].before : run.last) = place.before;
         place.run = nullptr;
     }
-    /// The run was cut, `depth` pages below the root: what is in front of that lies in the upper
-    /// half now, the parent.
+    /// The run was cut `depth` pages below the root: marks up to that depth move to the upper half,
+    /// which is now the parent.
     void cut(NodeId lower, std::int32_t depth) noexcept {
         for (Mark mark = first(lower), next = 0; mark != 0; mark = next) {
             next = behind(mark);
             if (marks_[mark].depth <= depth) move_up(mark);
         }
     }
-    /// To the parent of its run; out of all where that is a root.
+    /// Moves a mark to the parent of its run; removes it if the parent is a root.
     void move_up(Mark mark) noexcept {
         const TreePosition place = at(mark);
         take_out(mark);
@@ -94,7 +94,7 @@ class RunMarks {
     struct Place {
         TreeNode* run = nullptr;
         std::int32_t depth = 0;
-        Mark before = 0;  // of the same run
+        Mark before = 0;  // in the same run
         Mark behind = 0;
     };
 

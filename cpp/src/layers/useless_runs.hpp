@@ -15,45 +15,48 @@
 
 namespace kvcore {
 
-/// Runs of a tree that may end where no hit can: of those the last pages go before all that can
-/// serve one. Where layers keep a state, also where the checkpoints are.
+/// The runs of a tree that may end where no hit can end. Their last pages are evicted before all
+/// pages that can serve a hit. If layers keep a state, this class also stores the checkpoints of
+/// runs.
 ///
 ///     run     [ . . . c . . c . . . . ]      c: a page with a checkpoint at its end
-///                           |<----->|        nobody hits here: useless, once nobody holds the run
-///                                            and nothing follows it
+///                           |<----->|        no hit ends in these pages: they are useless if no
+///                                            holder and no later run needs the run
 ///
-/// Where a tier below keeps checkpoints too, one that was in a run may be there still, and a hit
-/// end there without the device's. So the last place of a run that had one counts as if it had it
-/// yet.
+/// If a lower tier also keeps checkpoints, it may still have a checkpoint that the device dropped,
+/// and a hit may end at that checkpoint. So the last place in a run that had a checkpoint counts as
+/// if the checkpoint still existed.
 ///
-/// A run is suspected when something happened that may have made it useless: the last of its users
-/// let go, the last run behind it went, or a checkpoint of it. It is judged when it is its turn.
+/// A run is suspected after an event that may have made it useless: its last user released it, the
+/// last run after it was evicted, or a checkpoint of it was dropped. It is judged when its turn
+/// comes.
 ///
-/// Owns: the order in which that happened to runs, their checkpoints. Invariant: where layers keep
-/// a state, a useless run that can go is among those; else one that lost the window at its end.
-/// Threads: none of its own. Cost: O(1) per verb, and that of judging a run once each time that it
-/// was condemned; the verbs that make room alone ask for memory.
+/// Owns: the order in which runs were suspected, and their checkpoints. Invariant: if layers keep a
+/// state, every useless run that can be evicted is in that order; otherwise every useless run
+/// that lost the window at its end.
+/// Threads: no locks of its own. Cost: O(1) per method, plus the cost of judging a run once each
+/// time that it was condemned; only the methods that make room allocate.
 class UselessRuns {
    public:
-    /// One run more, by its id. Throws std::bad_alloc.
+    /// Makes room for one more run id. Throws std::bad_alloc.
     void make_room_for_run() {
         make_room(nodes_, 1);
         checkpoints_.make_room_for_run();
         nodes_.emplace_back();
     }
     [[nodiscard]] std::size_t num_runs() const noexcept { return nodes_.size(); }
-    /// In all. Throws std::bad_alloc.
+    /// Makes room for `n` checkpoints in all. Throws std::bad_alloc.
     void make_room_for_checkpoints(std::size_t n) {
         while (checkpoints_.num_marks() <= n) checkpoints_.make_room_for_mark();
     }
 
-    /// The run may be useless, as from now on, whatever was known of it: it is to be judged.
+    /// The run may be useless from now on: it must be judged, even if it was judged before.
     void suspect(NodeId run) noexcept {
         pardon(run);
         condemn(run, 0, kUnjudged);
     }
-    /// Its pages behind `legal`, the last place where a hit can end, serve none; `judged`: a number
-    /// of the caller's, from 0 on, for when that was found.
+    /// The pages of the run after `legal`, the last depth at which a hit can end, serve no hit.
+    /// `judged`: a number of the caller, 0 or higher, for the time of this result.
     void condemn(NodeId run, std::int32_t legal, std::int64_t judged) noexcept {
         Node& node = nodes_[run];
         node.legal = legal;
@@ -73,17 +76,17 @@ class UselessRuns {
         (node.behind != kNoNode ? nodes_[node.behind].before : last_) = node.before;
     }
 
-    /// There are some to judge, or judged: else nothing is useless.
+    /// True if a run is suspected or condemned; otherwise no run is useless.
     [[nodiscard]] bool has_condemned() const noexcept { return first_ != kNoNode; }
 
     /// Pages at the end of a run.
     struct Part {
-        TreeNode* run = nullptr;  // none
+        TreeNode* run = nullptr;  // nullptr: no pages
         std::int64_t pages = 0;
     };
-    /// What goes first of `tree`: of the first run that ends where no hit can, and can go itself,
-    /// all behind where one can. `judge(run)` says where that is; what was found at another time
-    /// than `now` is not so any more.
+    /// The pages of `tree` to evict first: in the first run that has useless pages and can be
+    /// evicted, all pages after the last depth at which a hit can end. `judge(run)` returns that
+    /// depth. A result of another time than `now` is judged again.
     template <class Judge>
     [[nodiscard]] Part next(const PrefixTree& tree, const TreeNode* guarded, std::int64_t now,
                             const Judge& judge) noexcept {
@@ -103,19 +106,19 @@ class UselessRuns {
         return {};
     }
 
-    /// A tier below keeps checkpoints, too.
+    /// Call this if a lower tier also keeps checkpoints.
     void assume_tier() noexcept { has_tier_ = true; }
-    /// With such a tier: a hit ended there.
+    /// With a lower tier: records that a hit ended at `at`.
     void note_hit(TreePosition at) noexcept {
         if (!has_tier_) return;
         Node& run = nodes_[PrefixTree::position(at.node, at.depth).node->id];
         run.below = std::max(run.below, at.depth);
     }
-    /// A checkpoint in a run, by its number from 0 on.
+    /// Adds a checkpoint to a run. `checkpoint`: its number, 0 or higher.
     void mark(std::size_t checkpoint, TreePosition at) noexcept {
         checkpoints_.put_by_depth(static_cast<RunMarks::Mark>(checkpoint + 1), at);
     }
-    /// It is gone: perhaps the run ends where no hit can from now on.
+    /// Removes a checkpoint: its run may end where no hit can end from now on.
     void unmark(std::size_t checkpoint) noexcept {
         const auto mark = static_cast<RunMarks::Mark>(checkpoint + 1);
         const auto [run, depth] = checkpoints_.at(mark);
@@ -124,7 +127,8 @@ class UselessRuns {
         if (depth <= run->end()) note_hit({run, depth});
         if (run->num_children == 0 && run->pins == 0) suspect(run->id);
     }
-    /// The last place of a run with a checkpoint that `is_legal(depth)`; 0: there is none.
+    /// Depth of the last checkpoint of a run for which `is_legal(depth)` is true; 0 if there is no
+    /// legal checkpoint.
     template <class IsLegal>
     [[nodiscard]] std::int32_t last_checkpoint(const TreeNode* run,
                                                const IsLegal& is_legal) const noexcept {
@@ -136,8 +140,8 @@ class UselessRuns {
         const std::int32_t below = nodes_[run->id].below;
         return below > here && below <= run->end() && is_legal(below) ? below : here;
     }
-    /// Where the first checkpoint is behind a column on the way to `end`; 0: there is none. O(runs
-    /// and checkpoints behind it).
+    /// Depth of the first checkpoint after a column on the path to `end`; 0 if there is no
+    /// checkpoint. O(runs and checkpoints after the column).
     [[nodiscard]] std::int32_t first_checkpoint(TreePosition end,
                                                 std::int32_t column) const noexcept {
         std::int32_t first = 0;
@@ -163,7 +167,7 @@ class UselessRuns {
         nodes_[upper].below = 0;
         if (nodes_[lower].below <= depth) std::swap(nodes_[upper].below, nodes_[lower].below);
     }
-    /// The run is gone. Its checkpoints go with its pages.
+    /// The run was evicted. Its checkpoints leave with its pages.
     void erase(NodeId run) noexcept {
         pardon(run);
         nodes_[run].below = 0;
@@ -174,10 +178,10 @@ class UselessRuns {
     static constexpr std::int64_t kUnjudged = -1;
 
     struct Node {
-        NodeId before = kNoNode;  // of those condemned
+        NodeId before = kNoNode;  // in the order of condemned runs
         NodeId behind = kNoNode;
-        std::int32_t legal = 0;  // the last place in front of its end where a hit can end
-        std::int32_t below = 0;  // where a tier may have a checkpoint; 0: nowhere
+        std::int32_t legal = 0;  // the last depth at which a hit can end
+        std::int32_t below = 0;  // depth of a checkpoint that a tier may have; 0: no checkpoint
         bool is_condemned = false;
         std::int64_t judged = kUnjudged;
     };
@@ -190,7 +194,7 @@ class UselessRuns {
     NodeId first_ = kNoNode;
     NodeId last_ = kNoNode;
     bool has_tier_ = false;
-    RunMarks checkpoints_;  // those of a run: further on the later they were put there
+    RunMarks checkpoints_;  // by depth in each run
 };
 
 }  // namespace kvcore

@@ -9,10 +9,10 @@
 
 namespace kvcore {
 
-/// Told which pages of windows cached columns lose and get again. Pages that come and go with their
-/// column are told by the tree: see TreeListener.
+/// Is called when a cached column loses window pages or gets them again. The tree reports pages
+/// that enter or leave with their column: see TreeListener.
 ///
-/// Threads: called by whoever changes the columns, under the manager's mutex.
+/// Threads: called on the thread that changes the columns, under the manager's mutex.
 class WindowListener {
    public:
     WindowListener() = default;
@@ -20,9 +20,10 @@ class WindowListener {
     WindowListener& operator=(const WindowListener&) = delete;
     virtual ~WindowListener() = default;
 
-    /// A column of the tree has no pages of a window any more.
+    /// A cached column has no pages of a window any more.
     virtual void lost(BlockId column, std::size_t window) noexcept = 0;
-    /// The last column on the way to `end` has pages of these windows again, by bits.
+    /// The last column on the path to `end` has pages of these windows again. `windows`: a bit for
+    /// each window.
     virtual void filled(TreePosition end, std::uint8_t windows) noexcept = 0;
 };
 

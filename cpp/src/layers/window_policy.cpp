@@ -16,14 +16,14 @@ NodeId WindowPolicy::take_id(Owner owner) {
 void WindowPolicy::make_room(NodeId last) {
     if (last < runs_.size()) return;
     kvcore::make_room(runs_, 1);
-    // What was made before it failed serves the next time.
+    // After a failure, the next call uses the room that was made before.
     if (ends_.num_runs() == last) ends_.make_room_for_run();
     if (useless_.num_runs() == last) useless_.make_room_for_run();
     runs_.push_back({take_id({last, true}), false});
 }
 
 void WindowPolicy::make_room_for_departures(std::size_t n) {
-    while (departures_.size() <= n) {  // the first is none
+    while (departures_.size() <= n) {  // number 0 is no departure
         kvcore::make_room(departures_, 1);
         const auto departure = static_cast<Departure>(departures_.size());
         if (ends_.num_marks() == departure) ends_.make_room_for_mark();
@@ -60,7 +60,7 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
     return departure;
 }
 
-// Withdrawn, not erased: nothing was evicted that could come back.
+// Calls `withdraw`, not `erase`: no run was evicted that could return.
 void WindowPolicy::end(Departure departure) noexcept {
     ends_.take_out(departure);
     switch (departures_[departure].place) {
@@ -103,8 +103,8 @@ void WindowPolicy::take_off(Pile& pile, Departure departure) noexcept {
     (left.above != 0 ? departures_[left.above].below : pile.top) = left.below;
 }
 
-// The last one first: where a policy puts what is offered in front of all others, they stand as
-// they did.
+// Offers the last departure first: a policy that puts offered runs before all others restores their
+// order.
 void WindowPolicy::put_back() noexcept {
     while (aside_.top != 0) {
         const Departure departure = aside_.top;
@@ -146,9 +146,9 @@ std::size_t WindowPolicy::upcoming(NodeId* out, std::size_t n) const noexcept {
     return runs;
 }
 
-// ---- what happens to runs
+// ---- events of runs
 
-// Windows stay in front of what they are used with.
+// Hits windows before their run, so windows stay before the run in the order.
 void WindowPolicy::hit(NodeId node) noexcept {
     useless_.pardon(node);
     if (!interest_.hits) return;
@@ -166,7 +166,7 @@ void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {
     }
 }
 
-// Behind `split`, the upper half is told of first: what ended in it goes with it.
+// After `split`, the tree calls this first for the upper half: the marks that end in it move to it.
 void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
     if (cut_ != kNoNode) {
         const NodeId lower = std::exchange(cut_, kNoNode);
@@ -176,7 +176,7 @@ void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) n
     if (interest_.sizes) policy_->resize(id(node), depth, pages);
 }
 
-// What ended in it ends from now on where that leaves off.
+// Departures that ended in the run end at its parent from now on.
 void WindowPolicy::erase(NodeId node) noexcept {
     useless_.erase(node);
     while (ends_.first(node) != 0) ends_.move_up(ends_.first(node));

@@ -15,30 +15,30 @@
 
 namespace kvcore {
 
-/// Another policy, where layers do not all keep everything: it orders windows that are kept among
-/// the runs of a tree.
+/// Wraps an eviction policy if not all layers keep every token: orders kept windows among the runs
+/// of a tree.
 ///
-/// What left a prefix together, and serves the next turn there together, is a *departure*. To the
-/// policy it is a run of its own: cut off the one that the prefix ends in, so worth as much, and
-/// released when it left. From then on what happens to that run, uses and priorities, happens to
-/// it too, but for the time of its release. So a policy need not know of windows, and
-///     lru        compares by when they were let go of
-///     others     keep the windows of a run as long as its pages, and of runs worth the same let
-///                windows go first
+/// Window pages that left a prefix together, and serve the next turn together, are a *departure*.
+/// For the wrapped policy a departure is a run: it was cut off the run that the prefix ends in, has
+/// the same value, and was released when the pages left. Later uses and priorities of that run also
+/// apply to the departure, but not the time of its release. So a policy needs no code for windows:
+///     lru        compares windows and runs by the times of their release
+///     others     keep the windows of a run as long as its pages, and evict the windows
+///                first among runs of equal value
 ///
-/// UselessRuns gets each event of a run as well. Useless runs go before the victims of the policy:
-/// ColumnPages names such a run with `aim`.
+/// UselessRuns also gets each event of a run. Useless runs are evicted before the victims of the
+/// policy: ColumnPages names a useless run with `aim`.
 ///
-/// Owns: the policy, a record per node id of the tree and one per departure, each of which has an
-/// id of the policy's.
-/// Threads: none of its own. Cost: that of the policy, for a run times the departures that end in
-/// it; `make_room` alone asks for memory.
+/// Owns: the wrapped policy, a record per node id of the tree and a record per departure; each
+/// record has an id of the wrapped policy.
+/// Threads: no locks of its own. Cost: that of the wrapped policy, for a run times the departures
+/// that end in it; only the methods that make room allocate.
 class WindowPolicy final : public EvictionPolicy {
    public:
-    /// A departure; 0 is none.
+    /// The number of a departure; 0: no departure.
     using Departure = std::uint32_t;
 
-    /// `num_checkpoints`: so many can be, where layers keep a state.
+    /// `num_checkpoints`: the largest number of checkpoints, if layers keep a state.
     explicit WindowPolicy(std::unique_ptr<EvictionPolicy> policy, std::size_t num_checkpoints = 0)
         : policy_(std::move(policy)),
           interest_(policy_->interest()),
@@ -46,39 +46,41 @@ class WindowPolicy final : public EvictionPolicy {
         useless_.make_room_for_checkpoints(num_checkpoints);
     }
 
-    /// It wants to hear of nothing but releases: by time alone everything that left together goes
-    /// together, wherever its prefixes end.
+    /// True if the wrapped policy uses only releases. It orders by time, so all pages that left
+    /// together are evicted together, wherever their prefixes end.
     [[nodiscard]] bool goes_by_time() const noexcept {
         const PolicyInterest& i = interest_;
         return !(i.hits || i.recency || i.growth || i.sizes || i.retention || i.fingerprints);
     }
-    /// So many departures at a time can be. Throws std::bad_alloc.
+    /// Makes room for `n` departures at a time. Throws std::bad_alloc.
     void make_room_for_departures(std::size_t n);
-    /// Those that are, and how many more can be.
+    /// The departures that exist, and the number of departures that can still begin.
     [[nodiscard]] std::size_t num_departures() const noexcept {
         return departures_.size() - 1 - num_free_;
     }
     [[nodiscard]] std::size_t num_free_departures() const noexcept { return num_free_; }
-    /// Windows of a prefix that ends there are let go of now: the same one whenever it is asked
-    /// with the same number, which grows; 0 where there is no room. The policy does not order spare
-    /// ones: those wait in a queue of their own.
+    /// Begins a departure: windows of a prefix that ends at `end` are left now. Returns the same
+    /// departure for the same end and `moment`, a number that grows; 0 if there is no room. The
+    /// policy does not order spare departures: they wait in their own queue.
     [[nodiscard]] Departure begin(TreePosition end, std::uint32_t moment, bool is_spare) noexcept;
-    /// Nothing is left of them.
+    /// The departure has no pages any more.
     void end(Departure departure) noexcept;
-    /// Where a departure ended, in what is left of the way there; no node where nothing is.
+    /// The end of a departure, in the part of its path that is still in the tree; no node if no
+    /// part is left.
     [[nodiscard]] TreePosition end_of(Departure departure) const noexcept {
         return ends_.at(departure);
     }
-    /// What goes next of `tree`, whose policy this is, should it be a departure; 0 where it is a
-    /// run, or nothing can go.
+    /// The next victim of `tree`, which uses this policy, if that is a departure; 0 if it is a run,
+    /// or if nothing can be evicted.
     [[nodiscard]] Departure next(PrefixTree& tree) noexcept;
-    /// Once no run can go: of what went before runs that were asked for, the first; 0: nothing.
+    /// For use when no run can be evicted: the first departure that `victim` set aside to find a
+    /// run; 0: no departure.
     [[nodiscard]] Departure first_aside() const noexcept { return aside_.bottom; }
-    /// The oldest spare departure; 0: there is none.
+    /// The oldest spare departure; 0: no departure.
     [[nodiscard]] Departure first_spare() const noexcept { return spare_.bottom; }
 
     [[nodiscard]] UselessRuns& useless() noexcept { return useless_; }
-    /// The next victim is that run; kNoNode: what the policy says. The run can go.
+    /// Makes this run the next victim; kNoNode: the policy chooses. The run must be evictable.
     void aim(NodeId run) noexcept { aim_ = run; }
 
     [[nodiscard]] PolicyInterest interest() const noexcept override {
@@ -98,8 +100,9 @@ class WindowPolicy final : public EvictionPolicy {
         runs_[node].is_candidate = true;
         policy_->release(id(node), ++clock_);
     }
-    /// Where what is useless goes out of its turn, what it followed is not the next to go: so a
-    /// policy that does not ask for the times of prefixes is told of each as if it ended there.
+    /// Useless runs are evicted out of turn, so the run before a useless run is not the next
+    /// victim. If the wrapped policy does not use `pass`, every run of a released prefix counts as
+    /// released.
     void pass(NodeId node, std::uint64_t time) noexcept override {
         if (!interest_.recency) return release(node, time);
         policy_->pass(id(node), clock_);
@@ -131,7 +134,7 @@ class WindowPolicy final : public EvictionPolicy {
         useless_.pardon(node);
         policy_->withdraw(id(node));
     }
-    /// A run, whatever departures go before it.
+    /// The next run, even if departures come before it.
     [[nodiscard]] NodeId victim() noexcept override;
     [[nodiscard]] std::size_t upcoming(NodeId* out, std::size_t n) const noexcept override;
 
@@ -141,8 +144,8 @@ class WindowPolicy final : public EvictionPolicy {
         bool is_run = true;
     };
     struct Run {
-        NodeId id = 0;              // the policy's
-        bool is_candidate = false;  // of the policy, be it that the tree has others behind it
+        NodeId id = 0;              // of the wrapped policy
+        bool is_candidate = false;  // of the policy; the tree may have later runs
     };
     enum class Place : std::uint8_t { kOrdered, kAside, kSpare };
     struct Left {
@@ -151,7 +154,7 @@ class WindowPolicy final : public EvictionPolicy {
         Departure next_free = 0;
         Departure below = 0;  // in its pile
         Departure above = 0;
-        Place place = Place::kOrdered;  // by the policy, or in a pile
+        Place place = Place::kOrdered;  // ordered by the policy, or in a pile
     };
     struct Pile {
         Departure bottom = 0;  // came first
@@ -166,20 +169,20 @@ class WindowPolicy final : public EvictionPolicy {
     void put_back() noexcept;
 
     std::unique_ptr<EvictionPolicy> policy_;
-    PolicyInterest interest_;    // the policy's
-    std::vector<Owner> owners_;  // of the policy's ids
+    PolicyInterest interest_;    // of the wrapped policy
+    std::vector<Owner> owners_;  // by id of the wrapped policy
     std::vector<Run> runs_;
     std::vector<Left> departures_ = std::vector<Left>(1);
-    RunMarks ends_;  // of departures: where each ends
+    RunMarks ends_;  // the ends of departures
     UselessRuns useless_;
     std::uint64_t clock_ = 0;
     NodeId cut_ = kNoNode;  // the lower half of a run that is being cut
     NodeId aim_ = kNoNode;
     Departure free_ = 0;
     std::size_t num_free_ = 0;
-    Pile aside_;          // what went before runs that were asked for
+    Pile aside_;          // departures that came before a wanted run
     Pile spare_;          // spare departures
-    bool stops_ = false;  // at a departure
+    bool stops_ = false;  // `victim` stops at a departure
     bool has_states_;
 };
 

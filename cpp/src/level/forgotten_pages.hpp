@@ -12,12 +12,13 @@
 
 namespace kvcore {
 
-/// Hears for a pool, and for what belongs to its pages or columns, of those that a tree forgets.
+/// Passes the pages that a tree forgets to the pool, and to the data of these pages or columns.
 ///
-/// Owns: nothing of it. Threads: none of its own; CacheManager locks around it. Cost: O(1) a page.
+/// Owns: no pages and no data. Threads: no locks of its own; CacheManager locks around it. Cost:
+/// O(1) per page.
 class ForgottenPages final : public ForgottenListener {
    public:
-    /// Of what is not there, nullptr.
+    /// Sets the objects to call; nullptr for an object that the replica does not have.
     void watch(PrefixTree& tree, BlockPool& pool, ColumnPages* columns, ColumnStates* states,
                RecordKeys* keys) noexcept {
         pool_ = &pool;

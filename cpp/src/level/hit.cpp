@@ -4,7 +4,7 @@
 namespace kvcore::tiered {
 namespace {
 
-// A node for a prefix that is not there either: its columns are not asked for.
+// Returns `other` if `at` is empty: ColumnsUp needs a node, but no column of it is read.
 TreePosition some(TreePosition at, TreePosition other) noexcept {
     return at.depth > 0 ? at : other;
 }
@@ -15,12 +15,13 @@ TreePosition find(const PrefixTree& tree, std::string_view name_space, const Tok
     return root == nullptr ? TreePosition{} : tree.match(root, tokens, n).at;
 }
 
-/// The columns of both, from an end upwards.
+/// The columns of a prefix on the device and in the host tier, from its end to its start.
 struct BothUp {
     BothUp(TreePosition at, TreePosition below, std::int32_t tokens) noexcept
         : at(at), below(below), here(some(at, below), tokens), there(some(below, at), tokens) {}
 
-    /// One of them has what is asked for: `is_here(column)`, `is_there(record)`.
+    /// True if the device or the tier has the wanted data of a column: `is_here(column)`,
+    /// `is_there(record)`.
     template <class Here, class There>
     [[nodiscard]] bool any(std::int32_t column, const Here& is_here, const There& is_there) {
         return (column < at.depth && is_here(here[column])) ||

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With groups of layers or states: what the device and the tier below it serve together.
+// Hits that the device and the host tier serve together, with groups of layers or states.
 #pragma once
 
 #include <algorithm>
@@ -12,30 +12,30 @@
 
 namespace kvcore {
 
-/// The longest prefix that a claim can take out of the cache: whole pages of the tree, and behind
-/// them either a page to copy the start of, or pages of the tier below.
+/// The longest prefix that a claim can take from the cache: whole pages of the tree and, after
+/// them, either a page whose start is copied or pages of the host tier.
 struct FoundHit {
     PrefixMatch match;
-    TreePosition below;       // in the host tier, where the hit goes on there
-    std::int64_t tokens = 0;  // all of it; 0: no longer one than the claim has
-    // With states: whole pages went on up to this token without a checkpoint; -1: not looked for.
+    TreePosition below;       // in the host tier, if the hit continues in it
+    std::int64_t tokens = 0;  // of the whole hit; 0: not longer than the claim's hit
+    // With states: whole pages continued up to this token without a checkpoint; -1: not searched.
     std::int64_t branch = -1;
-    std::int64_t wanted = 0;  // whole pages that were looked for
+    std::int64_t wanted = 0;  // whole pages that were searched for
 
     [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
-    /// It takes over pages of the tree.
+    /// True if the hit takes over pages of the tree.
     [[nodiscard]] bool shares() const noexcept { return is_taken() && match.at.node != nullptr; }
     [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
-    /// Its end is in the host tier alone.
+    /// True if only the host tier has the end of the hit.
     [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
 };
 
-/// A prefix of which the device has the first columns, and the tier below those behind them, pages
-/// of windows that the device's columns miss, or the checkpoint at the end. What is in neither is
-/// read by no group.
+/// A prefix whose first columns the device has. The host tier has the columns after them, window
+/// pages that the device's columns miss, or the checkpoint at the end. No group reads pages
+/// that are in neither tier.
 struct TieredHit {
-    TreePosition at;     // of the device
-    TreePosition below;  // of the tier; no node: it has nothing that is needed
+    TreePosition at;     // on the device
+    TreePosition below;  // in the tier; no node: no page of the tier is needed
     std::int64_t tokens = 0;
 };
 
@@ -49,10 +49,10 @@ static_assert(Grouping::kMaxWindows < 8, "a window has a bit");
 
 }  // namespace tiered
 
-/// A column of the device's tree that gets pages of windows from below, which another column brings
-/// until they have arrived.
+/// A column of the device's tree that gets window pages from the host tier. Another column (the
+/// bringer) has them until they arrive.
 struct Patch {
-    std::int32_t index = 0;    // of the column, in the row
+    std::int32_t index = 0;    // of the column in the row
     std::uint8_t windows = 0;  // a bit for each
     BlockId bringer = -1;
 
@@ -63,16 +63,16 @@ struct Patch {
 
 namespace tiered {
 
-/// The longest prefix of both, in columns, that every group can serve: full groups have each
-/// column, here or below, windows those that they read, states a checkpoint at the end. O(columns
-/// between them + windows).
+/// The longest prefix, in columns, that the device and the tier can serve together to every group:
+/// full groups need each column, windows the columns that they read, and states a checkpoint at the
+/// end. O(columns after it + windows).
 [[nodiscard]] std::int32_t longest_hit(const Replica& home, TreePosition at,
                                        TreePosition below) noexcept;
-/// Columns of a prompt that the replica has, here or below. Without groups too.
+/// Columns of a prompt that the device or the tier has. Also for replicas without groups.
 [[nodiscard]] std::int64_t count_columns(const Replica& home, std::string_view name_space,
                                          const TokenId* tokens, std::int64_t n) noexcept;
 
-/// Pages of windows that are named by a bit each.
+/// Pages of a column in these windows, a bit each.
 [[nodiscard]] inline std::int64_t count_pages(const Grouping& grouping,
                                               std::uint8_t windows) noexcept {
     std::int64_t pages = 0;
@@ -82,8 +82,8 @@ namespace tiered {
     return pages;
 }
 
-/// Calls visit(patch) for each column on the way to `at` that misses pages which a hit of so many
-/// tokens reads, from the end. O(columns that windows read).
+/// Calls visit(patch), from the end, for each column on the path to `at` that misses pages which a
+/// hit of `tokens` tokens reads. O(columns that windows read).
 template <class Visit>
 void for_each_patch(const Replica& home, TreePosition at, std::int64_t tokens, const Visit& visit) {
     const ColumnPages& columns = *home.columns;

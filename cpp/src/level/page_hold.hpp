@@ -12,22 +12,22 @@
 
 namespace kvcore {
 
-/// Keeps one page of a replica, or one column, from being given to anybody else while it is copied.
+/// Keeps one page of a replica, or one column, from getting another owner while it is copied.
 ///
-/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run; of
-/// a column, the part of a reader of all its windows.
+/// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run;
+/// for a column also a reader in all its windows.
 /// Invariant: the page is not free, not evicted and not handed out until the hold ends.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(1). Allocates nothing and never throws.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(1). Allocates no memory and never throws.
 class PageHold {
    public:
     PageHold() noexcept = default;
-    /// One more reference to a page that a sequence holds.
+    /// Adds a reference to a page that a sequence holds.
     [[nodiscard]] static PageHold share(Replica& home, BlockId page) noexcept {
         home.pool.share(&page, 1);
         return adopt(home, page);
     }
-    /// Takes over the reference that its holder gives up.
+    /// Takes over the reference that a holder gives up.
     [[nodiscard]] static PageHold adopt(Replica& home, BlockId page) noexcept {
         PageHold hold;
         hold.home_ = &home;
@@ -35,7 +35,7 @@ class PageHold {
         if (home.columns != nullptr) home.columns->enter_all(page);
         return hold;
     }
-    /// The last page on the way to `at`, of the tree.
+    /// Pins the last page on the path to `at`, a page of the tree.
     [[nodiscard]] static PageHold pin(Replica& home, TreePosition at, BlockId page) noexcept {
         PageHold hold = adopt(home, page);
         hold.become_pin(at);
@@ -55,32 +55,33 @@ class PageHold {
     ~PageHold() { reset(); }
 
     [[nodiscard]] BlockId page() const noexcept { return page_; }
-    /// It counts among the page's references.
+    /// True if the hold counts among the page's references.
     [[nodiscard]] bool is_reference() const noexcept {
         return home_ != nullptr && at_.node == nullptr;
     }
-    /// Where the tree has the page; no node where the hold is a reference.
+    /// The position of the page in the tree; no node if the hold is a reference.
     [[nodiscard]] TreePosition at() const noexcept { return at_; }
 
-    /// The page that is held by a reference is the tree's from now on, as the last one on the way
-    /// to `at`: so is the hold.
+    /// The tree now has the page, as the last page on the path to `at`: the reference becomes a
+    /// pin.
     void move_to_tree(TreePosition at) noexcept {
         home_->pool.free(&page_, 1);
         become_pin(at);
     }
-    /// The page moved to `column`. The tree has that column as the last one on the way to `at`;
-    /// without a node in `at`, the hold takes a reference to the column.
+    /// Moves the hold to `column`, which now has the page. The tree has that column as the last
+    /// column on the path to `at`; if `at` has no node, the hold takes a reference to the column.
     void move_to_column(BlockId column, TreePosition at) noexcept {
         *this = at.node != nullptr ? pin(*home_, at, column) : share(*home_, column);
     }
-    /// Before the tree forgets what nobody uses: a copy alone is no use of a page. `fasten` has to
-    /// follow, once all holds are loose: a page that is still protected stays the tree's; of others
-    /// the hold has a reference, which outlives their place in the tree. So it has of one that was
-    /// forgotten: a pin there would keep what is in front of it.
+    /// Call `loosen` before the tree forgets unused pages, because a copy does not count as a use,
+    /// and `fasten` after all holds are loose. `fasten` pins a page again if another pin still
+    /// protects it. Otherwise the hold takes a reference, which keeps the page after it leaves the
+    /// tree. For a forgotten page `loosen` also takes a reference: a pin would keep the pages
+    /// before it.
     void loosen() noexcept {
         if (at_.node == nullptr) return;
         TreeNode* pinned = at_.node;
-        at_ = PrefixTree::position(pinned, at_.depth);  // the run may have been cut behind it
+        at_ = PrefixTree::position(pinned, at_.depth);  // the run may have been cut
         if (PrefixTree::is_forgotten(at_.node)) {
             home_->pool.share(&page_, 1);
             at_ = {};
@@ -120,16 +121,16 @@ class PageHold {
     BlockId page_ = 0;
 };
 
-/// The same for the last pages of a prefix in a tree: those of a store or a load.
+/// As PageHold, for the last pages of a prefix in a tree: the pages of a store or a load.
 ///
-/// Owns: a pin where the prefix ends; after `fasten`, for pages that nothing else protects, a
-/// reference to each, and the pin in front of them as long as there are others.
+/// Owns: a pin where the prefix ends. After `fasten`: a reference to each page that no other pin
+/// protects, and a pin before these pages if there are other pages.
 /// Threads, cost: as PageHold; O(pages) to loosen, fasten and end.
 class PathHold {
    public:
     PathHold() noexcept = default;
-    /// Pages [n] at the end of the prefix of `depth` pages on the way to `node`, or columns: those
-    /// of windows have their reader elsewhere.
+    /// Holds the pages or columns at the end of the prefix of `depth` pages on the path to `node`.
+    /// Window pages need a reader elsewhere.
     PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
              ColumnPages* columns, ColumnStates* states) noexcept
         : pool_(&pool),
@@ -161,25 +162,25 @@ class PathHold {
     }
     ~PathHold() { end(false); }
 
-    /// Where the part ends that the tree has.
+    /// The end of the part that the tree has.
     [[nodiscard]] TreeNode* node() const noexcept { return node_; }
     /// The end of the prefix, until `fasten`.
     [[nodiscard]] std::int32_t depth() const noexcept { return depth_; }
-    /// Pages that are held by references: the last of those given to `fasten`.
+    /// Pages that are held by references: the last pages given to `fasten`.
     struct Pages {
         const BlockId* ids = nullptr;
         std::int64_t n = 0;
     };
     [[nodiscard]] Pages references() const noexcept { return references_; }
 
-    /// Ends the hold; `touch`: as a use of the pages.
+    /// Ends the hold. `touch`: counts as a use of the pages.
     void end(bool touch) noexcept {
         if (TreeNode* node = std::exchange(node_, nullptr)) tree_->unpin(node, touch);
         const Pages pages = std::exchange(references_, {});
         if (pages.n > 0) pool_->free(pages.ids, pages.n);
     }
-    /// As those of PageHold. `pages` [n] are the last ones of the prefix; they have to stay where
-    /// they are until the end.
+    /// As in PageHold. `pages` [n]: the last pages of the prefix; the array must stay valid until
+    /// the hold ends.
     void loosen(const BlockId* pages, std::int64_t n) noexcept {
         if (node_ == nullptr) return;
         TreeNode* pinned = node_;
@@ -199,15 +200,15 @@ class PathHold {
         if (node_ != nullptr) tree_->pin(node_);
     }
 
-    /// What is read of it was forgotten meanwhile.
+    /// True if the tree forgot the held pages meanwhile.
     [[nodiscard]] bool is_forgotten() const noexcept {
         return node_ != nullptr &&
                PrefixTree::is_forgotten(PrefixTree::position(node_, depth_).node);
     }
 
    private:
-    // Has references to the last `gone` of its pages that are pinned, and looks at those in front.
-    // Returns how many there were.
+    // Takes references to the last `gone` of its pinned pages, and continues with the pages before
+    // them. Returns the number of these pages.
     std::int64_t refer_to_last(const BlockId* pages, std::int64_t n, std::int64_t gone) noexcept {
         const std::int64_t pinned = n - references_.n;
         gone = std::min(gone, pinned);
@@ -220,10 +221,10 @@ class PathHold {
 
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
-    ColumnPages* columns_ = nullptr;  // none where a column is a page
-    ColumnStates* states_ = nullptr;  // none without states
-    TreeNode* node_ = nullptr;        // nullptr: the tree has nothing that is held
-    std::int32_t depth_ = 0;          // of that part
+    ColumnPages* columns_ = nullptr;  // nullptr if a column is a page
+    ColumnStates* states_ = nullptr;  // nullptr without states
+    TreeNode* node_ = nullptr;        // nullptr: no held page is in the tree
+    std::int32_t depth_ = 0;          // of the part in the tree
     Pages references_;
 };
 

@@ -10,8 +10,8 @@ namespace kvcore {
 namespace {
 
 [[noreturn]] void refuse_free(BlockId page) {
-    throw InvalidHandleError(detail::concat(
-        "page ", page, " is free, must be one that a request holds or that is cached"));
+    throw InvalidHandleError(
+        detail::concat("page ", page, " is free, must be cached or held by a request"));
 }
 
 bool is_before(const std::pair<BlockId, TreePosition>& entry, BlockId column) noexcept {
@@ -39,7 +39,7 @@ PageSet::PageSet(Replica& home, const BlockId* pages, std::int64_t n) : home_(&h
     home.note_peak();
 }
 
-// A page stays with its column unless the other column has it now.
+// A hold stays with its column unless the other column has the page now.
 void PageSet::follow(BlockId from, BlockId to, TreePosition at) noexcept {
     for (std::size_t i = 0; i < holds_.size(); ++i) {
         PageHold& hold = holds_[i];
@@ -50,16 +50,16 @@ void PageSet::follow(BlockId from, BlockId to, TreePosition at) noexcept {
     }
 }
 
-// What has been held so far is let go as it was taken.
+// If quotas do not allow the holds, releases them again and throws.
 void PageSet::require_lawful() {
     const std::int64_t available = home_->num_available();
     if (home_->owners->counts().is_lawful(available)) return;
     const std::int64_t n = static_cast<std::int64_t>(pages_.size());
     holds_.clear();
-    static_cast<void>(home_->num_available());  // tells of it
+    static_cast<void>(home_->num_available());  // reports the released pages to the owners
     throw CapacityError(detail::concat("the quotas of tenants leave no room to hold ", n,
-                                       " pages: cached ones count for their tenants then; hold "
-                                       "fewer, or release requests of theirs"));
+                                       " pages: a held page counts for its tenant; hold fewer "
+                                       "pages, or release requests of these tenants"));
 }
 
 }  // namespace kvcore

@@ -13,12 +13,14 @@ namespace kvcore {
 
 /// The pages of one HeldPages.
 ///
-/// Owns: a hold on each of their columns. Threads: none of its own; CacheManager locks around it.
-/// Cost: O(pages); to begin, O(cached pages) where some of them are cached.
+/// Owns: a hold on each of their columns. Threads: no locks of its own; CacheManager locks around
+/// it.
+/// Cost: O(pages); to construct, O(cached pages) if some of the pages are cached.
 class PageSet {
    public:
-    /// Throws InvalidHandleError for an id that is no page's, or a free page's; CapacityError where
-    /// quotas leave no room for what would be held; std::bad_alloc. Nothing has changed then.
+    /// Throws InvalidHandleError for an id that is not a page of the replica, or is a free page;
+    /// CapacityError if quotas leave no room to hold the pages; std::bad_alloc. If it throws,
+    /// nothing has changed.
     PageSet(Replica& home, const BlockId* pages, std::int64_t n);
 
     [[nodiscard]] const Replica& home() const noexcept { return *home_; }
@@ -33,25 +35,25 @@ class PageSet {
 
     Replica* home_;
     std::vector<BlockId> pages_;
-    std::vector<PageHold> holds_;  // of each, or of its column
+    std::vector<PageHold> holds_;  // for each page, on it or on its column
 };
 
-/// All of a manager.
+/// All PageSets of a manager.
 ///
-/// Owns: none of them: they belong to who holds. Threads: none of its own. Cost: O(pages held).
+/// Owns: no PageSet: their holders own them. Threads: no locks of its own. Cost: O(pages held).
 class PageHolds {
    public:
     [[nodiscard]] bool empty() const noexcept { return sets_.empty(); }
     [[nodiscard]] const std::vector<PageSet*>& all() const noexcept { return sets_; }
 
-    /// So that one more can be added. Throws std::bad_alloc.
+    /// Makes room for one more PageSet. Throws std::bad_alloc.
     void make_room() { kvcore::make_room(sets_, 1); }
     void add(PageSet& one) noexcept { sets_.push_back(&one); }
     void remove(const PageSet& one) noexcept {
         sets_.erase(std::find(sets_.begin(), sets_.end(), &one));
     }
 
-    /// A page that is held by references is the tree's from now on, the last on the way to `at`.
+    /// The tree now has a page that is held by references, as the last page on the path to `at`.
     void move_to_tree(const Replica& home, BlockId column, TreePosition at) noexcept {
         for (PageSet* set : sets_) {
             if (&set->home() != &home) continue;
@@ -60,14 +62,14 @@ class PageHolds {
             }
         }
     }
-    /// Pages moved from a column to another one: the holds on these pages follow them. See
+    /// Pages moved from one column to another column: the holds on these pages follow them. See
     /// PageHold::move_to_column.
     void follow(const Replica& home, BlockId from, BlockId to, TreePosition at) noexcept {
         for (PageSet* set : sets_) {
             if (&set->home() == &home) set->follow(from, to, at);
         }
     }
-    /// Around what forgets all that nobody uses: see PageHold.
+    /// Call these before and after the tree forgets unused pages: see PageHold.
     void loosen() noexcept {
         for (PageSet* set : sets_) {
             for (PageHold& hold : set->holds()) hold.loosen();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that callers name by their ids.
+// Checks and look-ups for page ids that callers pass.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace kvcore::page_ids {
 
-/// Throws InvalidHandleError for an id that is none of the replica's pages. O(1).
+/// Throws InvalidHandleError if the id is not a page of the replica. O(1).
 void require(const Replica& home, BlockId page);
-/// The column of each of these pages [n], itself where a column is a page; -1 for a page that no
-/// column has. Throws InvalidHandleError for an id that is none of the replica's pages, and
+/// The column of each of these pages [n]: the page itself if a column is a page, -1 for a page
+/// without a column. Throws InvalidHandleError for an id that is not a page of the replica, and
 /// std::bad_alloc. O(n), with groups O(pages of the replica).
 [[nodiscard]] std::vector<BlockId> columns_of(const Replica& home, const BlockId* pages,
                                               std::int64_t n);
-/// A bit for each id of the pool: whether it is one of these columns; -1 is none.
+/// A bit for each id of the pool, set for these columns. Ignores -1.
 [[nodiscard]] std::vector<bool> mark(const Replica& home, const std::vector<BlockId>& columns);
-/// Those of these columns that are in the tree, or were forgotten there and are held yet, by rising
-/// ids: each the last one of a prefix. Runs are cut behind the last of theirs, so that a hold on
-/// them keeps no more. O(cached columns).
+/// Finds the columns that are in the tree, or were forgotten and are still held. Returns their ids,
+/// in rising order, each with its position as the last column of a prefix. Cuts each run after the
+/// last of these columns, so a hold on them keeps no later columns. O(cached columns).
 [[nodiscard]] std::vector<std::pair<BlockId, TreePosition>> locate(
     Replica& home, const std::vector<BlockId>& columns);
 

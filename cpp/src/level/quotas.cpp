@@ -39,8 +39,8 @@ bool is_held(const Replica& home, BlockId column) {
     return held;
 }
 
-// Of the columns on the way to `at`, those that no pin protects: the last ones. And those of each
-// window from first_of(window) on.
+// Visits the pages on the path to `at` that no pin protects, which are in the last columns, and the
+// idle pages of each window from column first_of(window) on.
 template <class FirstOf, class Visit>
 void for_each_idle(const Replica& home, TreePosition at, const FirstOf& first_of,
                    const Visit& visit) {
@@ -65,7 +65,7 @@ void for_each_idle(const Replica& home, TreePosition at, const FirstOf& first_of
     }
 }
 
-// Those that a hit of `tokens` reads.
+// The first column of a window that a hit of `tokens` tokens reads.
 auto read_by_hit(const Replica& home, std::int64_t tokens) {
     return [&home, tokens](const Grouping::Window& window) {
         return home.columns->grouping().first_column(window, tokens);
@@ -79,7 +79,7 @@ bool fits(const Replica& home, TreePosition at, const FirstOf& first_of) {
     return trial.is_lawful();
 }
 
-// The longest part for which does_fit(depth): no longer one does where a shorter one does not.
+// The longest part for which does_fit(depth) is true. If a part does not fit, no longer part fits.
 template <class DoesFit>
 std::int32_t longest_fitting(std::int32_t depth, const DoesFit& does_fit) {
     if (does_fit(depth)) return depth;
@@ -103,8 +103,8 @@ TreePosition cut(const Replica& home, TreePosition at, std::int32_t depth) {
 void check(const CacheConfig& config) {
     if (config.quotas.size() > PageOwners::kMaxTenants) {
         throw std::invalid_argument(detail::concat(config.quotas.size(),
-                                                   " tenants have quotas, at most ",
-                                                   PageOwners::kMaxTenants, " can"));
+                                                   " tenants have quotas, must be at most ",
+                                                   PageOwners::kMaxTenants));
     }
     std::int64_t reserved = 0;
     for (std::size_t i = 0; i < config.quotas.size(); ++i) {
@@ -119,7 +119,8 @@ void check(const CacheConfig& config) {
         }
         if (quota.reserved_pages > config.num_pages - reserved) {
             refuse(i, "reserved_pages", quota.reserved_pages,
-                   "at most what those before it leave of the pool, ", config.num_pages - reserved);
+                   "at most the rest of the pool after earlier quotas, ",
+                   config.num_pages - reserved);
         }
         reserved += quota.reserved_pages;
     }
@@ -128,7 +129,7 @@ void check(const CacheConfig& config) {
 void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages) {
     pages.clear();
     if (!hit.shares()) return;
-    static_cast<void>(home.num_evictable());  // tells of pins since
+    static_cast<void>(home.num_evictable());  // reports recent pins to the owners
     const TreePosition at = hit.is_partial() ? hit.match.partial : hit.match.at;
     for_each_idle(home, at, read_by_hit(home, hit.tokens),
                   [&](BlockId page) { pages.push_back(page); });
@@ -172,7 +173,7 @@ void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
     shorter.match.at = {home.tree.split({hit.match.at.node, depth}), depth};
     shorter.tokens = std::int64_t{depth} * home.tree.page_size();
     if (shorter.tokens <= taken) shorter = {};
-    shorter.branch = hit.branch;  // where a checkpoint is due, whatever is taken
+    shorter.branch = hit.branch;  // where a checkpoint is due in any case
     hit = shorter;
 }
 

@@ -11,19 +11,19 @@
 
 namespace kvcore {
 
-/// Keys of what the host tier of a replica has, as far as somebody asked for them.
+/// The keys of the records in the host tier of a replica, as far as a caller asked for them.
 ///
-/// Owns: a key for each record, by its id. Invariant: a known key is that of the tokens that the
-/// record has in the tier's tree, and so are those of all records on the way to it; a record that
-/// is taken anew has none.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(1); 33 bytes a record.
+/// Owns: a key for each record, by its id. Invariant: a known key is the key of the record's tokens
+/// in the tier's tree, and the keys of all records on the path to it are also known; a newly taken
+/// record has no key.
+/// Threads: no locks of its own; CacheManager locks around it. Cost: O(1); 33 bytes per record.
 class RecordKeys {
    public:
     explicit RecordKeys(std::int64_t num_records)
         : keys_(static_cast<std::size_t>(num_records)),
           is_known_(static_cast<std::size_t>(num_records)) {}
 
-    /// nullptr where it is not known.
+    /// Returns nullptr if the key is not known.
     [[nodiscard]] const PageKey* find(BlockId record) const noexcept {
         const auto i = static_cast<std::size_t>(record);
         return is_known_[i] != 0 ? &keys_[i] : nullptr;

@@ -31,17 +31,17 @@ struct PageNeed {
     std::int64_t columns = 0;
 };
 
-/// The pages of one replica: which are free, which are cached, here and in the tier below.
+/// The pages of one replica, free or cached, on the device and in the host tier.
 ///
-/// Where layers do not all keep everything, pool and tree are those of columns, which have pages of
-/// each bundle (ColumnPages); else a column is a page.
+/// If not all layers keep every token, `pool` and `tree` contain columns, which have pages of each
+/// bundle (ColumnPages); otherwise a column is a page.
 ///
-/// Owns: the pool, the tree, the columns' pages, the tier's index where there is one, and the
+/// Owns: the pool, the tree, the columns' pages, the tier's index if there is a host tier, and the
 /// replica's counters.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: that of the pool's and the tree's verbs.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: that of the methods of the pool and the tree.
 struct Replica {
-    /// LRU unless another policy is given.
+    /// Uses LRU unless a policy is given.
     Replica(const CacheConfig& config, const Grouping& grouping,
             std::unique_ptr<EvictionPolicy> policy = nullptr)
         : pool(grouping.is_plain() ? config.num_pages
@@ -66,30 +66,30 @@ struct Replica {
    private:
     ForgottenPages forgotten_;  // outlive the trees
     ForgottenPages host_forgotten_;
-    WindowPolicy* policy_ = nullptr;       // the tree's, where there are columns or states
-    WindowPolicy* host_policy_ = nullptr;  // the same of the host tier
+    WindowPolicy* policy_ = nullptr;       // of the tree, with columns or states
+    WindowPolicy* host_policy_ = nullptr;  // of the host tier's tree
     bool narrows_hits_ = false;
-    std::vector<BlockId> set_aside_;  // evicted for the call under way, the first is taken first
-    std::size_t num_taken_ = 0;       // of these
+    std::vector<BlockId> set_aside_;  // evicted for the current call, in order of use
+    std::size_t num_taken_ = 0;       // of set_aside_
 
    public:
     BlockPool pool;
     PrefixTree tree;
     const bool keeps_by_priority = tree.policy().interest().retention;
-    std::unique_ptr<ColumnPages> columns;   // none where a column is a page
-    std::unique_ptr<PageOwners> owners;     // none without quotas
-    std::unique_ptr<LateReads> late_reads;  // none before the first
-    std::unique_ptr<ColumnStates> states;   // none without layers that keep a state
+    std::unique_ptr<ColumnPages> columns;   // nullptr if a column is a page
+    std::unique_ptr<PageOwners> owners;     // nullptr without quotas
+    std::unique_ptr<LateReads> late_reads;  // nullptr before the first late read
+    std::unique_ptr<ColumnStates> states;   // nullptr without layers that keep a state
     std::int64_t num_sequences = 0;         // claimed
     Metrics metrics;
-    std::unique_ptr<TierIndex> host;  // none without a host tier
-    // What is stored of each run of tokens: a record of its bundles, in pages of the tier. None
-    // where a column is a page.
+    std::unique_ptr<TierIndex> host;  // nullptr without a host tier
+    // The stored columns: a record for each run of tokens, with pages of the tier. nullptr if a
+    // column is a page.
     std::unique_ptr<ColumnPages> host_columns;
-    std::unique_ptr<ColumnStates> host_states;  // checkpoints of its records; none without
-    std::unique_ptr<RecordKeys> record_keys;    // none without stores below the host tier
+    std::unique_ptr<ColumnStates> host_states;  // checkpoints of the records, or nullptr
+    std::unique_ptr<RecordKeys> record_keys;    // nullptr without lower stores
 
-    /// Whose ids are those of pages: the pool's, or that of the columns' pages.
+    /// The pool of page ids: `pool`, or the pool of the columns' pages.
     [[nodiscard]] const BlockPool& page_pool() const noexcept {
         return columns == nullptr ? pool : columns->pages();
     }
@@ -105,14 +105,14 @@ struct Replica {
     [[nodiscard]] std::int64_t num_evictable() const noexcept {
         return columns == nullptr ? tree.num_evictable() : columns->num_evictable();
     }
-    /// Pages that can be had: free ones and those that eviction would free.
+    /// Free pages, and pages that eviction would free.
     [[nodiscard]] std::int64_t num_available() const noexcept {
         return num_free() + num_evictable();
     }
-    /// What is in the tree need not be what a hit can take.
+    /// True if a hit may be shorter than the prefix that the tree has.
     [[nodiscard]] bool narrows_hits() const noexcept { return narrows_hits_; }
-    /// Columns of the longest prefix of that one which all groups can serve: narrowed by one after
-    /// the other until nothing shrinks.
+    /// The longest prefix of `at` that all groups can serve, in columns: windows and states shorten
+    /// it in turn until the length stays the same.
     [[nodiscard]] std::int32_t longest_hit(TreePosition at) const noexcept {
         std::int32_t before = 0;
         do {
@@ -122,22 +122,23 @@ struct Replica {
         } while (columns != nullptr && states != nullptr && at.depth != before);
         return at.depth;
     }
-    /// The checkpoint at the end of a prefix, should it be ready.
+    /// Holds the checkpoint at the end of a prefix if it is ready; otherwise returns an empty hold.
     [[nodiscard]] StateHold hold_state(TreePosition at) noexcept {
         return hold_state(states.get(), tree, at);
     }
-    /// The same where a row of that committed prefix has `n` tokens.
+    /// As above, for a row of `n` tokens with this committed prefix.
     [[nodiscard]] StateHold hold_state(TreePosition committed, std::int64_t n) noexcept {
         const std::int64_t columns = n / tree.page_size();
         if (n % tree.page_size() != 0 || columns > committed.depth) return {};
         return hold_state({committed.node, static_cast<std::int32_t>(columns)});
     }
-    /// The same of the host tier.
+    /// As above, for the host tier.
     [[nodiscard]] StateHold hold_stored_state(TreePosition below) noexcept {
         return host_states == nullptr ? StateHold()
                                       : hold_state(host_states.get(), host->tree(), below);
     }
-    /// A sequence goes that hit so many tokens: those of a committed prefix, unless it was cut.
+    /// A sequence with a hit of `n` tokens is removed: records where the hit ended, unless the
+    /// sequence was cut to fewer committed tokens.
     void note_hit(TreePosition committed, std::int64_t n) noexcept {
         const std::int64_t columns = n / tree.page_size();
         if (host_states == nullptr || columns == 0 || columns > committed.depth) return;
@@ -148,10 +149,11 @@ struct Replica {
         tree.copy_pages(at, at.depth - 1, &column);
         return column;
     }
-    /// The two steps in which a call evicts the pages and columns that it needs beyond free ones,
-    /// before it changes anything else. `prepare_room` throws IntegrityError where they cannot be
-    /// had, and std::bad_alloc; nothing has changed then. `make_room` throws IntegrityError where
-    /// the eviction policy does not name them all; then cached pages are evicted, nothing else.
+    /// The two steps in which a call evicts the pages and columns that it needs in addition to free
+    /// ones, before it changes anything else. `prepare_room` throws IntegrityError if they are not
+    /// available, and std::bad_alloc; in both cases nothing has changed. `make_room` throws
+    /// IntegrityError if the eviction policy does not name enough victims; in that case cached
+    /// pages are evicted, but nothing else has changed.
     void prepare_room(const PageNeed& need) {
         if (has_room(need)) return;
         detail::require_law(can_have(need), kAdmitted);
@@ -166,21 +168,21 @@ struct Replica {
         metrics.evicted_pages += columns->make_room(need.pages, need.columns, guard);
         detail::require_law(has_room(need), kAdmitted);
     }
-    /// Frees pages that were evicted for the call and not taken.
+    /// Frees pages that were evicted for the call but not taken.
     void end_room() noexcept {
         if (set_aside_.empty()) return;
-        std::reverse(set_aside_.begin(), set_aside_.end());  // the first is taken first
+        std::reverse(set_aside_.begin(), set_aside_.end());  // the first victim is reused first
         pool.free(set_aside_.data(), num_set_aside());
         set_aside_.clear();
         num_taken_ = 0;
     }
-    /// Throws IntegrityError unless `take_pages` can take so many.
+    /// Throws IntegrityError unless `take_pages` can take `n` pages.
     void require_pages(std::int64_t n) const {
         detail::require_law(n <= pool.num_free() + num_set_aside(), kAdmitted);
     }
-    /// Takes free pages first, then pages that `make_room` evicted: evicted pages change hands
-    /// without a detour through the pool. The caller has called `require_pages`. With groups, only
-    /// the ids of columns are taken.
+    /// Takes free pages first, and after them pages that `make_room` evicted, without a detour
+    /// through the pool. The caller must call `require_pages` before. With groups, this takes only
+    /// the ids of columns.
     void take_pages(std::int64_t n, BlockId* out) noexcept {
         const std::int64_t free = std::min(n, pool.num_free());
         static_cast<void>(pool.allocate(free, out));
@@ -191,7 +193,7 @@ struct Replica {
         }
         if (columns == nullptr) note_taken(out, n);
     }
-    /// Pages of the pool, where a column is a page, have a new owner.
+    /// Records that pages of the pool have a new owner. Only if a column is a page.
     void note_taken(const BlockId* pages, std::int64_t n) noexcept {
         if (owners != nullptr) owners->take(pages, n);
         if (late_reads != nullptr) late_reads->take(pages, n);
@@ -202,20 +204,20 @@ struct Replica {
         late_reads = std::make_unique<LateReads>(page_pool().end_id());
         if (columns != nullptr) columns->set_late_reads(late_reads.get());
     }
-    /// Evicts the `n` pages that go next.
+    /// Evicts the next `n` pages.
     void evict(std::int64_t n, EvictionGuard guard) noexcept {
         std::array<BlockId, 256> evicted;
         while (n > 0) {
             const auto most = std::min(n, static_cast<std::int64_t>(evicted.size()));
             const std::int64_t taken = tree.evict(most, evicted.data(), guard);
-            std::reverse(evicted.begin(), evicted.begin() + taken);  // the first is taken first
+            std::reverse(evicted.begin(), evicted.begin() + taken);  // first victim is reused first
             pool.free(evicted.data(), taken);
             metrics.evicted_pages += taken;
             metrics.evicted.policy += taken;
             n = taken == most ? n - taken : 0;
         }
     }
-    /// The same of columns: the next one, or the next one of a window.
+    /// As above, for columns: evicts the next column, or one window of a column.
     [[nodiscard]] bool evict_one(bool wants_pages, bool wants_column,
                                  EvictionGuard guard) noexcept {
         const std::int64_t free = num_free();
@@ -223,7 +225,7 @@ struct Replica {
         metrics.evicted_pages += num_free() - free;
         return went;
     }
-    /// The counters, with those that parts keep.
+    /// The counters, including the counters of the parts.
     [[nodiscard]] Metrics counted() const noexcept {
         Metrics sum = metrics;
         if (columns != nullptr) sum.evicted += columns->evicted();
@@ -232,14 +234,14 @@ struct Replica {
         if (host_states != nullptr) sum.host_evicted += host_states->evicted();
         return sum;
     }
-    /// Only where the peak could move is it worth counting what the cache protects.
+    /// Updates the peak of used pages. Counts evictable pages only if the peak may change.
     void note_peak() noexcept {
         std::int64_t& peak = metrics.peak_used_pages;
         const std::int64_t not_free = num_pages() - num_free();
         if (not_free > peak) peak = std::max(peak, not_free - num_evictable());
     }
 
-    /// Takes pages of the host tier, or records, as TierIndex has it.
+    /// Takes pages of the host tier, or records: see TierIndex::take.
     [[nodiscard]] std::int64_t take_stored(std::int64_t n, BlockId* out) noexcept {
         const std::int64_t free = std::min(n, host->pool().num_free());
         std::int64_t taken = host->take(host_states == nullptr ? n : free, out);
@@ -255,7 +257,7 @@ struct Replica {
         if (host == nullptr) return 0;
         return host_columns == nullptr ? host->num_stored() : host_columns->num_cached();
     }
-    /// Zeros without states.
+    /// All zeros without states.
     [[nodiscard]] StateStats state_stats() const noexcept {
         if (states == nullptr) return {};
         StateStats stats = states->stats();
@@ -283,7 +285,7 @@ struct Replica {
         return columns->num_available() >= need.pages &&
                pool.num_free() + tree.num_evictable() >= need.columns;
     }
-    // There is memory for their ids.
+    // `prepare_room` reserved the memory for the ids.
     void set_aside(std::int64_t n, EvictionGuard guard) {
         set_aside_.resize(static_cast<std::size_t>(n));
         const std::int64_t evicted = states == nullptr
@@ -312,7 +314,7 @@ struct Replica {
             tree.set_protection_listener(owners.get());
         }
     }
-    // Of columns that are free somebody else is told already.
+    // Freed columns already have a listener: ColumnStates calls it next.
     void watch_states(const CacheConfig& config) {
         PoolListener* next = columns.get();
         if (next == nullptr) next = owners.get();
@@ -342,8 +344,8 @@ struct Replica {
         if (host_columns != nullptr) host_columns->need_checkpoints();
         policy_->useless().assume_tier();
     }
-    // Columns are evicted in one order with windows that are kept, and behind those that no
-    // checkpoint makes worth it.
+    // Columns and kept windows have one order of eviction. Pages that no checkpoint makes useful
+    // are evicted before both.
     [[nodiscard]] std::unique_ptr<EvictionPolicy> with_groups(
         const CacheConfig& config, const Grouping& grouping,
         std::unique_ptr<EvictionPolicy> policy) {

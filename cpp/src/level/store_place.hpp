@@ -8,9 +8,10 @@
 
 namespace kvcore {
 
-/// A place in a tier that its holder gives back: see TierIndex.
+/// A place in a tier. The destructor gives it up: see TierIndex.
 ///
-/// Owns: that place, or nothing. Threads: none of its own. Cost: O(1); never throws.
+/// Owns: the place, or nothing. Threads: no locks of its own. Cost: O(1); never throws, except in
+/// `advance` and `publish`.
 class StorePlace {
    public:
     StorePlace() noexcept = default;
@@ -27,19 +28,20 @@ class StorePlace {
 
     [[nodiscard]] TreeNode* node() const noexcept { return node_; }
     [[nodiscard]] explicit operator bool() const noexcept { return node_ != nullptr; }
-    /// Pages on the way to it. There is one.
+    /// Pages on the path to the place, which must exist.
     [[nodiscard]] std::int32_t depth() const noexcept { return PrefixTree::depth_of(node_); }
     [[nodiscard]] TreeNode* release() noexcept { return std::exchange(node_, nullptr); }
     void reset() noexcept {
         if (TreeNode* node = release()) store_->let_go(node);
     }
 
-    /// Moves it on over stored pages that continue it by `tokens` [n]. Throws std::bad_alloc, and
-    /// has changed nothing.
+    /// Moves the place forward over stored pages that continue it by `tokens` [n]. If it throws
+    /// std::bad_alloc, nothing has changed.
     void advance(const TokenId* tokens, std::int64_t n) {
         node_ = store_->advance(node_, tokens, n);
     }
-    /// Makes taken pages [n] findable behind it, and moves to their end. Throws likewise.
+    /// Puts taken pages [n] into the tree after the place, and moves the place to their end. Throws
+    /// as `advance`.
     void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n,
                  std::vector<DuplicatePage>* duplicates = nullptr,
                  const Retention& retention = {}) {

@@ -83,7 +83,7 @@ TreeNode* TierIndex::publish(TreeNode* place, const TokenId* tokens, const Block
 }
 
 void TierIndex::reset() noexcept {
-    std::array<BlockId, 1024> forgotten;  // as many at a time, so that none has to be allocated
+    std::array<BlockId, 1024> forgotten;  // a fixed size needs no allocation
     const auto most = static_cast<std::int64_t>(forgotten.size());
     std::int64_t n = most;
     while (n == most) {
@@ -98,12 +98,12 @@ void TierIndex::check_integrity(std::int64_t on_their_way) const {
     tree_.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) {
             detail::require_law(pool_.ref_count(ids[i]) == 1,
-                                "tier index: a stored page is the tree's, once");
+                                "tier index: a stored page has one reference, the tree's");
         }
     });
     detail::require_law(
         pool_.num_free() + num_stored() + tree_.num_forgotten() + on_their_way == num_pages(),
-        "tier index: free + on their way in + stored or held == total");
+        "tier index: free + in flight + stored or held == total");
 }
 
 }  // namespace kvcore

@@ -15,27 +15,27 @@
 
 namespace kvcore {
 
-/// Keeps the window pages of a prefix that is in the tree, for who may take it: a reader of all
-/// that a hit of so many tokens reads. A pin keeps the other pages.
+/// Keeps the window pages of a cached prefix for a caller that may take it: is a reader of all
+/// columns that a hit of `tokens` tokens reads. A pin keeps the other pages.
 ///
-/// Owns: its part as a reader, or nothing. Ending it is no use of the pages. While it is a reader,
-/// whoever has it pins the run where the prefix ends.
-/// Threads: none of its own; CacheManager locks around it.
+/// Owns: one reader in these columns, or nothing. The end of the hold does not count as a use of
+/// the pages. While the hold is a reader, its owner must pin the run where the prefix ends.
+/// Threads: no locks of its own; CacheManager locks around it.
 /// Cost: O(columns that windows read). Only the constructor throws: std::bad_alloc.
 class WindowHold {
    public:
     WindowHold() noexcept = default;
-    /// Of its columns those from `from` on, where somebody holds those in front. Holds nothing
-    /// where a column is a page.
+    /// Holds the columns from `from` on; another holder must hold the columns before. Holds no
+    /// column if a column is a page.
     WindowHold(Replica& home, TreePosition at, std::int64_t tokens, std::int32_t from = 0) {
         if (home.columns != nullptr && at.depth > 0)
             held_ = std::make_unique<Held>(*home.columns, home.tree, at, tokens, from);
     }
-    /// The same in any tree with such columns.
+    /// As above, for any tree with columns.
     WindowHold(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
         : held_(std::make_unique<Held>(columns, tree, at, tokens, 0)) {}
 
-    /// Between these, the pages may go.
+    /// The pages may be evicted between `leave` and `enter`.
     void leave() noexcept {
         if (held_ != nullptr) held_->leave();
     }
@@ -43,14 +43,14 @@ class WindowHold {
         if (held_ != nullptr) held_->enter();
     }
 
-    /// Where the prefix ends, in the run that the caller pins from now on.
+    /// Sets where the prefix ends, in the run that the caller pins from now on.
     void move_to(TreePosition end) noexcept {
         if (held_ != nullptr) held_->move_to(end);
     }
 
-    /// Holds nothing from now on.
+    /// Ends the hold.
     void reset() noexcept { held_.reset(); }
-    /// The same, for somebody else is the reader in its place.
+    /// Ends the hold but keeps its reader: another owner takes the reader over.
     void hand_over() noexcept {
         if (held_ != nullptr) held_->hand_over();
         held_.reset();
@@ -118,7 +118,7 @@ class WindowHold {
         std::vector<BlockId> columns_;  // from first_column_ on
     };
 
-    std::unique_ptr<Held> held_;  // none: what moves most, and holds nothing, is a pointer
+    std::unique_ptr<Held> held_;  // nullptr: holds nothing; cheap to move
 };
 
 }  // namespace kvcore

@@ -16,7 +16,7 @@ std::int64_t read_clock() noexcept {
 }
 
 #if defined(__x86_64__)
-// It runs at one rate, whatever the processor's own.
+// Returns true if the counter runs at a constant rate, whatever the clock rate of the processor.
 bool has_counter() noexcept {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d >> 8 & 1) != 0;

@@ -76,7 +76,7 @@ std::vector<CacheEvent> EventKeys::read(const PageNews& news) {
     return std::move(events_);
 }
 
-// The tokens that are stand-ins become those they stand for.
+// Replaces stand-in tokens by the tokens that they stand for, and adds their extra keys.
 void EventKeys::begin_extras(TokenId* tokens, std::vector<Reach>& reaches) const {
     if (stand_ins_ == nullptr) return;
     for (std::size_t i = 0; i < page_size_; ++i) {
@@ -87,7 +87,7 @@ void EventKeys::begin_extras(TokenId* tokens, std::vector<Reach>& reaches) const
         tokens[i] = parts.token;
         const auto start = static_cast<std::int64_t>(i);
         for (const ExtraKey& key : parts.keys) {
-            // One that goes on for ever does not wrap round.
+            // An endless key must not overflow.
             const std::int64_t most = std::numeric_limits<std::int64_t>::max() - start;
             reaches.push_back(
                 {start, start + std::min(key.length, most), key.length, std::string(key.bytes)});
@@ -95,7 +95,7 @@ void EventKeys::begin_extras(TokenId* tokens, std::vector<Reach>& reaches) const
     }
 }
 
-// `reaches` are those from the page in front, and become those of the page behind.
+// `reaches`: the extra keys from the page before; on return, the extra keys for the next page.
 void EventKeys::key_page(Tree& tree, BlockId id, const PageKey& before, std::vector<Reach>& reaches,
                          TokenId* tokens, std::int32_t page) {
     begin_extras(tokens, reaches);
@@ -157,7 +157,7 @@ void EventKeys::read_stored(const PageNews& news, const PageNews::Item& item, Cu
     }
 }
 
-// An event for each group and run of pages that it has.
+// Makes an event for each group and each run of pages that the group has.
 void EventKeys::split_stored(const PageNews::Item& item, Cursor at, const CacheEvent& all) {
     for (std::size_t g = 0; g < grouping_.groups().size(); ++g) {
         const std::uint8_t bit = bit_of(g);

@@ -13,14 +13,14 @@
 
 namespace kvcore {
 
-/// Makes events of news: ids become keys.
+/// Turns news into events: page ids become keys.
 ///
-/// Owns: the key of each page as of the news read so far, and of those with a namespace, or with
-/// extra keys that reach behind them, these. Invariant: the page in front of one that it knows is
-/// known.
-/// Threads: none of its own; CacheManager has one reader at a time.
-/// Memory: `read` throws std::bad_alloc; then what follows has to begin with kCleared.
-/// Cost: hashing the tokens of stored pages, O(1) for others; 32 bytes a page of each tier.
+/// Owns: the key of each page as of the news read so far; the namespace of each page in a
+/// namespace; the extra keys of each page whose extra keys reach into later pages.
+/// Invariant: if the key of a page is known, the key of the page before it is known.
+/// Threads: no locks of its own; CacheManager has one reader at a time.
+/// Memory: `read` throws std::bad_alloc; the next news must begin with kCleared after that.
+/// Cost: hashing the tokens of stored pages, O(1) for other pages; 32 bytes a page of each tier.
 class EventKeys {
    public:
     EventKeys(const CacheConfig& config, const Grouping& grouping,
@@ -30,7 +30,7 @@ class EventKeys {
 
    private:
     using Name = std::shared_ptr<const std::string>;
-    /// An extra key, by where it starts and ends from the first token on of some page.
+    /// An extra key; its start and end count from the first token of a page.
     struct Reach {
         std::int64_t start;
         std::int64_t end;
@@ -41,10 +41,10 @@ class EventKeys {
         explicit Tree(std::int64_t end) : keys(static_cast<std::size_t>(end)) {}
 
         ZeroedArray<PageKey> keys;
-        std::unordered_map<BlockId, Name> names;                  // none: ""
-        std::unordered_map<BlockId, std::vector<Reach>> reaches;  // from the page behind on
+        std::unordered_map<BlockId, Name> names;                  // missing: ""
+        std::unordered_map<BlockId, std::vector<Reach>> reaches;  // from the next page on
     };
-    /// Where the next item is read.
+    /// The read position of the next item.
     struct Cursor {
         const BlockId* ids;
         const std::uint8_t* windows;  // nullptr without groups
@@ -66,7 +66,7 @@ class EventKeys {
     const StandIns* stand_ins_;
     PathKeys paths_;
     const std::size_t page_size_;
-    std::vector<std::unique_ptr<Tree>> trees_;  // as of EventLog
+    std::vector<std::unique_ptr<Tree>> trees_;  // as in EventLog
     CacheEvent made_;                           // of all groups together
     std::vector<CacheEvent> events_;
 };

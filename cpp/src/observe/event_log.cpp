@@ -53,7 +53,7 @@ class EventLog::Recorder final : public TreeListener, public WindowListener {
             log_.seal();
         });
     }
-    /// What a column has, by bits.
+    /// The parts of a column, as bits.
     [[nodiscard]] std::uint8_t windows_of(BlockId column) const noexcept {
         unsigned windows = PageNews::kFullPages;
         for (std::size_t w = 0; w < columns->grouping().windows().size(); ++w) {
@@ -64,7 +64,7 @@ class EventLog::Recorder final : public TreeListener, public WindowListener {
 
     const std::int32_t index;
     PrefixTree& tree;
-    ColumnPages* const columns;  // none where a column is a page
+    ColumnPages* const columns;  // nullptr without groups
 
    private:
     EventLog& log_;
@@ -86,7 +86,8 @@ EventLog::EventLog(const CacheConfig& config, const Grouping& grouping,
 
 EventLog::~EventLog() = default;
 
-// Whoever changes a tree cannot fail for that.
+// Drops the news if there are too many pages or memory runs out: a change of a tree must not fail
+// because of the log.
 template <class Note>
 void EventLog::note(std::int64_t pages, const Note& note) noexcept {
     if (is_deaf()) return;
@@ -104,7 +105,7 @@ void EventLog::drop() noexcept {
     has_dropped_ = is_sealed_ = true;
 }
 
-// The item goes on from the last page of the one before it.
+// Returns true if the item continues the last page of the previous item.
 bool EventLog::goes_on(const PageNews::Item& item) const noexcept {
     if (is_sealed_ || news_.items.empty() || item.parent == PageNews::kNoParent) return false;
     const PageNews::Item& last = news_.items.back();
@@ -145,7 +146,7 @@ void EventLog::note_stored(const Recorder& tree, const TreeNode* node, std::int3
                    [&](BlockId column) { return tree.windows_of(column); });
 }
 
-// `windows` [n]; nullptr: all that they have.
+// `windows` [n]: the lost windows; nullptr: all parts of the columns.
 void EventLog::note_gone(const Recorder& tree, PageNews::Kind kind, const BlockId* ids,
                          std::int32_t n, const std::uint8_t* windows) {
     make_room(news_.items, 1);
@@ -172,7 +173,7 @@ void EventLog::written(std::int32_t replica, const PageKey* keys, std::int64_t n
     });
 }
 
-// Each run behind the one that it continues.
+// Notes each run after the run that it continues.
 void EventLog::note_all() {
     news_.clear();
     for (std::size_t i = 0; i < trees_.size(); ++i) {
@@ -188,7 +189,7 @@ void EventLog::note_all() {
     is_sealed_ = true;
 }
 
-// What was told before is of no use to who hears that all is gone.
+// Drops the earlier news, which are useless after kCleared.
 void EventLog::end_reset() noexcept {
     is_deaf_ = false;
     if (has_dropped_) return;
@@ -215,7 +216,7 @@ const PageNews& EventLog::begin_read() {
     return reading_;
 }
 
-// A burst leaves no more memory behind than what is usual takes.
+// Frees the memory of a burst; keeps the memory of usual news.
 void EventLog::end_read(bool done) noexcept {
     constexpr std::size_t kKept = 1U << 20;
     if (reading_.tokens.capacity() > kKept) {

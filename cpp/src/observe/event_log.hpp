@@ -14,70 +14,69 @@
 
 namespace kvcore {
 
-/// Pages that entered or left trees, one after the other: ids and tokens, from which EventKeys
-/// makes events.
+/// Pages that entered or left trees, in order: ids and tokens, which EventKeys turns into events.
 struct PageNews {
     enum class Kind : std::uint8_t {
-        kStored,   // ids, tokens, windows, behind `parent`
-        kRemoved,  // ids, windows: they left the tree
-        kLost,     // ids, windows: they are still there
-        kWritten,  // keys: to stores
+        kStored,   // ids, tokens, windows; after page `parent`
+        kRemoved,  // ids, windows: the pages left the tree
+        kLost,     // ids, windows: columns lost windows and stay in the tree
+        kWritten,  // keys: written to stores
         kCleared,  // a replica
     };
-    /// The full groups of a column; windows are the bits below.
+    /// The bit for the full groups of a column; lower bits are windows.
     static constexpr std::uint8_t kFullPages{1U << Grouping::kMaxWindows};
     static constexpr BlockId kNoParent = -1;
 
     struct Item {
         Kind kind;
-        std::int32_t tree;           // 2 * replica, + 1 that of its host tier
-        std::int64_t num_pages = 0;  // those behind the ids, or keys, of items in front of it
+        std::int32_t tree;           // 2 * replica, + 1 for its host tier
+        std::int64_t num_pages = 0;  // the next ids, or keys, after earlier items' ids
         BlockId parent = kNoParent;
-        std::int32_t name = -1;  // in `names`, of stored ones without parent; -1: ""
+        std::int32_t name = -1;  // in `names`, of kStored without parent; -1: ""
     };
 
     std::vector<Item> items;
     std::vector<BlockId> ids;
     std::vector<std::uint8_t> windows;  // of each id, with groups
-    std::vector<TokenId> tokens;        // of stored ones
+    std::vector<TokenId> tokens;        // of stored pages
     std::vector<std::string> names;
     std::vector<PageKey> keys;
 
     void clear() noexcept;
 };
 
-/// The news of all trees of a manager since they were read last.
+/// The news of all trees of a manager since the last read.
 ///
-/// Owns: the news, at most so many pages. With more of them, or without memory for one, all are
-/// dropped, and until they are read next nothing is noted: then they begin with what is cached.
-/// Invariant: read one after the other, they say what the trees have.
-/// Threads: none of its own; CacheManager locks around it. What `begin_read` returned may be read
-/// without the mutex until `end_read`.
-/// Cost: of a page copying its id and tokens; `begin_read` O(1), or O(cached tokens) where news
-/// were dropped.
+/// Owns: the news, for at most `event_pages` pages. With more pages, or without memory, all news
+/// are dropped, and nothing is recorded until the next read, which begins with the cached pages.
+/// Invariant: news that are read in order give the content of the trees.
+/// Threads: no locks of its own; CacheManager locks around it. The result of `begin_read` may be
+/// read without the mutex until `end_read`.
+/// Cost: per page, a copy of its id and tokens; `begin_read` O(1), or O(cached tokens) if news were
+/// dropped.
 class EventLog {
    public:
-    /// Tells the trees of `replicas` that it listens.
+    /// Becomes the listener of the trees of `replicas`.
     EventLog(const CacheConfig& config, const Grouping& grouping,
              const std::vector<std::unique_ptr<Replica>>& replicas);
     ~EventLog();
     EventLog(const EventLog&) = delete;
     EventLog& operator=(const EventLog&) = delete;
 
-    /// A call begins: what it stores is no part of what was stored before.
+    /// A call begins: its stored pages are not added to an earlier item.
     void seal() noexcept { is_sealed_ = true; }
-    /// Pages [n] are in stores.
+    /// The pages of `keys` [n] were written to stores.
     void written(std::int32_t replica, const PageKey* keys, std::int64_t n) noexcept;
-    /// All caches are about to be reset; what goes is no news.
+    /// All caches are about to be reset; pages that leave them are not recorded.
     void begin_reset() noexcept { is_deaf_ = true; }
-    /// They were: the news begin with that, and what is cached still.
+    /// The caches were reset: the news begin with kCleared and the pages that are still cached.
     void end_reset() noexcept;
 
-    /// All news so far. Throws std::bad_alloc, and has changed nothing.
+    /// Returns all news so far. Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] const PageNews& begin_read();
-    /// They were read, or not: then the next ones begin with what is cached.
+    /// Ends the read. If not `done`, the next news begin with the cached pages.
     void end_read(bool done) noexcept;
-    /// Tokens of news that are at most `highest` are added to `out`.
+    /// Adds the tokens of the news that are at most `highest` to `out`.
     void find_tokens_up_to(TokenId highest, std::vector<TokenId>& out) const;
 
    private:

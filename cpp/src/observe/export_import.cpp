@@ -17,7 +17,7 @@ bool has_window(std::uint8_t windows, std::size_t window) noexcept {
 
 }  // namespace
 
-/// What the tree has of the columns once they are there.
+/// The columns in the tree after the insertion.
 struct ColumnImport::Arrived {
     std::vector<DuplicatePage> duplicates;
     std::vector<BlockId> cached;     // ids of the columns
@@ -48,7 +48,8 @@ ColumnImport::ColumnImport(Replica& home, const ColumnSpan& span, const CachedCo
     }
 }
 
-// Pins the end of what the tree has of `n` columns, and counts those of them that are asked for.
+// Pins the end of the prefix that the tree has of `n` columns, and counts the columns of the prefix
+// from `first_` on.
 void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
     PrefixTree& tree = home_.tree;
     TreeNode* root = tree.find_namespace(span.name_space);
@@ -73,7 +74,7 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
     place_ = TreePin(tree, tree.split(at));
 }
 
-// Free pages alone: what is cached was used since a snapshot was taken.
+// Only free pages: cached pages were used since the snapshot was taken.
 ColumnImport::Budget ColumnImport::budget() const {
     Budget found{home_.num_free(), home_.pool.num_free(),
                  home_.states == nullptr ? 0 : home_.states->num_free()};
@@ -83,8 +84,8 @@ ColumnImport::Budget ColumnImport::budget() const {
     return found;
 }
 
-// Of what is offered that which the tree lacks, as far as there is room. A checkpoint without a
-// slot is left out.
+// Chooses the offered parts that the tree lacks, as far as there is room. A checkpoint without a
+// free slot is left out.
 void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget budget) {
     std::vector<BlockId> known(static_cast<std::size_t>(num_known_));
     home_.tree.copy_pages({place_.node(), first_ + num_known_}, first_, known.data());
@@ -120,7 +121,7 @@ std::int64_t ColumnImport::count_pages(std::size_t i) const noexcept {
     return pages;
 }
 
-// Gives back what it took where a law does not hold.
+// Gives back everything it took if an integrity check fails.
 void ColumnImport::take() {
     num_known_ = std::min(num_known_, static_cast<std::int32_t>(columns_.size()));
     status_ = ImportStatus::kKnown;
@@ -134,7 +135,7 @@ void ColumnImport::take() {
             if (is_taken || columns_[i].state >= 0) status_ = ImportStatus::kTaken;
         }
     } catch (const IntegrityError&) {
-        for (; i < columns_.size(); ++i) columns_[i].state = -1;  // of these no slot was taken
+        for (; i < columns_.size(); ++i) columns_[i].state = -1;  // no slot was taken for these
         give_back(0);
         throw;
     }
@@ -143,7 +144,7 @@ void ColumnImport::take() {
 
 void ColumnImport::take_column(std::size_t i) {
     BlockId& own = own_[i];
-    detail::require_law(home_.pool.allocate(1, &own), "import: counted columns are there");
+    detail::require_law(home_.pool.allocate(1, &own), "import: the counted columns are available");
     if (home_.columns == nullptr) {
         home_.note_taken(&own, 1);
         pages_[i] = own;
@@ -176,7 +177,7 @@ void ColumnImport::give_back(std::size_t from) noexcept {
     own_.resize(columns_.size());
 }
 
-// A pin on a held page protects all pages in front of it. If somebody else cached some of these
+// A pin on a held page protects all pages before it. If another request cached some of these pages
 // meanwhile, quotas may leave no room to hold them.
 std::size_t ColumnImport::count_publishable() const noexcept {
     const std::size_t n = columns_.size();
@@ -194,7 +195,7 @@ std::size_t ColumnImport::count_publishable() const noexcept {
 bool ColumnImport::publish(PageHolds& holds, bool more) {
     if (!is_wanted_) return false;
     const std::size_t n = count_publishable();
-    if (n == 0) return true;  // it ends as if it had not been published
+    if (n == 0) return true;  // the import ends unpublished
     const auto num_new = static_cast<std::int32_t>(n) - num_known_;
     Arrived arrived;
     arrived.duplicates.reserve(static_cast<std::size_t>(num_new));
@@ -211,7 +212,7 @@ bool ColumnImport::publish(PageHolds& holds, bool more) {
     return true;
 }
 
-// Nothing of it can fail.
+// Cannot fail.
 void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noexcept {
     give_back(arrived.cached.size());
     if (end != place_.node()) place_ = TreePin(home_.tree, end);
@@ -236,19 +237,19 @@ void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noe
     tokens_.clear();
 }
 
-// A hold on a page that the tree has now becomes a pin. The run is cut behind the page, so that the
-// pin protects no page behind it. Without memory for the cut, the pin protects the whole run.
+// Turns a hold on a page that the tree has now into a pin. Splits the run after the page, so that
+// the pin protects no later page. Without memory for the split, the pin protects the whole run.
 void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& holds) noexcept {
     TreePosition at = PrefixTree::position(end, first_ + static_cast<std::int32_t>(i) + 1);
     try {
         at.node = home_.tree.split(at);
-    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): `at` is the whole run then
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): `at` is the whole run
     }
     holds.move_to_tree(home_, own_[i], at);
 }
 
-// The tree's column takes over the pages that it lacks, unless somebody holds them, and is read in
-// the place of the own one.
+// Moves the pages that the tree's column lacks into it, unless a caller holds them. The import
+// reads the tree's column from now on, in place of its own column.
 void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
     const BlockId cached = arrived.cached[i];
     if (home_.columns != nullptr) {
@@ -264,8 +265,9 @@ void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
     home_.pool.free(&own_[i], 1);
 }
 
-// Windows that were kept for a next turn are again, up to where those of one end together; of
-// others a request went on. What the tree had of them is used just now.
+// Leaves the windows of each series of columns together. Windows that were kept for a next turn are
+// kept again; the other windows count as passed by a request. Windows that the tree already had are
+// used now.
 void ColumnImport::leave_windows(const Arrived& arrived, TreeNode* end) noexcept {
     const auto is_kept = [&](std::size_t i) {
         return (offered_[i].windows & ~offered_[i].passed) != 0;
@@ -310,7 +312,7 @@ void ColumnImport::hand_over_states(const Arrived& arrived, TreeNode* end) noexc
 }
 
 // The owners count these pages as held since they were taken. The tree reports no change for pages
-// that were never protected: these are the last ones, behind the last held page.
+// that were never protected: the last pages, after the last held page.
 void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
     const auto n = static_cast<std::int64_t>(own_.size());
     const std::int32_t depth = first_ + static_cast<std::int32_t>(n);
@@ -326,8 +328,8 @@ void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
     }
 }
 
-// Whatever can fail is in front of the first hold, but those of checkpoints, which end by
-// themselves.
+// Everything that can fail comes before the first hold. Only the holds on checkpoints come earlier;
+// they end by themselves.
 ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
     : home_(home), ids_(static_cast<std::size_t>(at.depth - first)) {
     const Grouping* grouping = home.columns == nullptr ? nullptr : &home.columns->grouping();
@@ -353,7 +355,7 @@ ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
 }
 
 ColumnExport::~ColumnExport() {
-    // Where the tree has none of them, none of their pages is kept.
+    // If the tree no longer has the columns, no page of them is kept.
     const TreePosition end{path_.node(), path_.depth()};
     for (const BlockId column : ids_) {
         if (home_.columns != nullptr) home_.columns->leave_all(column, end);

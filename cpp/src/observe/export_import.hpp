@@ -17,11 +17,12 @@ namespace kvcore {
 
 /// Columns of the tree whose bytes are copied elsewhere: see CacheExport.
 ///
-/// Owns: a hold on their path, the part of a reader of all their windows, and holds on their
-/// checkpoints. Threads: none of its own; CacheManager locks around it. Cost: O(columns).
+/// Owns: a hold on their path, a read of all their windows, and holds on their checkpoints.
+/// Threads: no locks of its own; CacheManager locks around it. Cost: O(columns).
 class ColumnExport {
    public:
-    /// Columns `first` .. at.depth - 1 on the way to `at`: one at least. Throws std::bad_alloc.
+    /// Columns `first` .. at.depth - 1 on the path to `at`: at least one column. Throws
+    /// std::bad_alloc.
     ColumnExport(Replica& home, TreePosition at, std::int32_t first);
     ColumnExport(const ColumnExport&) = delete;
     ColumnExport& operator=(const ColumnExport&) = delete;
@@ -31,10 +32,10 @@ class ColumnExport {
     [[nodiscard]] const std::vector<BlockId>& ids() const noexcept { return ids_; }
     [[nodiscard]] const std::vector<CachedColumn>& columns() const noexcept { return columns_; }
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept { return pages_; }
-    /// Of ids(), the last ones: those that the tree has no more.
+    /// The last columns of ids(), which the tree no longer has.
     [[nodiscard]] PathHold::Pages references() const noexcept { return path_.references(); }
 
-    /// As those of PathHold.
+    /// See PathHold.
     void loosen() noexcept { path_.loosen(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
     void fasten() noexcept { path_.fasten(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
 
@@ -51,16 +52,17 @@ class ColumnExport {
 
 /// Columns that are brought into the tree: see CacheImport.
 ///
-/// A column that the tree lacks is taken as a whole; of one that it has, what it lacks of windows
-/// comes in a column of its own and is merged, as what arrives from a tier.
+/// A column that the tree lacks is taken as a whole. If the tree has the column and lacks some of
+/// its windows, these windows come in a separate column and are merged, like pages that arrive from
+/// a tier.
 ///
-/// Owns: a reference to each column of its own, whose windows it reads, slots, and until it is
-/// published or forgotten a pin on what is in front.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(columns).
+/// Owns: a reference to each of its own columns, whose windows it reads; slots; until it is
+/// published or forgotten, a pin on the prefix before its columns.
+/// Threads: no locks of its own; CacheManager locks around it. Cost: O(columns).
 class ColumnImport {
    public:
-    /// `offered` [n / column - first]: what the caller has. Throws std::bad_alloc, and
-    /// IntegrityError where counted pages are not there, and has changed nothing.
+    /// `offered` [n / column - first]: the columns of the caller. Throws std::bad_alloc, or
+    /// IntegrityError if counted pages are missing, and changes nothing.
     ColumnImport(Replica& home, const ColumnSpan& span, const CachedColumn* offered);
     ColumnImport(const ColumnImport&) = delete;
     ColumnImport& operator=(const ColumnImport&) = delete;
@@ -70,22 +72,22 @@ class ColumnImport {
     [[nodiscard]] const Replica& home() const noexcept { return home_; }
     [[nodiscard]] const std::vector<CachedColumn>& columns() const noexcept { return columns_; }
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept { return pages_; }
-    /// Of the columns that it takes or brings something for.
+    /// The tokens of the columns that it takes or completes.
     [[nodiscard]] const std::vector<TokenId>& tokens() const noexcept { return tokens_; }
-    /// Its own column for each, -1 where it needs none.
+    /// Its own column for each column; -1 if it needs no own column.
     [[nodiscard]] const std::vector<BlockId>& own() const noexcept { return own_; }
 
-    /// They are found from now on; `more`: their run is to grow. `holds`: holds on published pages
-    /// become pins in the tree. A held page whose column somebody else cached meanwhile stays with
-    /// its hold. With quotas, if somebody else cached columns meanwhile, columns from the first
-    /// held one on are given back. False where the caches were reset since. Throws std::bad_alloc,
-    /// and has changed nothing.
+    /// Makes the columns findable; `more`: their run will grow. `holds`: holds on published pages
+    /// become pins in the tree. If another request cached the column of a held page meanwhile, the
+    /// page stays with its hold. With quotas, if another request cached columns meanwhile, columns
+    /// from the first held column on are given back. Returns false if the caches were reset since.
+    /// Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] bool publish(PageHolds& holds, bool more);
-    /// What is in front of them was forgotten.
+    /// Returns true if the prefix before its columns was forgotten.
     [[nodiscard]] bool is_cut_off() const noexcept {
         return place_ && PrefixTree::is_forgotten(place_.node());
     }
-    /// The caches are reset: nobody wants them any more.
+    /// Cancels the import: `publish` returns false.
     void forget() noexcept {
         place_.reset();
         is_wanted_ = false;
@@ -125,26 +127,27 @@ class ColumnImport {
     ImportStatus status_ = ImportStatus::kTaken;
     bool is_wanted_ = true;
     std::int32_t first_;
-    std::int32_t num_known_ = 0;  // of the columns, those that the tree has, as it began
-    TreePin place_;               // where those end
+    std::int32_t num_known_ = 0;  // columns that the tree had at the start
+    TreePin place_;               // the end of these columns
     std::vector<TokenId> tokens_;
     std::vector<CachedColumn> columns_;
-    std::vector<CachedColumn> offered_;  // of those
+    std::vector<CachedColumn> offered_;  // the same, as offered
     std::vector<BlockId> own_;
     std::vector<BlockId> pages_;
 };
 
-/// All exports and imports of a manager's caches, and how often these were reset.
+/// All exports and imports of the caches of a manager, and the number of resets.
 ///
-/// Owns: none of them: they belong to who copies.
-/// Threads: none of its own; CacheManager locks around it. Cost: O(exports and imports) per verb.
+/// Owns: nothing; the code that copies owns the exports and imports.
+/// Threads: no locks of its own; CacheManager locks around it. Cost: O(exports and imports) per
+/// method.
 class CacheCopies {
    public:
     [[nodiscard]] const std::vector<ColumnExport*>& exports() const noexcept { return exports_; }
     [[nodiscard]] const std::vector<ColumnImport*>& imports() const noexcept { return imports_; }
     [[nodiscard]] std::uint64_t num_resets() const noexcept { return num_resets_; }
 
-    /// So that one more of each can be added. Throws std::bad_alloc.
+    /// Reserves memory for one more export and one more import. Throws std::bad_alloc.
     void make_room() {
         kvcore::make_room(exports_, 1);
         kvcore::make_room(imports_, 1);
@@ -154,14 +157,14 @@ class CacheCopies {
     void remove(const ColumnExport& one) noexcept { erase(exports_, &one); }
     void remove(const ColumnImport& one) noexcept { erase(imports_, &one); }
 
-    /// What was to be brought in behind forgotten columns is not wanted any more.
+    /// Cancels the imports that continue forgotten columns.
     void drop_forgotten() noexcept {
         for (ColumnImport* each : imports_) {
             if (each->is_cut_off()) each->forget();
         }
     }
-    /// Around what forgets all that nobody uses: see PathHold. What was to be brought in is not
-    /// wanted any more: it would come back otherwise.
+    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PathHold.
+    /// Imports are cancelled: their columns would come back otherwise.
     void loosen() noexcept {
         ++num_resets_;
         for (ColumnExport* each : exports_) each->loosen();

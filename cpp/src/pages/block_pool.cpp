@@ -82,8 +82,8 @@ void BlockPool::share(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
 }
 
-// Nearly always these are last references. So all are dropped without a branch per id, and only
-// where one was not the last is it done again one by one.
+// Nearly always these are last references. So all are dropped without a branch per id; only if a
+// reference was not the last, the work is undone and repeated page by page.
 void BlockPool::free(const BlockId* ids, std::int64_t n) {
     const auto num_known = static_cast<std::uint32_t>(next_fresh_);
     bool is_known = true;
@@ -94,7 +94,7 @@ void BlockPool::free(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) others |= refs[ids[i]]-- - 1;
     if (others != 0) return free_shared(ids, n);
     BlockId* top = stack_.get() + num_recycled_;
-    if (n == 1) {  // what decode steps let go of
+    if (n == 1) {  // as in decode steps
         *top = *ids;
     } else {
         std::copy(ids, ids + n, top);
@@ -103,7 +103,7 @@ void BlockPool::free(const BlockId* ids, std::int64_t n) {
     tell(stack_.get() + num_recycled_ - n, n);
 }
 
-// One reference of each has been dropped, of some of them that was not the last or not even there.
+// One reference of each page has been dropped; some of them were not the last, or did not exist.
 void BlockPool::free_shared(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
     const std::int64_t recycled = num_recycled_;

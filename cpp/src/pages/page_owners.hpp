@@ -11,12 +11,12 @@
 
 namespace kvcore {
 
-/// Who a page counts for: 0 for no tenant, else the number of its quota + 1.
+/// The owner that a page counts for: 0 for no tenant, else the number of its quota + 1.
 using Owner = std::uint16_t;
 
-/// How many pages each owner holds, against what it may.
+/// The number of pages that each owner holds, and the limits of its quota.
 ///
-/// Owns: a count per owner. Threads: none of its own. Cost: O(1) per verb, O(owners) to copy.
+/// Owns: a count per owner. Threads: not thread-safe. Cost: O(1) per verb, O(owners) to copy.
 class HeldCounts {
    public:
     explicit HeldCounts(const std::vector<TenantQuota>& quotas);
@@ -32,16 +32,16 @@ class HeldCounts {
         return shares_[owner].quota;
     }
     [[nodiscard]] std::size_t num_owners() const noexcept { return shares_.size(); }
-    /// Pages that are reserved, for all together.
+    /// The number of pages that are reserved, for all owners together.
     [[nodiscard]] std::int64_t num_reserved() const noexcept { return num_reserved_; }
-    /// Pages that reservations lack: so many are to stay available.
+    /// The number of pages that reservations lack, and that must stay available.
     [[nodiscard]] std::int64_t unfilled() const noexcept { return unfilled_; }
-    /// Nobody is above its ceiling, and reservations can be filled with what is available.
+    /// Returns true if no owner is above its ceiling and available pages can fill all reservations.
     [[nodiscard]] bool is_lawful(std::int64_t available) const noexcept {
         return num_over_ == 0 && available >= unfilled_;
     }
-    /// A page that begins to be held counts for `taker` instead of its owner: for that one there
-    /// is no room, or it would take from the taker's own reservation.
+    /// Returns true if a page that begins to be held counts for `taker` instead of its owner: the
+    /// owner has no room, or the page would take from the taker's own reservation.
     [[nodiscard]] bool is_for_taker(Owner owner, Owner taker,
                                     std::int64_t available) const noexcept {
         const Share& share = shares_[owner];
@@ -77,35 +77,35 @@ class HeldCounts {
     std::int64_t num_over_ = 0;  // owners above their ceiling
 };
 
-/// What the requests of an owner did.
+/// Counts of the requests of an owner.
 struct OwnerTally {
-    std::int64_t refused = 0;  // reservations, for a quota alone
+    std::int64_t refused = 0;  // reservations refused only because of a quota
     std::int64_t input_tokens = 0;
     std::int64_t cache_tokens = 0;
     std::int64_t generated_tokens = 0;
 };
 
-/// Whose each page of a replica is, and which are held: neither free nor evictable.
+/// The owner of each page of a replica, and which pages are held: neither free nor evictable.
 ///
 ///     free  -- allocated: the taker's, held -->  a request's own
 ///       ^                                           | cached
 ///       |                                           v
 ///       +---- evicted -- cached, not held <-- cached, held
 ///
-/// Where a column is a page it is told of all that by the pool and by what protects runs of the
-/// tree; else by ColumnPages. Both know of pins late (see Protection): so whoever reads counts asks
-/// first what is evictable. A page that the tree no longer protects stays held as long as it has
-/// another reference. The pool reports when the last reference ends.
+/// If a column is a page, the pool and the tree's protection report these changes; otherwise
+/// ColumnPages reports them. Both notice pins late (see Protection), so a caller that reads counts
+/// first asks for the evictable pages. A page that the tree no longer protects stays held as long
+/// as it has another reference. The pool reports when the last reference ends.
 ///
-/// Owns: two bytes per page, a count per owner. Invariant: a count is the number of its owner's
-/// pages that are held. Threads: none of its own; CacheManager locks around it.
+/// Owns: two bytes per page, a count per owner. Invariant: the count of an owner is the number of
+/// its held pages. Threads: not thread-safe; CacheManager locks around it.
 /// Cost: O(1) per page; no memory after construction.
 class PageOwners final : public PoolListener, public ProtectionListener {
    public:
-    /// Most tenants.
+    /// The largest number of tenants.
     static constexpr std::size_t kMaxTenants = 0x7ffe;
 
-    /// Of the pages of a pool.
+    /// For the pages of a pool.
     PageOwners(const BlockPool& pool, const std::vector<TenantQuota>& quotas)
         : pool_(pool),
           states_(static_cast<std::size_t>(pool.end_id())),
@@ -118,9 +118,9 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     }
     [[nodiscard]] bool is_held(BlockId page) const noexcept { return (state(page) & kHeld) != 0; }
 
-    /// Whose the pages are that are taken from now on.
+    /// Sets the owner of the pages that are taken from now on.
     void set_taker(Owner taker) noexcept { taker_ = taker; }
-    /// Pages [n] were taken from the pool, or evicted for somebody.
+    /// Pages [n] were taken from the pool, or evicted for a request.
     void take(const BlockId* pages, std::int64_t n) noexcept {
         let_go(pages, n);
         for (std::int64_t i = 0; i < n; ++i) {
@@ -128,18 +128,18 @@ class PageOwners final : public PoolListener, public ProtectionListener {
         }
         counts_.add(taker_, n);
     }
-    /// They are held, or not any more; nothing where it is so already.
+    /// Marks pages [n] as held, or as not held. Pages that have this mark already do not change.
     void hold(const BlockId* pages, std::int64_t n) noexcept;
     void let_go(const BlockId* pages, std::int64_t n) noexcept;
-    /// A page that was evictable may be the taker's from now on: see HeldCounts.
+    /// Gives a page that was evictable to the taker if its owner has no room: see HeldCounts.
     void share_out(BlockId page, Owner taker, std::int64_t available) noexcept {
         if (!is_held(page) || !counts_.is_for_taker(owner(page), taker, available)) return;
         give(&page, 1, taker);
     }
-    /// They count for another owner from now on.
+    /// Makes pages [n] count for another owner from now on.
     void give(const BlockId* pages, std::int64_t n, Owner owner) noexcept;
 
-    /// What is counted of that owner's requests.
+    /// The counts of that owner's requests.
     [[nodiscard]] OwnerTally& tally(Owner owner) noexcept { return tallies_[owner]; }
     void reset_tallies() noexcept { tallies_.assign(tallies_.size(), {}); }
 
@@ -151,7 +151,7 @@ class PageOwners final : public PoolListener, public ProtectionListener {
         }
     }
 
-    /// Throws IntegrityError unless the counts are those of the pages.
+    /// Throws IntegrityError unless the counts match the pages.
     void check_integrity() const;
 
    private:
@@ -162,7 +162,7 @@ class PageOwners final : public PoolListener, public ProtectionListener {
     }
 
     const BlockPool& pool_;
-    std::vector<Owner> states_;  // of each page its owner, with a bit where it is held
+    std::vector<Owner> states_;  // each page's owner, with a bit if it is held
     HeldCounts counts_;
     std::vector<OwnerTally> tallies_;
     Owner taker_ = 0;

@@ -7,7 +7,7 @@
 
 namespace kvcore {
 
-/// Told which pages begin to be protected, or cease to be.
+/// Called when pages begin to be protected, or cease to be.
 class ProtectionListener {
    public:
     ProtectionListener() = default;

@@ -28,7 +28,7 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
     const std::int32_t from =
         std::min(known.filled, shown(known, occupant, pages.version, pages.changes));
     if (from < pages.n) {
-        // Ids are not negative, so int32 and uint32 share their bytes.
+        // Ids are not negative, so int32 and uint32 have the same bytes.
         std::memcpy(columns + from, pages.ids + from,
                     static_cast<std::size_t>(pages.n - from) * sizeof(std::uint32_t));
     }
@@ -39,7 +39,7 @@ void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPage
     known.filled = pages.n;
 }
 
-// Cells [0, known.first) of the same occupant read `unassigned`, whatever its columns are by now.
+// Cells [0, known.first) of the same occupant are `unassigned`, even if its columns have changed.
 void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* cells = data_ + row * stride_;
@@ -74,7 +74,7 @@ void LookupTable::forget() noexcept {
 }
 
 void LookupTable::pad_rows(std::int64_t num_rows, std::int32_t width) {
-    // A few columns at a time: the longest row grows by one again and again.
+    // Pads several columns at a time, because the longest row grows by a column again and again.
     constexpr std::int64_t kAtATime = 16;
     const auto to =
         static_cast<std::int32_t>(std::min(stride_, ceil_div(width, kAtATime) * kAtATime));

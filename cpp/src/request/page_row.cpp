@@ -121,20 +121,20 @@ void PageRow::check_integrity(const PrefixTree& tree) const {
     using detail::require_law;
     require_law(committed_ <= size(), "sequence: commits pages it holds");
     require_law(frozen_ >= committed_ && frozen_ <= std::max(committed_, size()),
-                "sequence: what is committed or shared is frozen");
+                "sequence: committed and shared columns are frozen");
     require_law(node() != nullptr || pages_.empty(),
                 "sequence: has a place in the tree once it holds pages");
     if (node() == nullptr) return;
     require_law(!PrefixTree::is_forgotten(node()) || barred_ <= PrefixTree::findable_depth(node()),
                 "sequence: forgotten columns are barred");
     const std::int32_t depth = PrefixTree::depth_of(node());
-    require_law(depth == committed_, "sequence: its place in the tree is what it committed");
+    require_law(depth == committed_, "sequence: its place is the end of its columns in the tree");
     std::vector<BlockId> cached(static_cast<std::size_t>(depth));
     tree.copy_pages({node(), depth}, 0, cached.data());
     for (std::int32_t column = 0; column < depth; ++column) {
         const bool is_twin = std::binary_search(twins_.begin(), twins_.end(), column);
         require_law((cached[static_cast<std::size_t>(column)] != (*this)[column]) == is_twin,
-                    "sequence: a committed page is the tree's, a twin its own");
+                    "sequence: only twins differ from the pages of the tree");
     }
 }
 

@@ -18,27 +18,28 @@
 
 namespace kvcore {
 
-/// The pages of a run of tokens, in order, and whose each of them is.
+/// The pages of a sequence, in order, and the owner of each page.
 ///
 ///     column  0              committed           frozen            size
-///             |  the tree's      |  own; forks      |  own, nobody     |
-///             |  (a twin: own)   |  may have it too  |  else has it     |
+///             |  in the tree     |  own; forks      |  own, only this  |
+///             |  (a twin: own)   |  may share it    |  row has it      |
 ///             |<-- not written in place: replaced -->|<-- written here ->|
 ///
-/// A twin is a page that lies among the committed columns and is the row's own all the same: the
-/// tree has another one with the same tokens, and pages are not swapped (deduplication off).
+/// A twin is an own page in a committed column: the tree has another page with the same tokens, and
+/// the row keeps its own page (deduplication off).
 ///
-/// Columns from the barred one on are not put into the tree: what is in the first of them, or was
-/// read to write it, was forgotten (see CacheManager::forget) and has to be written again first.
-/// They may lie among the committed ones, which are then held where nobody finds them.
+/// Columns from `barred` on are not put into the tree: the content of the first barred column, or
+/// content that was read to write it, was forgotten (see CacheManager::forget) and must be written
+/// again first. Barred columns may be committed; the tree keeps them in forgotten runs, which no
+/// lookup finds.
 ///
-/// Owns: a reference to each own page, and one pin where the committed columns end in the tree. A
-/// row ends by `clear`, which says where the references go; it knows no pool by itself.
-/// Invariant: committed <= frozen <= size, but frozen = committed where nothing is reserved; the
-/// committed columns but twins are those of the tree on the way to `node`; `version` changes when a
-/// page is replaced or dropped, not when one is added.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(1), O(columns changed) where columns are named.
+/// Owns: a reference to each own page, and a pin on the tree node at which the committed columns
+/// end. A row does not store its pool: the owner must call `clear` with the pool.
+/// Invariant: committed <= frozen <= size, but frozen = committed if nothing is reserved. The
+/// committed columns except twins are the tree's pages on the path to `node`. `version` changes
+/// when a page is replaced or dropped, not when a page is added.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(1); O(columns changed) for functions that take columns.
 class PageRow {
    public:
     [[nodiscard]] std::int32_t size() const noexcept {
@@ -52,50 +53,51 @@ class PageRow {
     [[nodiscard]] std::int32_t committed() const noexcept { return committed_; }
     [[nodiscard]] std::int32_t frozen() const noexcept { return frozen_; }
     [[nodiscard]] std::int32_t barred() const noexcept { return barred_; }
-    /// Of what it committed something was forgotten.
+    /// Returns true if a committed column was forgotten.
     [[nodiscard]] bool holds_forgotten() const noexcept { return barred_ < committed_; }
-    /// Ascending columns.
+    /// The columns of the twins, ascending.
     [[nodiscard]] const std::vector<std::int32_t>& twins() const noexcept { return twins_; }
-    /// Where the committed columns end; nullptr before the row has a place in the tree.
+    /// The tree node at which the committed columns end; nullptr before the row has a place in the
+    /// tree.
     [[nodiscard]] TreeNode* node() const noexcept { return place_.node(); }
     [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
-    /// What a table shows of it.
+    /// The pages that a block table shows.
     [[nodiscard]] RowPages view() const noexcept {
         return {pages_.data(), size(), version_, &changes_};
     }
     [[nodiscard]] const RowChanges& changes() const noexcept { return changes_; }
 
-    /// It has a reference to that page.
+    /// Returns true if the row has its own reference to the page of a column.
     [[nodiscard]] bool is_own(std::int32_t column) const noexcept {
         return column >= committed_ || std::binary_search(twins_.begin(), twins_.end(), column);
     }
-    /// It has that page there, behind what it committed.
+    /// Returns true if the column has the page and is not committed.
     [[nodiscard]] bool has_uncommitted(std::int32_t column, BlockId page) const noexcept {
         return committed_ <= column && has(column, page);
     }
     [[nodiscard]] bool has(std::int32_t column, BlockId page) const noexcept {
         return size() > column && (*this)[column] == page;
     }
-    /// The column of a page from `from` on, or size().
+    /// Returns the first column from `from` on that has a page, or size().
     [[nodiscard]] std::int32_t find(BlockId page, std::int32_t from = 0) const noexcept {
         return static_cast<std::int32_t>(std::find(pages_.begin() + from, pages_.end(), page) -
                                          pages_.begin());
     }
-    /// Columns in front that are all the tree's.
+    /// Returns the number of leading columns whose pages are all the tree's.
     [[nodiscard]] std::int32_t num_cached() const noexcept {
         return twins_.empty() ? committed_ : twins_.front();
     }
-    /// The first column from the committed ones to `end` that is not held by this row alone; `end`
-    /// when there is none.
+    /// Returns the first column from `committed` to `end` whose page has another holder; `end` if
+    /// no column is shared.
     [[nodiscard]] std::int32_t find_shared(const BlockPool& pool, std::int32_t end) const;
 
-    /// So that `n` more columns cannot fail. Throws std::bad_alloc.
+    /// Makes room, so that adding `n` columns cannot fail. Throws std::bad_alloc.
     void make_room(std::size_t n) { kvcore::make_room(pages_, n); }
     void make_room_for_twins(std::size_t n) { kvcore::make_room(twins_, n); }
-    /// Adds columns, whose ids the caller fills in. There is room.
+    /// Adds columns; the caller fills in their ids. The row has room.
     [[nodiscard]] BlockId* extend(std::int64_t n) noexcept {
         const std::size_t held = pages_.size();
-        if (n == 1) {  // a decode step's
+        if (n == 1) {  // a decode step
             pages_.push_back(0);
         } else {
             pages_.resize(held + static_cast<std::size_t>(n));
@@ -105,8 +107,8 @@ class PageRow {
     void append(const BlockId* ids, std::int64_t n) noexcept {
         pages_.insert(pages_.end(), ids, ids + n);
     }
-    /// Adds columns that are taken from the pool. There is room. Throws IntegrityError where they
-    /// are not there.
+    /// Adds columns with pages from the pool. The row has room. Throws IntegrityError if the pool
+    /// has too few pages.
     void take(Replica& home, std::int64_t n) {
         home.require_pages(n);
         home.take_pages(n, extend(n));
@@ -114,24 +116,26 @@ class PageRow {
 
     /// Gives the row its first place in the tree.
     void place_at(TreePin place) noexcept { place_ = std::move(place); }
-    /// The first `columns` are those on the way to `place` from now on; own pages there are given
-    /// back.
+    /// Replaces the first `columns` by the tree's pages on the path to `place`, and gives back the
+    /// row's own pages in these columns.
     void take_hit(Replica& home, TreePin place, std::int32_t columns) noexcept;
 
     /// Columns below `end` are not written in place from now on.
     void freeze(std::int32_t end) noexcept { frozen_ = std::max(frozen_, end); }
-    /// They are again, those from `end` on: `truncate` and a question that is taken back.
+    /// Columns from `end` on may be written in place again: for `truncate`, and for a query that is
+    /// undone.
     void unfreeze(std::int32_t end) noexcept { frozen_ = std::min(frozen_, end); }
-    /// Columns from `from` on must not be put into the tree, until the row is cut there.
+    /// Bars the columns from `from` on from the tree, until the row is cut at `from` or before.
     void bar(std::int32_t from) noexcept { barred_ = std::min(barred_, from); }
     void unbar(std::int32_t end) noexcept {
         if (end <= barred_) barred_ = kNotBarred;
     }
-    /// Gives the row pages of its own wherever it writes next, from column `first` on: in the
-    /// frozen columns below `needed`; those behind are dropped. `is_sole(column)`: that page may be
-    /// written in place. `give_up(column, page)` gets every page that was replaced, with the row's
-    /// reference to it where `is_own(column)`. The place in the tree stays: see `move_back`. Throws
-    /// IntegrityError where pages are not there.
+    /// Gives the row own pages for the columns that it writes next: replaces the frozen columns
+    /// from `first` to `needed`. Drops the columns from `needed` on if frozen columns are among
+    /// them. `is_sole(column)` returns true if the page may be written in place. `give_up(column,
+    /// page)` gets each replaced page, with the row's reference to the page if `is_own(column)`.
+    /// The place in the tree stays: see `move_back`. Throws IntegrityError if the pool has too few
+    /// pages.
     template <class IsSole, class GiveUp>
     void copy_on_write(Replica& home, std::int32_t first, std::int32_t needed,
                        const IsSole& is_sole, const GiveUp& give_up) {
@@ -152,47 +156,49 @@ class PageRow {
         frozen_ = first;
     }
 
-    /// Where the committed columns end once there are but `columns`: nothing where that is no
-    /// change.
+    /// Returns a pin on the end of the first `columns` committed columns; an empty pin if no more
+    /// columns are committed.
     [[nodiscard]] TreePin find_cut(PrefixTree& tree, std::int32_t columns) const;
-    /// Gives back the own pages from column `from` on and forgets the columns.
+    /// Gives back the own pages from column `from` on and removes the columns.
     void drop(BlockPool& pool, std::int32_t from) noexcept;
-    /// The committed columns from `columns` on are the tree's alone from now on.
+    /// Moves the end of the committed columns back to `columns`; `cut` is the pin on the new end.
+    /// After the call only the tree holds the later columns.
     void move_back(std::int32_t columns, TreePin cut) noexcept;
-    /// Gives all back; as if it were new, but for its version.
+    /// Gives back all pages and the pin. The row is as new, except for its version.
     void clear(BlockPool& pool) noexcept;
-    /// The memory of a row that is cleared and ends serves another one.
+    /// Takes over the memory of `other`, a cleared row at its end.
     void take_memory(PageRow& other) noexcept {
         pages_.swap(other.pages_);
         pages_.clear();
     }
 
-    /// Puts the columns from the committed ones to `end` into the tree; `tokens` are those of
-    /// column 0 on. Throws std::bad_alloc, and has changed nothing.
+    /// Puts the columns from `committed` to `end` into the tree; `tokens` start at column 0. Throws
+    /// std::bad_alloc without a change.
     void commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
                 std::vector<DuplicatePage>& duplicates, const Retention& retention = {});
-    /// Of the columns from `first` on that the tree had already the tree's pages are taken.
+    /// Replaces each duplicate column, counted from `first`, by the page that the tree already had.
     void swap_duplicates(BlockPool& pool, std::int32_t first,
                          const std::vector<DuplicatePage>& duplicates) noexcept;
-    /// Of such a column the own page is kept: a twin, behind those before. There is room.
+    /// Keeps the own page of a duplicate column as a twin. Columns are added in ascending order.
+    /// The row has room.
     void keep_twin(std::int32_t column) noexcept { twins_.push_back(column); }
-    /// Another row committed a page that this one has in `column` too: it is held in the tree from
-    /// now on, the last on the way to `end`. What is in front of it stays the row's own.
+    /// Commits `column`, whose page another row has committed: the tree holds the page from now on,
+    /// as the last page on the path to `end`. The uncommitted columns before it become twins.
     void entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept;
 
-    /// So that `share` cannot fail.
+    /// Makes room, so that `share` cannot fail.
     void make_room_to_share(const PageRow& from, std::int32_t columns);
-    /// Takes the first columns of another row, which both have from now on; its committed ones
-    /// end at `place`.
+    /// Copies the first `columns` of another row, which both rows share from now on. The committed
+    /// columns end at `place`.
     void share(BlockPool& pool, PageRow& from, std::int32_t columns, TreePin place) noexcept;
 
-    /// Throws IntegrityError unless the row is what the tree says.
+    /// Throws IntegrityError if the row does not agree with the tree.
     void check_integrity(const PrefixTree& tree) const;
 
    private:
     static constexpr std::int32_t kNotBarred = std::numeric_limits<std::int32_t>::max();
 
-    /// A page from that column on was replaced or dropped.
+    /// Notes that a page from `column` on was replaced or dropped.
     void note_change(std::int32_t column) noexcept { changes_.note(++version_, column); }
     void drop_twins(std::int32_t from) noexcept;
     void free_own_pages(BlockPool& pool, std::int32_t from) const noexcept;
@@ -201,7 +207,7 @@ class PageRow {
     std::int32_t committed_ = 0;
     std::int32_t frozen_ = 0;
     std::int32_t barred_ = kNotBarred;
-    std::vector<BlockId> pages_;  // what a decode step reads ends with its size
+    std::vector<BlockId> pages_;  // its size is the last field that a decode step reads
     TreePin place_;
     std::vector<std::int32_t> twins_;
     RowChanges changes_;

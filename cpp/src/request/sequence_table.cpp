@@ -9,14 +9,14 @@
 namespace kvcore {
 namespace {
 
-// An entry retires with it: the next one would be that of its first sequence again.
+// An entry retires at this generation: after a wrap-around, old handles would be valid again.
 constexpr std::uint32_t kLastGeneration = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
 
 SequenceHandle SequenceTable::claim(std::int32_t replica) {
     if (free_.empty()) {
-        // First the room that its release will need, which must not allocate.
+        // Makes room for the release of the entry, which must not allocate.
         if (free_.capacity() <= entries_.size()) free_.reserve(2 * entries_.size() + 1);
         entries_.emplace_back();
         free_.push_back(static_cast<std::uint32_t>(entries_.size() - 1));
@@ -35,7 +35,7 @@ void SequenceTable::release(SequenceHandle handle) noexcept {
         ++num_retired_;
     } else {
         fresh.generation = sequence.generation + 1;
-        fresh.pages.take_memory(sequence.pages);  // it serves the next sequence here
+        fresh.pages.take_memory(sequence.pages);  // reused by the next sequence of the entry
         free_.push_back(handle.index);
     }
     sequence = std::move(fresh);

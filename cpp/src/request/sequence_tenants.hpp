@@ -9,16 +9,16 @@
 
 namespace kvcore {
 
-/// Whose requests are: 0 for those without a tenant.
+/// The owner of each request; 0 for a request without a tenant.
 ///
-/// Owns: an owner per entry of the SequenceTable, as far as any has one. Threads: none of its own.
-/// Cost: O(1).
+/// Owns: an owner per entry of the SequenceTable, up to the last entry with a tenant. Threads: no
+/// locks of its own. Cost: O(1).
 class SequenceTenants {
    public:
     [[nodiscard]] Owner of(SequenceHandle sequence) const noexcept {
         return sequence.index < owners_.size() ? owners_[sequence.index] : Owner{0};
     }
-    /// So that `set` of that sequence cannot fail. Throws std::bad_alloc.
+    /// Makes room, so that `set` of the sequence cannot fail. Throws std::bad_alloc.
     void make_room(SequenceHandle sequence) {
         if (sequence.index >= owners_.size()) owners_.resize(std::size_t{sequence.index} + 1);
     }

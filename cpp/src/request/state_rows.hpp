@@ -12,31 +12,32 @@
 
 namespace kvcore {
 
-/// What a sequence has of states: beside its Sequence, and only where there are such groups.
+/// The state data of a sequence, in addition to its Sequence; only with state groups.
 struct StateRow {
     static constexpr std::int64_t kNowhere = -1;
 
     ColumnStates::Slot slot = ColumnStates::kNone;
     ColumnStates::Slot kept = ColumnStates::kNone;  // with drafts: a copy of an earlier state
-    std::int64_t at = 0;              // tokens whose state the slot has, as of the last commit
-    std::int64_t run = 0;             // the end of what was fetched since, or the same
-    std::int64_t kept_at = kNowhere;  // tokens whose state `kept` has; 0 needs no slot
-    bool is_restored = false;         // `slot` has it as well, since the last run was taken back
-    std::int64_t branch = 0;          // cached pages went on up to here, without a checkpoint
+    std::int64_t at = 0;              // `slot` has the state after these tokens, at the last commit
+    std::int64_t run = 0;             // the end of the run that was fetched since, or `at`
+    std::int64_t kept_at = kNowhere;  // `kept` has the state after these tokens; 0 needs no slot
+    bool is_restored = false;         // `slot` also has it, because the last run was undone
+    std::int64_t branch = 0;          // cached pages reach up to this token, without a checkpoint
     std::int64_t prompt_end = 0;      // the last boundary of columns below the end of its prompt
 };
 
-/// Which slot each sequence computes its state in, where checkpoints of it are due, and from which
-/// state a sequence resumes after the model has rejected drafts.
+/// The slot in which each sequence computes its state, the tokens at which checkpoints of the state
+/// are due, and the state from which a sequence resumes after the model has rejected drafts.
 ///
-/// Rejected drafts are in the state of the slot, and nothing takes them out. With
-/// `max_draft_tokens` the manager copies the state to a second slot before a run that may have
-/// drafts, where there are two slots for each sequence. A sequence with rejected drafts resumes
-/// from that kept state: its accepted tokens run again, beside new drafts. When they are more than
-/// kMostRerun times max_draft_tokens, they run without drafts first.
+/// Rejected drafts are part of the state in the slot and cannot be removed. With `max_draft_tokens`
+/// the manager copies the state to a second slot before a run that may have drafts, if there are
+/// two slots for each sequence. A sequence with rejected drafts resumes from the kept state: its
+/// accepted tokens run again, together with new drafts. If these are more than kMostRerun times
+/// max_draft_tokens, they run without drafts first.
 ///
-/// Owns: a row per entry of the SequenceTable. Threads: none of its own; CacheManager locks around
-/// it. Cost: O(State groups).
+/// Owns: a row per entry of the SequenceTable.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(State groups).
 class StateRows {
    public:
     static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
@@ -54,9 +55,9 @@ class StateRows {
         }
     }
 
-    /// There are layers with states.
+    /// Returns true if the cache has layers with states.
     [[nodiscard]] bool exist() const noexcept { return exist_; }
-    /// For a sequence that begins. Throws std::bad_alloc.
+    /// Resets the row of a new sequence. Throws std::bad_alloc.
     void begin(SequenceHandle handle) {
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
         rows_[handle.index] = {};
@@ -65,14 +66,15 @@ class StateRows {
     [[nodiscard]] const StateRow& of(SequenceHandle handle) const noexcept {
         return rows_[handle.index];
     }
-    /// By entry of the SequenceTable.
+    /// Returns the row of an entry of the SequenceTable.
     [[nodiscard]] const StateRow& at(std::size_t entry) const noexcept { return rows_[entry]; }
 
-    /// The last boundary of columns below the end of a prompt.
+    /// Returns the last boundary of columns below the end of a prompt.
     [[nodiscard]] std::int64_t prompt_end(std::int64_t tokens) const noexcept {
         return (tokens - 1) / column_tokens_ * column_tokens_;
     }
-    /// The first token behind `start` where a checkpoint is due; kNever: none.
+    /// Returns the first token after `start` at which a checkpoint is due; kNever if no checkpoint
+    /// is due.
     [[nodiscard]] std::int64_t next_due(const StateRow& row, std::int64_t start) const noexcept {
         if (!has_checkpoints_) return kNever;
         std::int64_t due = row.branch > start ? row.branch : kNever;
@@ -85,44 +87,46 @@ class StateRows {
     [[nodiscard]] bool is_due(const StateRow& row, std::int64_t n) const noexcept {
         return n > 0 && next_due(row, n - 1) == n;
     }
-    /// The sequence keeps a state from which the last run can be taken back, to any token from
-    /// `kept_at` on.
+    /// Returns true if the sequence keeps a state from which the last run can be undone, to any
+    /// token from `kept_at` on.
     [[nodiscard]] bool has_kept(const StateRow& row) const noexcept {
         return keeps_ && row.kept_at >= row.at && row.run - row.kept_at <= most_run_;
     }
-    /// A request with this `start` has rejected tokens of its last run: it resumes from the kept
-    /// state.
+    /// Returns true if a request with this `start` has rejected tokens of its last run. It resumes
+    /// from the kept state.
     [[nodiscard]] bool resumes(const StateRow& row, std::int64_t start) const noexcept {
         return start >= row.kept_at && (start < row.run || row.is_restored) && has_kept(row);
     }
-    /// Where a request with this `start` runs from: an earlier token after rejected drafts.
+    /// Returns the token from which a request with this `start` runs: an earlier token after
+    /// rejected drafts.
     [[nodiscard]] std::int64_t begin_of(SequenceHandle handle, std::int64_t start) const noexcept {
         const StateRow& row = of(handle);
         return resumes(row, start) ? row.kept_at : start;
     }
-    /// The manager has the state that a request with this `start` needs: in its slot, which was
-    /// committed or ran up to there, or kept. Token 0 needs no state.
+    /// Returns true if the manager has the state that a request with this `start` needs: in its
+    /// slot, which was committed or ran up to `start`, or kept. Token 0 needs no state.
     [[nodiscard]] bool can_go_on(SequenceHandle handle, std::int64_t start) const noexcept {
         return start == of(handle).at || can_run(handle, start);
     }
     /// The same for a call that hands out the slot. Kernels may have changed a slot that was handed
-    /// out before, also when that run was not committed.
+    /// out before, even if that run was not committed.
     [[nodiscard]] bool can_run(SequenceHandle handle, std::int64_t start) const noexcept {
         const StateRow& row = of(handle);
         return start == 0 || start >= row.run || resumes(row, start);
     }
-    /// The accepted tokens of a request that resumes are too many to run beside drafts.
+    /// Returns true if a request that resumes has too many accepted tokens to run them together
+    /// with drafts.
     [[nodiscard]] bool reruns_alone(const StateRow& row, std::int64_t start) const noexcept {
         return start - row.kept_at > most_rerun_;
     }
-    /// The state at `start` must be kept before the tokens up to `end` run, since the last of them
-    /// may be drafts.
+    /// Returns true if the state at `start` must be kept before the tokens up to `end` run, because
+    /// the last tokens may be drafts.
     [[nodiscard]] bool is_to_keep(const StateRow& row, std::int64_t start,
                                   std::int64_t end) const noexcept {
         return keeps_ && start > 0 && start >= row.run && start != row.kept_at && end - start > 1 &&
                end - start <= most_run_;
     }
-    /// Nothing is to be done before the request runs.
+    /// Returns true if the request can run without further preparation.
     [[nodiscard]] bool is_ready(const RequestView& request, std::int64_t num_steps) const noexcept {
         const StateRow& row = of(request.sequence);
         const std::int64_t start = request.start;
@@ -133,15 +137,15 @@ class StateRows {
                (request.active - start == 1 || next_due(row, start) >= request.active) &&
                !is_to_keep(row, start, request.active + num_steps - 1);
     }
-    /// So far the request runs now.
+    /// Records the end of the run of a request that starts now.
     void note_run(const RequestView& request, std::int64_t num_steps) noexcept {
         StateRow& row = of(request.sequence);
         row.run = request.active + num_steps - 1;
         row.is_restored = false;
         if (request.start == 0) row.kept_at = 0;
     }
-    /// So many tokens are written. True where a checkpoint is due and the slot has that state: the
-    /// last run ended there.
+    /// Records that `n` tokens are written. Returns true if a checkpoint is due and the slot has
+    /// its state: the last run ended at `n`.
     bool advance(SequenceHandle handle, std::int64_t n) noexcept {
         StateRow& row = of(handle);
         if (n < row.run || row.is_restored) {
@@ -152,15 +156,15 @@ class StateRows {
         row.at = row.run = n;
         return makes;
     }
-    /// The slot has the state of token `n` from now on, and no other state is kept.
+    /// Records that the slot has the state of token `n`, and that no other state is kept.
     void set_back(SequenceHandle handle, std::int64_t n) noexcept {
         StateRow& row = of(handle);
         row.at = row.run = n;
         row.kept_at = StateRow::kNowhere;
         row.is_restored = false;
     }
-    /// The slot has the kept state from now on, until the request runs. The `start` of the request
-    /// may still be that of before.
+    /// Records that the slot has the kept state until the request runs. The request may still have
+    /// its old `start`.
     void restore(SequenceHandle handle) noexcept {
         StateRow& row = of(handle);
         row.at = row.kept_at;
@@ -169,8 +173,8 @@ class StateRows {
 
    private:
     std::int64_t column_tokens_;
-    std::int64_t most_rerun_;  // accepted tokens that run again beside drafts
-    std::int64_t most_run_;    // tokens of a run in front of which a state is kept
+    std::int64_t most_rerun_;  // accepted tokens that run again together with drafts
+    std::int64_t most_run_;    // tokens of a run before which a state is kept
     bool keeps_;
     bool has_checkpoints_;
     bool exist_;

@@ -26,8 +26,8 @@ void check_terms(const RequestTerms& terms) {
         check_priority(range.priority, range.duration);
         if (range.start < last || range.end <= range.start) {
             throw std::invalid_argument(detail::concat(
-                "the tokens ", range.start, " .. ", range.end,
-                " to retain must be some, and behind those before, which end at ", last));
+                "retained tokens are ", range.start, " .. ", range.end,
+                ", must be at least 1 token and start at ", last, " or later; sort the ranges"));
         }
         last = range.end;
     }

@@ -14,13 +14,13 @@
 
 namespace kvcore {
 
-/// What requests ask for their pages, and the time.
+/// The retention terms that requests set for their pages, and the current time.
 ///
-/// Owns: the terms of the sequences that have any, by their place in the table of sequences.
-/// Threads: none of its own. Cost: O(1) where a sequence has none, else O(ranges).
+/// Owns: the terms of sequences with terms, by entry of the SequenceTable.
+/// Threads: no locks of its own. Cost: O(1) for a sequence without terms, else O(ranges).
 class Terms {
    public:
-    /// Columns that are to be kept alike.
+    /// Columns with the same retention.
     struct Segment {
         std::int32_t end = std::numeric_limits<std::int32_t>::max();
         Retention retention;
@@ -28,19 +28,20 @@ class Terms {
 
     explicit Terms(std::int32_t page_size) noexcept : page_size_(page_size) {}
 
-    /// Throws std::invalid_argument for terms that are none, and std::bad_alloc.
+    /// Sets the terms of a sequence. Throws std::invalid_argument for invalid terms, and
+    /// std::bad_alloc.
     void set(SequenceHandle sequence, const RequestTerms& terms);
     void forget(SequenceHandle sequence) noexcept;
 
     [[nodiscard]] std::int64_t now() const noexcept { return now_; }
     void set_now(std::int64_t now) noexcept { now_ = now; }
 
-    /// From that column on.
+    /// Returns the segment that starts at a column.
     [[nodiscard]] Segment segment(SequenceHandle sequence, std::int32_t column) const noexcept {
         const RequestTerms* terms = find(sequence);
         return terms == nullptr ? Segment() : segment_of(*terms, column);
     }
-    /// A sequence uses the pages from `first` on that lead to `at`.
+    /// Applies the terms of a sequence to the pages from `first` to `at`, which it uses.
     void retain(PrefixTree& tree, SequenceHandle sequence, TreePosition at,
                 std::int32_t first) const noexcept;
 
@@ -58,8 +59,7 @@ class Terms {
 
 namespace quotas {
 
-/// The owner that a number of a tenant stands for. Throws std::invalid_argument for one that is
-/// none.
+/// Returns the owner for a tenant number. Throws std::invalid_argument for an invalid number.
 [[nodiscard]] Owner owner_of(const CacheConfig& config, std::int32_t tenant);
 
 }  // namespace quotas

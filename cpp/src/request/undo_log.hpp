@@ -14,8 +14,8 @@ struct Undo {
     std::int64_t before;
 };
 
-/// What a call has set in the sequences of a batch; taken back unless it is kept, for a batch may
-/// be refused at its last row. At most one change per row.
+/// The changes of a call to the sequences of a batch. The destructor restores the old values unless
+/// `keep` was called, because a batch may be refused at its last row. At most one change per row.
 template <auto kMember>
 class UndoLog {
    public:

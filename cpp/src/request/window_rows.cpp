@@ -9,14 +9,15 @@
 namespace kvcore {
 namespace {
 
-/// The next place where prompts part, at most a reach behind a column; 0: there is no such place.
+/// The next branch of prompts, at most a reach after a column. `branch` is 0 without a branch in
+/// reach.
 struct Stretch {
     std::int32_t branch;
     std::int32_t end;  // columns up to there have the same branch
 };
 
-// From a committed column on. What was committed in pieces is in as many runs: the branch may be
-// some of them further on.
+// Starts at a committed column. A prompt that was committed in pieces has several runs, so the
+// branch may be several runs later.
 Stretch stretch_from(const PageRow& row, std::int32_t column, std::int32_t reach) noexcept {
     std::int32_t branch = 0;
     for (const TreeNode* node = row.node(); node->end() > column; node = node->parent) {
@@ -27,7 +28,7 @@ Stretch stretch_from(const PageRow& row, std::int32_t column, std::int32_t reach
 }
 
 void note_change(WindowRow& reader) noexcept {
-    if (++reader.version == 0) reader.version = 1;  // 0 is that of no row
+    if (++reader.version == 0) reader.version = 1;  // no row has version 0
 }
 
 }  // namespace
@@ -48,9 +49,9 @@ void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row,
     leave_columns(home, handle, row, from, to);
 }
 
-// A column in front of a branch is kept for the branch. Another column in front of the prompt's end
-// is kept for the next turn. One column more in front of the window is spare: with it the next turn
-// still hits when it differs in the last page.
+// A column before a branch is kept for the branch. Any other column before the end of the prompt is
+// kept for the next turn. The column directly before the window is a spare: with it the next turn
+// still hits if its last page differs.
 WindowRows::Kept WindowRows::kept_for(const PageRow& row, const WindowRow& reader,
                                       std::size_t window, std::int32_t column) const noexcept {
     const std::int32_t reach = grouping_.windows()[window].reach;
@@ -66,10 +67,11 @@ WindowRows::Kept WindowRows::kept_for(const PageRow& row, const WindowRow& reade
     return {0, column < spare ? std::min(spare, stretch.end) : stretch.end, false};
 }
 
-// Chooses the hit for which a column of the row is kept: that of a branch or of the prompt's end,
-// else a hit that ends with the committed columns. At the end of an answer the column is spare.
-// With states a hit ends at a checkpoint: the column is kept for the next checkpoint, 0: there is
-// none. Returns the number of columns that are kept for the same hit.
+// Chooses the hit for which a column of the row is kept: the hit at a branch or at the end of the
+// prompt, else the hit at the end of the committed columns. At the end of an answer the column is a
+// spare. With state layers a hit ends at a checkpoint, and the column is kept for the next
+// checkpoint. Returns the number of columns that are kept for the same hit, 0 if no checkpoint
+// follows.
 std::int32_t WindowRows::keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
                                   std::size_t window, std::int32_t column,
                                   std::int32_t committed) const noexcept {
@@ -158,8 +160,9 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
     reader.reserved = std::min(reader.reserved, from);
 }
 
-// A row that kept columns of its own beside the tree's leaves those what they miss. What they have
-// is kept as long as what they get: a hit needs both.
+// A row with twins fills missing window pages of the tree's columns from its own columns. Pages
+// that the tree's columns already have are kept as long as the added pages, because a hit needs
+// both.
 void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
                             const PageRow& row) const noexcept {
     std::int32_t column = row.committed();
@@ -177,7 +180,7 @@ void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
 
 void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
                            std::size_t window) noexcept {
-    if (column >= row.barred()) return;  // what the row has there is wrong
+    if (column >= row.barred()) return;  // the content of the row is wrong from `barred` on
     const BlockId own = row[column];
     if (home.columns->has(cached, window)) {
         home.columns->renew(cached, window);
@@ -186,7 +189,7 @@ void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t colum
     }
 }
 
-// One page more in front of each window, for a next turn that differs in the last page.
+// Keeps one page more before each window, for a next turn that differs in the last page.
 void WindowRows::keep_one_more(Replica& home, const WindowRow& reader,
                                const PageRow& row) const noexcept {
     home.columns->begin_leaving();
@@ -197,7 +200,7 @@ void WindowRows::keep_one_more(Replica& home, const WindowRow& reader,
     }
 }
 
-// Where hits end at checkpoints, none ends one page earlier.
+// With checkpoints no hit ends one page earlier, so no extra page is kept.
 void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
     WindowRow& reader = of(handle);
     if (!home.columns->needs_checkpoints()) keep_one_more(home, reader, row);
@@ -215,7 +218,8 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
-        // Own columns behind the hit stay. Where that goes on below, a window may begin further on.
+        // Own columns after the hit stay. If the hit continues in lower stores, a window may begin
+        // at a later column.
         const std::int32_t end = std::min(first, row.size());
         for (std::int32_t c = std::max(columns, reader.first[w]); c < end; ++c) {
             home.columns->leave(row[c], w, ColumnPages::Departure::kUnused);
@@ -227,7 +231,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
     reader.reserved = std::max(reader.reserved, columns);
 }
 
-// How a row leaves a column that it passes, and for which hit that is kept.
+// Returns how a row leaves a column that it passes, and the hit for which the column is kept.
 WindowRows::Left WindowRows::left(const Replica& home, const PageRow& row, const WindowRow& reader,
                                   std::size_t window, std::int32_t column) const noexcept {
     using Departure = ColumnPages::Departure;
@@ -236,7 +240,8 @@ WindowRows::Left WindowRows::left(const Replica& home, const PageRow& row, const
         const std::int32_t hit =
             home.columns->first_hit({row.node(), row.committed()}, column, window);
         if (hit == 0) return {Departure::kUseless, {}};
-        // The checkpoint in front of a prompt's end, or one behind it.
+        // Keeps the column for a branch, for the last checkpoint before the end of the prompt, or
+        // for a later checkpoint.
         const std::int32_t reach = grouping_.windows()[window].reach;
         const bool is_kept =
             stretch_from(row, column, reach).branch > 0 || hit >= reader.prompt_end - 1;

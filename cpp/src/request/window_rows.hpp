@@ -13,26 +13,27 @@
 
 namespace kvcore {
 
-/// What a sequence has of windows: beside its Sequence, and only where there are groups. A cache
-/// line, which a decode step reads once per row and verb.
+/// The window data of a sequence, in addition to its Sequence; only with layer groups. It takes a
+/// cache line, which a decode step reads once per row and verb.
 ///
 ///     column  0        first[w]        reserved       size
-///             |  nobody |  read through  |  no pages   |
-///             |  reads  |  window w      |  of w yet   |
+///             |  not    |  read through  |  no pages   |
+///             |  read   |  window w      |  of w yet   |
 struct alignas(64) WindowRow {
-    // What follows from `first`, so that a decode step has to divide nothing: with fewer tokens
-    // written than these, a window reads what it has left, and none leaves another column.
+    // Bounds derived from `first`, so that a decode step does not divide. With fewer than
+    // `least_tokens` written, a window reads columns that it has left. With fewer than `passes_at`
+    // written, no window leaves another column.
     std::int64_t least_tokens = 0;
     std::int64_t passes_at = 0;
-    std::int32_t reserved = 0;    // columns up to here have pages of all windows that read them
+    std::int32_t reserved = 0;    // columns below have pages of all windows that read them
     std::int32_t prompt_end = 0;  // whole columns of its prompt
-    std::int32_t prompt_hit = 0;  // and as many as the same prompt hits: not its last token
-    std::uint32_t version = 1;    // changes with `reserved`, `first`, and its columns; not 0
+    std::int32_t prompt_hit = 0;  // columns that the same prompt can hit: without its last token
+    std::uint32_t version = 1;    // changes with `reserved`, `first`, and its columns; never 0
     std::array<std::int32_t, Grouping::kMaxWindows> first{};
 };
 static_assert(sizeof(WindowRow) == 64, "one cache line");
 
-/// The rows of a WindowRows, for walks over many of them; void after its next `make_room`.
+/// The rows of a WindowRows, for walks over many rows; invalid after the next `make_room`.
 struct WindowView {
     const WindowRow* rows;
     std::int64_t column_tokens;
@@ -40,33 +41,34 @@ struct WindowView {
     [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
         return rows[handle.index];
     }
-    /// The sequence has pages of its windows for `tokens`, and all that they read with `start`
-    /// tokens written.
+    /// Returns true if the sequence has window pages for `tokens`, and all pages that its windows
+    /// read with `start` tokens written.
     [[nodiscard]] bool is_ready(SequenceHandle handle, std::int64_t start,
                                 std::int64_t tokens) const noexcept {
         const WindowRow& reader = of(handle);
         return start >= reader.least_tokens && tokens <= reader.reserved * column_tokens;
     }
-    /// With so many tokens written there may be something to leave.
+    /// Returns true if a window may leave a column with `tokens` written.
     [[nodiscard]] bool passes(SequenceHandle handle, std::int64_t tokens) const noexcept {
         return tokens >= of(handle).passes_at;
     }
 };
 
-/// Which columns sequences read through their windows, and what happens to those they leave.
+/// The columns that sequences read through their windows, and the treatment of columns that they
+/// leave.
 ///
-/// Owns: a row per entry of the SequenceTable. Invariant: each sequence is one reader, in each
-/// window, of its columns from `first` on.
-/// Threads: none of its own; CacheManager locks around it.
+/// Owns: a row per entry of the SequenceTable.
+/// Invariant: in each window, each sequence counts as one reader of its columns from `first` on.
+/// Threads: no locks of its own; CacheManager locks around it.
 /// Cost: O(columns entered or left).
 class WindowRows {
    public:
     WindowRows(const Grouping& grouping, std::int64_t max_draft_tokens) noexcept
         : grouping_(grouping), kept_tokens_(max_draft_tokens > 0 ? max_draft_tokens + 1 : 0) {}
 
-    /// Tokens that windows keep behind those they read.
+    /// The number of tokens that a sequence keeps before the tokens that its window reads.
     [[nodiscard]] std::int64_t kept_tokens() const noexcept { return kept_tokens_; }
-    /// Before the entry of a handle is used. Throws std::bad_alloc.
+    /// Makes room for the entry of a handle, before its first use. Throws std::bad_alloc.
     void make_room(SequenceHandle handle) {
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
     }
@@ -74,64 +76,66 @@ class WindowRows {
     [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
         return rows_[handle.index];
     }
-    /// By entry of the SequenceTable.
+    /// Returns the row of an entry of the SequenceTable.
     [[nodiscard]] const WindowRow& at(std::size_t entry) const noexcept { return rows_[entry]; }
     [[nodiscard]] WindowView view() const noexcept {
         return {rows_.data(), grouping_.column_tokens()};
     }
-    /// The sequence has pages of its windows for so many tokens.
+    /// Returns true if the sequence has window pages for `tokens`.
     [[nodiscard]] bool has_reserved(SequenceHandle handle, std::int64_t tokens) const noexcept {
         return tokens <= std::int64_t{of(handle).reserved} * grouping_.column_tokens();
     }
 
-    /// It holds all that its windows read with so many tokens written.
+    /// Returns true if the sequence has all pages that its windows read with `tokens` written.
     [[nodiscard]] bool can_read(SequenceHandle handle, std::int64_t tokens) const noexcept {
         return tokens >= of(handle).least_tokens;
     }
 
-    /// Its prompt has so many tokens.
+    /// Sets the length of the prompt of a sequence.
     void set_prompt(SequenceHandle handle, std::int64_t tokens) noexcept {
         of(handle).prompt_end = static_cast<std::int32_t>(tokens / grouping_.column_tokens());
         of(handle).prompt_hit = static_cast<std::int32_t>((tokens - 1) / grouping_.column_tokens());
     }
-    /// The sequence reads columns `from` .. `to` - 1 of its row, which are new to it.
+    /// Makes the sequence a reader of columns `from` .. `to` - 1 of its row, which are new to it.
     void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                std::int32_t to) noexcept;
-    /// The sequence is about to lose its columns `from` .. `to` - 1.
+    /// Leaves columns `from` .. `to` - 1, which the sequence is about to lose.
     void leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
                std::int32_t to) const noexcept;
-    /// It reads a column from now on, in the place of another one of its row, and that one no more.
+    /// For a column that replaces another column of the row: `enter_one` begins to read the new
+    /// column, `leave_one` leaves the old column.
     void enter_one(Replica& home, SequenceHandle handle, std::int32_t index,
                    BlockId column) const noexcept;
     void leave_one(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t index,
                    BlockId column) const noexcept;
-    /// Gives columns of the row, behind `from`, the pages of windows that they miss up to `end`.
-    /// Throws IntegrityError where pages are not there.
+    /// Gives columns `from` .. `end` - 1 of the row the window pages that they lack. Throws
+    /// IntegrityError if the pool has too few pages.
     void fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
               std::int32_t end);
-    /// It has pages of all windows for all its columns, and reads its last one in each: what it
-    /// gets behind those needs a page in each lane.
+    /// Returns true if all columns have pages of all windows and each window reads the last column:
+    /// each new column needs a page in each lane.
     [[nodiscard]] bool grows_evenly(SequenceHandle handle, const PageRow& row) const noexcept;
-    /// Gives the columns of such a row behind `from`, which are new, all their pages. Throws
-    /// likewise.
+    /// Gives the new columns from `from` on of a row that grows evenly all their pages. Throws as
+    /// `fill`.
     void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from);
-    /// The sequence is about to lose all its columns from `from` on.
+    /// Leaves all columns from `from` on, which the sequence is about to lose.
     void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
-    /// The sequence is about to lose all; it may be used again afterwards.
+    /// Leaves all columns, which the sequence is about to lose. The row may be used again.
     void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
-    /// The row has a hit of `tokens` from now on, whose first `columns` are the tree's; `leave` has
-    /// been called for those that were in their place. `is_reader`: of these it is one already.
+    /// Records a hit of `tokens`, whose first `columns` are the tree's. The caller has called
+    /// `leave` for the columns that the hit replaced. `is_reader`: the sequence already reads the
+    /// columns of the hit.
     void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
                   std::int64_t tokens, bool is_reader) noexcept;
-    /// Asks for what `advance` reads of the row's next column to leave.
+    /// Prefetches the data that `advance` reads of the next column to leave.
     void prefetch(const Replica& home, SequenceHandle handle, const PageRow& row) const noexcept {
         const std::int32_t first = of(handle).first[0];
         if (first < row.size()) home.columns->prefetch(row[first]);
     }
-    /// So many tokens are written: leaves what windows have passed.
+    /// Leaves the columns that windows have passed with `tokens` written.
     void advance(Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int64_t tokens) noexcept;
-    /// A fork begins with the parent's first columns, which are in its row.
+    /// Starts a fork with the first columns of its parent, which are in its row.
     void share(Replica& home, SequenceHandle parent, SequenceHandle child,
                const PageRow& row) noexcept;
 
@@ -143,11 +147,11 @@ class WindowRows {
     void fill_twins(Replica& home, SequenceHandle handle, const PageRow& row) const noexcept;
     static void fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
                           std::size_t window) noexcept;
-    /// For which hit a committed column is kept.
+    /// The hit for which a committed column is kept.
     struct Kept {
-        std::int32_t end;   // of the hit; 0: it is not kept
-        std::int32_t next;  // columns up to there are kept for the same one
-        bool is_spare;      // the one page more in front of its window
+        std::int32_t end;   // of the hit; 0: the column is not kept
+        std::int32_t next;  // columns below are kept for the same hit
+        bool is_spare;      // the extra page before the window of the hit
     };
     [[nodiscard]] Kept kept_for(const PageRow& row, const WindowRow& reader, std::size_t window,
                                 std::int32_t column) const noexcept;
@@ -162,8 +166,8 @@ class WindowRows {
                        std::int32_t to) const noexcept;
 
     const Grouping& grouping_;
-    // Of those written last that may be written again: a request that is cut runs its last token
-    // once more.
+    // The number of last tokens that may be written again: a request that is cut runs its last
+    // token once more.
     std::int64_t kept_tokens_;
     std::vector<WindowRow> rows_;
 };

@@ -7,7 +7,7 @@
 
 namespace kvcore {
 
-/// Workers that have all pages so far, in words that have any.
+/// Workers that have all pages so far, as words that are not 0.
 class AliveWorkers {
    public:
     static constexpr std::size_t kMostWords = 64;
@@ -18,8 +18,8 @@ class AliveWorkers {
         words_[size_] = word;
         bits_[size_++] = bits;
     }
-    /// Those that lack a page: their worker is noted with the pages in front of it. found(word):
-    /// the workers that have it.
+    /// Removes the workers that lack a page, and notes the number of pages before it for them.
+    /// found(word) returns the workers that have the page.
     template <class Found>
     void keep(const Found& found, std::int32_t depth, std::int32_t* held) noexcept {
         std::size_t kept = 0;

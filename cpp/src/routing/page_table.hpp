@@ -11,8 +11,8 @@
 
 namespace kvcore {
 
-/// Pages and a word for each, 0 for those that are not there: a hash table with linear probing, in
-/// which nothing is left of what was removed. The pages are hashes already. Not thread-safe.
+/// A hash table from pages to words, 0 for absent pages. It probes linearly and keeps no trace of
+/// removed pages. The pages are already hashes. Not thread-safe.
 class PageTable {
    public:
     struct Entry {
@@ -29,8 +29,8 @@ class PageTable {
     [[nodiscard]] std::uint64_t find(std::uint64_t page) const noexcept {
         return entries_[place(page)].value;
     }
-    /// The value of a page, which is there from now on: the caller gives it one that is not 0, or
-    /// erases it. Void after the next call. Throws std::bad_alloc.
+    /// The value of a page, which is added if it is absent. The caller sets a value that is not 0,
+    /// or erases the page. Invalid after the next call. Throws std::bad_alloc.
     std::uint64_t& at(std::uint64_t page) {
         if ((size_ + 1) * 4 > entries_.size() * 3) grow();
         Entry& entry = entries_[place(page)];
@@ -38,12 +38,12 @@ class PageTable {
         entry.page = page;
         return entry.value;
     }
-    /// The value of a page, nullptr where it is not there.
+    /// The value of a page; nullptr if the page is absent.
     [[nodiscard]] std::uint64_t* known(std::uint64_t page) noexcept {
         Entry& entry = entries_[place(page)];
         return entry.value == 0 ? nullptr : &entry.value;
     }
-    /// `value` is that of a page which was given by `at` or `known`, whatever it is now.
+    /// Erases a page. `value` was returned by `at` or `known`; it may be changed since.
     void erase(const std::uint64_t* value) noexcept {
         const auto* entry = reinterpret_cast<const Entry*>(reinterpret_cast<const char*>(value) -
                                                            offsetof(Entry, value));
@@ -56,10 +56,11 @@ class PageTable {
             if (entry.value != 0) visit(entry.page, entry.value);
         }
     }
-    /// update(value): 0 erases the page.
+    /// Calls update(value) for each page; a page is erased if the call sets its value to 0.
     template <class Update>
     void update_all(const Update& update) noexcept {
-        // From behind a free entry on, all the way round: what an erasure moves is looked at later.
+        // Goes all the way round from a free entry, so that entries moved by an erasure are visited
+        // later.
         std::size_t start = 0;
         while (entries_[start].value != 0) ++start;
         for (std::size_t n = 0; n < entries_.size(); ++n) {
@@ -72,7 +73,7 @@ class PageTable {
         }
     }
 
-    /// Gives memory back where most of it is free; without memory for that it does not.
+    /// Gives memory back if most of it is free; changes nothing if it cannot get smaller memory.
     void shrink() noexcept {
         std::size_t wanted = kFewest;
         while (size_ * 8 > wanted * 3) wanted *= 2;
@@ -90,7 +91,7 @@ class PageTable {
     static constexpr std::size_t kFewest = 64;
 
     [[nodiscard]] std::size_t mask() const noexcept { return entries_.size() - 1; }
-    // Hashes of others may be poor in their low bits.
+    // Hashes from other programs may be poor in their low bits.
     [[nodiscard]] std::size_t home(std::uint64_t page) const noexcept {
         const std::uint64_t mixed = page * 0x9E3779B97F4A7C15U;
         return static_cast<std::size_t>(mixed ^ (mixed >> 32U)) & mask();
@@ -100,7 +101,7 @@ class PageTable {
         while (entries_[i].value != 0 && entries_[i].page != page) i = (i + 1) & mask();
         return i;
     }
-    // What follows moves up, so that nothing is behind a free entry that was reached past it.
+    // Moves later entries up, so that every entry is still reached without passing a free entry.
     void erase_at(std::size_t hole) noexcept {
         --size_;
         for (std::size_t i = (hole + 1) & mask(); entries_[i].value != 0; i = (i + 1) & mask()) {

@@ -16,7 +16,7 @@
 namespace kvcore {
 namespace {
 
-// Pages ahead that are asked for: entries of the table, then what they point to.
+// How far ahead pages are prefetched: entries of the table, then the sets that they refer to.
 constexpr std::size_t kFarAhead = 24;
 constexpr std::size_t kAhead = 8;
 

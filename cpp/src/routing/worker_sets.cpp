@@ -169,7 +169,7 @@ WorkerSets::Set WorkerSets::new_row() {
     if (first_free_row_ != kNobody) {
         std::uint64_t* row = &rows_[at * row_stride()];
         first_free_row_ = row[0];
-        row[0] = 0;  // its bits are 0, but for those of the last worker
+        row[0] = 0;  // its bits are 0, except the bits of the last worker
         for (std::size_t i = 1; i < row_stride(); ++i) row[i] = 0;
     } else {
         at = rows_.size() / row_stride();

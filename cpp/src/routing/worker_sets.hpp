@@ -10,8 +10,8 @@
 
 namespace kvcore {
 
-/// The workers of many pages, each with the media that it has the page on: as a word, which is 0
-/// for no worker, names the only one, or says where several are. Not thread-safe.
+/// The workers of many pages, each with the media on which it has the page. A set is a word: 0 for
+/// no worker, the only worker, or the place of several workers. Not thread-safe.
 class WorkerSets {
    public:
     using Set = std::uint64_t;
@@ -22,13 +22,13 @@ class WorkerSets {
     [[nodiscard]] std::size_t num_bytes() const noexcept {
         return lists_.capacity() * sizeof(List) + rows_.capacity() * sizeof(std::uint64_t);
     }
-    /// Words of bits by worker.
+    /// The number of words of bits by worker.
     [[nodiscard]] std::size_t num_words() const noexcept { return num_words_; }
 
-    /// The worker has the page there; true where it had it nowhere. Throws std::bad_alloc, and has
-    /// changed nothing.
+    /// The worker has the page on these media; returns true if it had the page on no medium. Throws
+    /// std::bad_alloc, and has changed nothing.
     bool add(Set& set, std::uint32_t worker, std::uint8_t media);
-    /// The worker has it there no more; true where it had it nowhere else.
+    /// The worker no longer has it on these media; returns true if it had it on no other medium.
     bool drop(Set& set, std::uint32_t worker, std::uint8_t media) noexcept;
 
     void prefetch(Set set) const noexcept {
@@ -42,8 +42,8 @@ class WorkerSets {
     [[nodiscard]] static std::uint8_t media_of(Set single) noexcept {
         return static_cast<std::uint8_t>(single >> kMediaShift & 7U);
     }
-    /// The workers that have a page on one of the media: word by word, visit(word, bits) for some
-    /// words, at least those with a bit, each once.
+    /// Visits the workers that have a page on any of the media: calls visit(word, bits) for some
+    /// words, at least the words with a bit, each once.
     template <class Visit>
     void for_each_word(Set set, std::uint8_t media, const Visit& visit) const {
         switch (kind(set)) {
@@ -61,7 +61,7 @@ class WorkerSets {
                 return;
         }
     }
-    /// One of these words.
+    /// A word of bits, as in `for_each_word`.
     [[nodiscard]] std::uint64_t bits(Set row, std::size_t word, std::uint8_t media) const noexcept {
         const std::uint64_t* of_device = &rows_[row_at(row) + 1 + word];
         std::uint64_t found = 0;
@@ -72,7 +72,7 @@ class WorkerSets {
     }
     [[nodiscard]] bool is_row(Set set) const noexcept { return kind(set) == kRow; }
 
-    /// How many workers have the page, the sum of what its parts say.
+    /// The number of workers that have the page, counted from the parts of the set.
     [[nodiscard]] std::int64_t count(Set set) const;
 
    private:
@@ -82,7 +82,7 @@ class WorkerSets {
     static constexpr unsigned kWorkerShift = 5;
 
     struct List {
-        std::uint32_t size = 0;                 // the next free list, of one that is free
+        std::uint32_t size = 0;                 // the next free list, if the list is free
         std::array<std::uint32_t, 15> items{};  // worker << 3 | media, in no order
     };
 
@@ -126,7 +126,7 @@ class WorkerSets {
 
     std::size_t num_words_;
     std::vector<List, ChunkAllocator<List>> lists_;
-    // How many workers, and words by medium; or the next free row.
+    // The number of workers, and words by medium; or the next free row.
     std::vector<std::uint64_t, ChunkAllocator<std::uint64_t>> rows_;
     std::uint32_t first_free_list_ = ~std::uint32_t{0};
     std::uint64_t first_free_row_ = kNobody;

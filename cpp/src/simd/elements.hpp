@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements of every dtype as lanes of floats, bit by bit as in dtype.hpp. Included by each ISA's
-// source inside its own unnamed namespace, behind lanes.hpp.
+// source inside its own unnamed namespace, after lanes.hpp.
 
 // ---- small floats, as in dtype.hpp -------------------------------------------------------------
 
@@ -76,9 +76,9 @@ inline F32 widen_half(U16 codes) {
 }
 
 #if defined(KVCORE_HALVES)
-// To the nearest half with kMantissa bits of fraction; the largest such half is not exceeded.
-// Added to a number whose last bit weighs as much as the value's last one that stays, it is rounded
-// to that bit, and exact when it comes back.
+// Rounds to the nearest half with kMantissa bits of fraction; the largest such half is not
+// exceeded. Adding a number whose last bit weighs as much as the last bit to keep rounds the value
+// to that bit; subtracting the number again is exact.
 template <int kMantissa>
 inline U16 narrow_to_bits(F32 value) {
     const F32 exponent = floats(bits(value) & kInfinity);
@@ -90,8 +90,8 @@ inline U16 narrow_to_bits(F32 value) {
 #endif
 
 // ---- elements ----------------------------------------------------------------------------------
-// `narrow` takes every float. `narrow_plain` takes those that do not exceed the largest code, after
-// a multiplication by kPlainFactor; it is the same but faster.
+// `narrow` takes every float. `narrow_plain` takes floats up to the largest code, after a
+// multiplication by kPlainFactor; it returns the same codes, but is faster.
 
 template <DType kDType>
 struct Element;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four registers of elements at once, where that saves shuffling. Included by each ISA's source
-// inside its own unnamed namespace, behind lanes.hpp.
+// inside its own unnamed namespace, after lanes.hpp.
 
 // Four registers of plain values at once: their codes are packed together.
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
@@ -40,7 +40,7 @@ inline void store_four(std::byte* to, const F32 (&values)[4]) {
     }
 }
 
-// Codes divided by kPlainFactor; false where one of them is NaN.
+// Loads codes divided by kPlainFactor; returns false if any code is NaN.
 template <DType kIn>
 inline bool load_four(const std::byte* from, F32 (&values)[4]) {
     const __m512i codes = _mm512_loadu_si512(from);
@@ -67,7 +67,7 @@ inline bool load_four(const std::byte* from, F32 (&values)[4]) {
     return true;
 }
 
-// Values whose NaN have no bits that rounding could carry away.
+// Stores values whose NaN have no bits that rounding could carry away.
 template <DType kOut>
 inline void store_four_wide(std::byte* to, const F32 (&values)[4]) {
     if constexpr (kOut == DType::kBFloat16) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few lanes of floats, and what is done to them. Included by each ISA's source
-// inside its own unnamed namespace: nothing here may be shared between objects that were compiled
-// for different processors. KVCORE_LANES is the ISA's number of floats per register.
+// A few lanes of floats, and operations on them. Included by each ISA's source inside its own
+// unnamed namespace: objects that were compiled for different processors must share nothing here.
+// KVCORE_LANES is the ISA's number of floats per register.
 //
-// The vector types are those of GCC and Clang. Other widths and the conversions of halves are by
-// hand, for SSE2, AVX2, AVX-512 and NEON; everything else is plain arithmetic.
+// The vector types are extensions of GCC and Clang. Other widths and the conversions of halves are
+// written by hand for SSE2, AVX2, AVX-512 and NEON; everything else is plain arithmetic.
 
 using F32 = float __attribute__((vector_size(4 * KVCORE_LANES)));
 using U32 = std::uint32_t __attribute__((vector_size(4 * KVCORE_LANES)));
@@ -29,7 +29,7 @@ inline F32 floats(U32 value) { return reinterpret_cast<F32>(value); }
 inline F32 all(float value) { return value - F32{}; }  // of -0 as well, so nothing is added
 
 // ---- lanes of other widths -----------------------------------------------------------------
-// By hand where compilers take the lanes apart one by one. Codes fit the narrower lanes.
+// Written by hand where compilers take the lanes apart one by one. Codes fit the narrower lanes.
 
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
 inline U32 widened(U8 codes) {
@@ -82,7 +82,7 @@ inline U8 to_u8(U32 codes) {
     return load<U8>(&bytes);
 }
 inline U16 to_u16(U32 codes) {
-    // Packing saturates as signed: so are the words made, which keeps their bits.
+    // Packing saturates signed words. So the words are made signed, which keeps their bits.
     const __m128i raised = _mm_slli_epi32(reinterpret_cast<__m128i>(codes), 16);
     const __m128i words = _mm_packs_epi32(_mm_srai_epi32(raised, 16), __m128i{});
     return load<U16>(&words);
@@ -163,7 +163,7 @@ inline F32 fused(F32 a, F32 b, F32 c) {
 #endif
 }
 
-// The greater one; b where either is NaN.
+// The greater value; b if either is NaN.
 inline F32 greater(F32 a, F32 b) {
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
     return reinterpret_cast<F32>(

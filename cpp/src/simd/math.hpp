@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on lanes: the same operations in the same order whatever the number of lanes, so that
+// Arithmetic on lanes: the same operations in the same order for every number of lanes, so that
 // instruction sets with a fused multiply-add agree to the last bit. Included by each ISA's source
-// inside its own unnamed namespace, behind lanes.hpp.
+// inside its own unnamed namespace, after lanes.hpp.
 
-// Register blocks are arrays: unless their loops are unrolled early they live on the stack.
+// Register blocks are arrays: unless their loops are unrolled early, they are kept on the stack.
 #if defined(__clang__)
 #define KVCORE_UNROLL _Pragma("unroll")
 #else
@@ -18,7 +18,7 @@ inline F32 keep_in_register(F32 value) {
     return value;
 }
 
-// ---- sixteen floats, in as many registers as they take -----------------------------------------
+// ---- sixteen floats, in one or more registers --------------------------------------------------
 
 constexpr int kSixteen = 16 / static_cast<int>(kLanes);  // registers
 

@@ -15,7 +15,7 @@ StoreQueue::StoreQueue(const CacheConfig& config, const Grouping& grouping,
       replicas_(replicas),
       paths_(config.page_size, config.key_seed, config.stand_ins) {}
 
-// A checkpoint arrives right behind the pages in front of it.
+// A checkpoint arrives right after the pages before it, and joins their entry.
 void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept {
     Replica& home = home_of(replica);
     if (home.record_keys == nullptr || end.depth <= first) return;
@@ -39,7 +39,8 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
     }
 }
 
-// From the last record upwards to the first whose key is known: mostly there is none to compute.
+// Searches from the last record upward for a known key. Mostly the last record has a key, and no
+// key is computed.
 void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
     RecordKeys& keys = *home.record_keys;
     const PrefixTree& tree = home.host->tree();
@@ -70,7 +71,7 @@ PageKey StoreQueue::key_at(Replica& home, std::string_view name_space, TreePosit
     return *home.record_keys->find(Replica::last_column(home.host->tree(), at));
 }
 
-// All that can fail. Where a run is taken in part, it is cut there.
+// Does everything that can fail. Splits the run if only a part of it is taken.
 StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth,
                                       std::uint64_t ticket) const {
     Replica& home = home_of(waiting.replica);
@@ -87,7 +88,7 @@ StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth
     return taken;
 }
 
-// A record without pages is none that a store could have.
+// Skips records without pages, which a store could not have.
 void StoreQueue::give_out(Taken& taken, StoreMoves& out) const noexcept {
     Replica& home = home_of(taken.replica);
     for (const BlockId record : taken.records) {

@@ -15,44 +15,48 @@
 
 namespace kvcore {
 
-/// What has arrived in the host tiers and is to be written to stores below them, in that order.
+/// The records that arrived in the host tiers and wait to be written to the lower stores, in order
+/// of arrival.
 ///
 /// Owns: a hold on every record that waits or is being written, so that it is neither evicted nor
-/// rewritten. Invariant: what is given out by `take` keeps its pages until its ticket is finished,
-/// also when the tier forgets it meanwhile.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(1) per arrival, O(records) to take and finish; keys are computed when they are taken,
-/// once for each record.
+/// rewritten.
+/// Invariant: a record that `take` gave out keeps its pages until its ticket is finished, even if
+/// the tier forgets it meanwhile.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(1) per arrival, O(records) to take and finish; the key of a record is computed once,
+/// when the record is taken.
 class StoreQueue {
    public:
     StoreQueue(const CacheConfig& config, const Grouping& grouping,
                const std::vector<std::unique_ptr<Replica>>& replicas);
 
-    /// Records `first` .. end.depth - 1 on the way to a position in a tier have arrived, or have
-    /// more than before. Where there is no memory they are not written.
+    /// Queues records `first` .. end.depth - 1 on the path to `end`, which have arrived or got more
+    /// parts. Without memory they are not written.
     void arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept;
-    /// Up to `most` of those that wait longest, all of one replica. False where none waits. Throws
-    /// std::bad_alloc, and has changed nothing.
+    /// Gives out up to `most` of the records that have waited longest, all of one replica. Returns
+    /// false if no record waits. Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] bool take(std::int64_t most, std::uint64_t ticket, StoreMoves& out);
-    /// Ends the holds of a ticket. False where it has none.
+    /// Ends the holds of a ticket. Returns false if the ticket has no holds.
     [[nodiscard]] bool finish(std::uint64_t ticket) noexcept;
-    /// Records that wait or are being written; and ones that were forgotten while they waited.
+    /// The number of records that wait or are being written, and the number of records that were
+    /// forgotten while they waited.
     [[nodiscard]] std::int64_t num_waiting() const noexcept { return num_waiting_; }
     [[nodiscard]] std::int64_t num_dropped() const noexcept { return num_dropped_; }
 
-    /// The key of the last record on the way to `at`, or the root of a namespace for none. Throws
-    /// std::bad_alloc.
+    /// The key of the last record on the path to `at`, or the root key of the namespace at depth 0.
+    /// Throws std::bad_alloc.
     [[nodiscard]] PageKey key_at(Replica& home, std::string_view name_space, TreePosition at) const;
     [[nodiscard]] const PathKeys& paths() const noexcept { return paths_; }
 
-    /// What waits and was forgotten is not written.
+    /// Drops waiting records that the tier has forgotten.
     void drop_forgotten() noexcept;
-    /// Around what forgets all that nobody uses: see PageHold. What waits is forgotten.
+    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
+    /// Waiting records are dropped.
     void loosen() noexcept;
     void fasten() noexcept;
 
-    /// For the laws of the tier. Calls visit(record) for each record of a replica that is held by a
-    /// reference; and for each whose windows are read.
+    /// For integrity checks of the tier: the first calls visit(record) for each record of a replica
+    /// that is held by a reference, the second for each record whose windows are read.
     template <class Visit>
     void for_each_reference(std::int32_t replica, const Visit& visit) const {
         for (const Taken& each : taken_) {

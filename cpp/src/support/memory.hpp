@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of structures whose parts are met in no order: large caches pay for the page walk as much
-// as for the cache line.
+// Memory of structures whose parts are visited in no order: in large caches, the page walk costs as
+// much as the cache line.
 #pragma once
 
 #if defined(__linux__)
@@ -28,8 +28,8 @@ struct CFree {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// Uninitialised memory for std::free; `bytes` is a multiple of 64. Of whole huge pages, where the
-/// system has them, when it is a multiple of 2 MiB.
+/// Uninitialised memory for std::free; `bytes` is a multiple of 64. It consists of whole huge pages
+/// if the system has them and `bytes` is a multiple of 2 MiB.
 [[nodiscard]] inline void* allocate_chunk(std::size_t bytes) {
     const bool is_huge = bytes % kHugePage == 0;
     void* memory = std::aligned_alloc(is_huge ? kHugePage : 64, bytes);
@@ -40,7 +40,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
     return memory;
 }
 
-/// Gives a vector such memory: in huge pages from 2 MiB on.
+/// An allocator of vectors that uses `allocate_chunk`: huge pages from 2 MiB on.
 template <class T>
 struct ChunkAllocator {
     using value_type = T;

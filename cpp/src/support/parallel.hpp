@@ -14,12 +14,12 @@ namespace kvcore::cpu {
 /// Bytes below which a thread costs more than it saves.
 constexpr std::int64_t kWorthAThread = 1 << 18;
 
-/// How many pieces of `bytes` each are worth a thread.
+/// The number of pieces of `bytes` each that are worth a thread.
 [[nodiscard]] constexpr std::int64_t worth_a_thread(std::int64_t bytes) noexcept {
     return kWorthAThread / std::max<std::int64_t>(1, bytes) + 1;
 }
 
-/// Starts a thread, or throws where the system has none left.
+/// Starts a thread, or throws if the system has no thread left.
 struct StartThread {
     template <class Work>
     std::thread operator()(Work&& work) const {
@@ -27,8 +27,8 @@ struct StartThread {
     }
 };
 
-/// Threads that are joined whatever happens: one that is still running when its object dies ends
-/// the process.
+/// Threads that are joined in any case: destroying a thread object that still runs ends the
+/// process.
 class JoiningThreads {
    public:
     JoiningThreads() = default;
@@ -38,7 +38,7 @@ class JoiningThreads {
         for (std::thread& thread : threads_) thread.join();
     }
 
-    /// False where there is no memory or no thread left: the work is then the caller's.
+    /// Returns false if no memory or no thread is left: the caller must do the work.
     template <class Start, class Work>
     [[nodiscard]] bool start(const Start& start, const Work& work) noexcept {
         try {
@@ -55,9 +55,9 @@ class JoiningThreads {
     std::vector<std::thread> threads_;
 };
 
-/// Calls body(begin, end) for parts of 0 .. n, each on a thread of its own; the caller's is one of
-/// them. Parts of less than `least` are not worth a thread. Where a thread cannot be started, the
-/// caller does its part and those behind it: a limit of the system costs time, never the process.
+/// Calls body(begin, end) for parts of 0 .. n, each on its own thread, including the calling
+/// thread. Parts of less than `least` are not worth a thread. If a thread cannot be started, the
+/// caller does its part and the later parts: a limit of the system costs time, never the process.
 template <class Body, class Start = StartThread>
 void parallel_for(std::int64_t n, std::int64_t least, int threads, const Body& body,
                   const Start& start = {}) {

@@ -9,8 +9,9 @@
 
 namespace kvcore {
 
-/// Calls visit(move) for each copy of pages that a copy of one column to another takes: of the
-/// tokens that are still read. Where a column is a page that is the copy itself.
+/// Calls visit(move) for each page copy that copies one column to another. Skips lanes without
+/// tokens to copy, and lanes without a page in the source or the destination. Without groups a
+/// column is one page, and its copy is the only page copy.
 template <class Visit>
 void for_each_page_move(const Replica& home, const PageMove& columns, const Visit& visit) {
     if (home.columns == nullptr) return visit(columns);
@@ -29,7 +30,7 @@ void for_each_page_move(const Replica& home, const PageMove& columns, const Visi
     }
 }
 
-/// Copies of pages that the copy of a column takes at most.
+/// The maximum number of page copies for the copy of one column.
 [[nodiscard]] inline std::size_t moves_per_column(const Grouping& grouping) noexcept {
     return static_cast<std::size_t>(std::max(1, grouping.num_lanes()));
 }

@@ -16,7 +16,7 @@ void CopyList::add(const PageMove& copy) noexcept {
                        [&](const PageMove& move) { copies_.push_back({move, copy.destination}); });
 }
 
-// A caller that never takes them must not gather those of sequences long gone.
+// Removes copies for released sequences: they would pile up if the caller never took the list.
 void CopyList::prune() noexcept {
     if (copies_.size() < prune_at_) return;
     const auto is_gone = [this](const Listed& listed) {
@@ -50,8 +50,8 @@ void CopyList::make_room_for_heirs(std::size_t n) {
     kvcore::make_room(copies_, copies_.size() * n);
 }
 
-// Next to the original: what comes behind it on the list may read the page, or write over the
-// source.
+// Inserts the fork's copy next to the original: later copies on the list may read the page, or
+// overwrite the source.
 void CopyList::inherit(SequenceHandle parent, SequenceHandle child, const PageRow& row) noexcept {
     for (std::size_t i = 0; i < copies_.size(); ++i) {
         Listed copy = copies_[i];

@@ -10,11 +10,11 @@
 
 namespace kvcore {
 
-/// The other way to hand out copies within the pool: on a list, made in its order before the next
-/// kernels run. Nothing is held for them: the order is what keeps them right.
+/// The alternative to OwedCopies for copies within the pool: a list that the caller runs in order
+/// before the next kernels. The list holds no pages: the order of the copies keeps the bytes right.
 ///
-/// Owns: the list. Threads: none of its own; CacheManager locks around it.
-/// Cost: `add` O(1) amortised; what looks for a sequence's copies O(list).
+/// Owns: the list. Threads: no locks of its own; CacheManager locks around it.
+/// Cost: `add` O(1) amortised; methods that search for the copies of a sequence O(list).
 class CopyList {
    public:
     CopyList(SequenceTable& sequences, const Grouping& grouping,
@@ -22,19 +22,22 @@ class CopyList {
         : sequences_(sequences), replicas_(replicas), per_column_(moves_per_column(grouping)) {}
 
     [[nodiscard]] std::size_t size() const noexcept { return copies_.size(); }
-    /// So that `n` calls of `add` cannot fail. Throws std::bad_alloc.
+    /// Reserves memory so that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(std::size_t n);
-    /// Of a column's pages all that are copied. There is room.
+    /// Adds a copy for each page that the copy of a column needs. The caller has called
+    /// `make_room`.
     void add(const PageMove& copy) noexcept;
-    /// Those of sequences still claimed, each once; the list is empty then.
+    /// Returns the copies for sequences that are still claimed, each copy once, and empties the
+    /// list.
     [[nodiscard]] std::vector<PageMove> take();
-    /// Forgets copies into pages that a sequence gives up, those from column `from` on; whoever
-    /// gets them next must not find them written.
+    /// Forgets copies into the pages of a sequence from column `from` on. The sequence gives these
+    /// pages up, and a late copy would overwrite the tokens of their next holder.
     void forget(SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
 
-    /// So that as many calls of `inherit` cannot fail.
+    /// Reserves memory so that `n` calls of `inherit` cannot fail.
     void make_room_for_heirs(std::size_t n);
-    /// A copy into a page that a fork holds too is owed to each of them, should the other go first.
+    /// For each copy of `parent` into a page that the fork `child` also holds, lists the same copy
+    /// for the fork: the copy is still made if either sequence is released.
     void inherit(SequenceHandle parent, SequenceHandle child, const PageRow& row) noexcept;
 
    private:
@@ -42,7 +45,7 @@ class CopyList {
 
     struct Listed {
         PageMove move;
-        BlockId column;  // that is copied to
+        BlockId column;  // the destination column
     };
 
     SequenceTable& sequences_;

@@ -9,15 +9,16 @@
 
 namespace kvcore {
 
-/// Who may write a page in place: nobody else holds it, but for forks that let go of it in the same
-/// call.
+/// Decides whether a row may write a page in place: only if the row is the sole holder of the page,
+/// not counting forks that give the page up in the same call.
 ///
-/// Owns: what rows of the present call, asked before, will let go of; known to that call alone.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(1) for a page with one holder, else O(copies of the call + log forked pages of it).
+/// Owns: the pages that earlier rows of the present call will give up, until the call ends.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(1) for a page with one holder, else O(copies of the call + log forked pages of the
+/// call).
 class Departures {
    public:
-    /// A row that is to be written from token `start` on.
+    /// A row that the call will write from token `start` on.
     struct Writer {
         const PageRow& row;
         const BlockPool& pool;
@@ -28,7 +29,7 @@ class Departures {
         [[nodiscard]] std::int32_t first_column() const noexcept {
             return static_cast<std::int32_t>(start / page_size);
         }
-        /// Tokens of that column that stay.
+        /// Tokens of the first column before `start`, which stay unchanged.
         [[nodiscard]] std::int32_t kept_tokens() const noexcept {
             return static_cast<std::int32_t>(start % page_size);
         }
@@ -36,8 +37,9 @@ class Departures {
 
     explicit Departures(const OwedCopies& copies) noexcept : copies_(copies) {}
 
-    /// Neither the tree nor a fork nor a copy holds the page. The copies that forks left behind may
-    /// read it for longer, so that what they read must not be what is written.
+    /// Returns true if neither the tree nor another fork nor a copy holds the page. A copy for a
+    /// fork that gave the page up may still read it: this copy must end before the first token that
+    /// the row writes.
     [[nodiscard]] bool is_sole_holder(const Writer& writer, std::int32_t column) const {
         if (!writer.row.is_own(column)) return false;
         const BlockId page = writer.row[column];
@@ -50,7 +52,7 @@ class Departures {
         const std::int64_t kept = writer.start - std::int64_t{column} * writer.page_size;
         return holders == 1 && std::max(going.reach, gone.reach) <= std::max<std::int64_t>(0, kept);
     }
-    /// Columns below `end` that are written in place.
+    /// The number of columns before `end` that the row writes in place.
     [[nodiscard]] std::int64_t count_sole(const Writer& writer, std::int64_t end) const {
         std::int64_t count = 0;
         for (std::int32_t column = writer.first_column(); column < end; ++column) {
@@ -59,9 +61,9 @@ class Departures {
         return count;
     }
 
-    /// That row will let go of what it cannot write in place. So of the forks in a batch that go on
-    /// writing the same page, the last one need not copy it, nor need the only one that goes on.
-    /// Copies on the list are made before any of them writes.
+    /// Records that the row will give up the pages that it cannot write in place. If several forks
+    /// of a batch continue to write the same page, the last fork needs no copy. If only one fork
+    /// continues, it needs no copy. Copies on the list are made before any of the rows writes.
     void note(const Writer& writer, bool copies_at_once) {
         const std::int32_t first = writer.first_column();
         for (std::int32_t column = first; column < writer.row.frozen(); ++column) {
@@ -70,8 +72,8 @@ class Departures {
                 copies_at_once && column == first ? writer.kept_tokens() : 0);
         }
     }
-    /// However the call ends: whoever is asked later would take a page that others hold for its
-    /// own.
+    /// Clears the records at the end of the call, however it ends: with stale records, a later call
+    /// would treat a shared page as the own page of a row.
     class Call {
        public:
         explicit Call(Departures& departures) noexcept : departures_(departures) {}
@@ -85,7 +87,7 @@ class Departures {
 
    private:
     const OwedCopies& copies_;
-    std::map<std::pair<std::int32_t, BlockId>, Leavers> leaving_;  // of each page of a replica
+    std::map<std::pair<std::int32_t, BlockId>, Leavers> leaving_;  // by replica and page
 };
 
 }  // namespace kvcore

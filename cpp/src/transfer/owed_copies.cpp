@@ -40,7 +40,8 @@ bool OwedCopies::finish(std::uint64_t ticket, bool done) noexcept {
     return is_known;
 }
 
-// Who was to go on in the source, behind the copy, must not while that is owed. O(sequences).
+// Freezes the source of an owed copy in every sequence that holds it: the sequence must not write
+// in the source while the copy is owed. O(sequences).
 void OwedCopies::spare_source(const PageMove& copy, const Sequence& sequence) noexcept {
     const std::int32_t column = sequence.pages.find(copy.destination);
     for (Sequence& other : sequences_.live()) {

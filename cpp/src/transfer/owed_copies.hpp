@@ -15,7 +15,7 @@
 
 namespace kvcore {
 
-/// Forks of a page that let go of it in a call, and what their copies read of it meanwhile.
+/// The forks that give up a page in a call, and the longest copy that reads the page for them.
 struct Leavers {
     std::uint32_t count = 0;
     std::int32_t reach = 0;  // tokens of the longest copy
@@ -25,15 +25,15 @@ struct Leavers {
     }
 };
 
-/// Copies within the pool that callers make at once: given out under a ticket, or owed again since
-/// they failed.
+/// Copies within the pool for callers that make them at once. A copy is in flight under a ticket,
+/// or it failed and is owed again.
 ///
-/// Owns: a hold on every page that is read or written by them.
-/// Invariant: a sequence's `num_pending` counts its copies here, and its loads. A copy without a
-/// ticket is owed: it waits for its sequence to ask again. A sequence that is gone has copies here
-/// only as long as they are under way.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(copies) per verb, but for `add`.
+/// Owns: a hold on every page that the copies read or write.
+/// Invariant: the `num_pending` of a sequence counts its copies here, and its loads. A copy without
+/// a ticket is owed: `take_owed` gives it out again. Copies of a released sequence stay here only
+/// while they are in flight.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(copies) per method, except `add`.
 class OwedCopies {
    public:
     struct Copy {
@@ -41,7 +41,7 @@ class OwedCopies {
         PageHold source;
         PageHold destination;
         std::uint64_t ticket = 0;  // 0: owed
-        std::thread::id owner;     // the thread that was given it
+        std::thread::id owner;     // the thread that makes the copy
     };
 
     OwedCopies(Tickets& tickets, SequenceTable& sequences, const Grouping& grouping,
@@ -54,7 +54,7 @@ class OwedCopies {
     [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
     [[nodiscard]] const std::vector<Copy>& all() const noexcept { return copies_; }
 
-    /// Marks the copies of a call, which know of each other.
+    /// Marks the copies of the present call, which `leavers_of_call` counts.
     class Call {
        public:
         explicit Call(OwedCopies& copies) noexcept : copies_(copies) {
@@ -67,32 +67,36 @@ class OwedCopies {
        private:
         OwedCopies& copies_;
     };
-    /// References to a page that copies of the present call read, which its holders gave up.
+    /// The forks that gave up a page in the present call and whose copies read the page.
     [[nodiscard]] Leavers leavers_of_call(std::int32_t replica, BlockId page) const noexcept;
 
-    /// So that `n` calls of `add` cannot fail. Throws std::bad_alloc.
+    /// Reserves memory so that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(Transfers& transfers, std::size_t n);
-    /// A copy for the caller to do at once. There is room.
+    /// Gives out a copy that the caller makes at once. The caller has called `make_room`.
     void add(const PageMove& copy, PageHold source, PageHold destination,
              Transfers& transfers) noexcept {
         copies_.push_back({copy, std::move(source), std::move(destination), 0, {}});
         give_out(copies_.back(), transfers);
     }
-    /// Those of a ticket are over: forgotten, or owed again. False where there are none.
+    /// Ends the copies of a ticket: forgets them, or owes them again if they failed and their
+    /// sequence is still claimed. Returns false if the ticket has no copies.
     bool finish(std::uint64_t ticket, bool done) noexcept;
-    /// Gives out again what is owed to a sequence. Throws std::bad_alloc.
+    /// Gives out the copies that are owed to a sequence. Throws std::bad_alloc.
     [[nodiscard]] OwedStatus take_owed(SequenceHandle handle, Transfers& transfers);
-    /// A sequence goes: what is owed to it is not any more, what is under way ends without it.
+    /// A sequence is released: forgets the copies that are owed to it. Its copies in flight end
+    /// without it.
     void drop_owed(SequenceHandle handle) noexcept;
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
-    /// A fork that let go of a page of this sequence may still copy it, or have to once more. What
-    /// it reads is not written again in place, should the sequence go back that far.
+    /// Freezes the pages of a sequence from token `start` on that copies for forks still read. The
+    /// sequence continues from `start`, and must not overwrite tokens that a copy in flight or an
+    /// owed copy reads.
     void freeze_read_pages(Sequence& sequence, std::int64_t start,
                            std::int32_t page_size) const noexcept;
-    /// A page that is held by references is the tree's from now on, the last on the way to `at`.
+    /// Turns the references to a page into pins: the page is in the tree from now on, as the last
+    /// page on the path to `at`.
     void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;
-    /// Around what forgets all that nobody uses: see PageHold.
+    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
     void loosen() noexcept;
     void fasten() noexcept;
 
@@ -114,7 +118,7 @@ class OwedCopies {
     const std::vector<std::unique_ptr<Replica>>& replicas_;
     std::size_t per_column_;
     std::vector<Copy> copies_;
-    std::size_t call_begin_ = kNoCall;  // copies from here on are those of the present call
+    std::size_t call_begin_ = kNoCall;  // the copies of the present call start here
 };
 
 }  // namespace kvcore

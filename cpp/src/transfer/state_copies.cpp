@@ -73,7 +73,7 @@ bool StateCopies::finish(std::uint64_t ticket, bool done) noexcept {
             ++i;
             continue;
         }
-        // The checkpoint may have gone with its column meanwhile.
+        // The checkpoint may have been dropped with its column meanwhile.
         ColumnStates& states = this->states(copy.move.replica);
         const ColumnStates::Slot slot = copy.move.destination;
         if (copy.into.generation == 0 && states.is_checkpoint(slot)) {
@@ -120,7 +120,8 @@ bool StateCopies::is_under_way(SequenceHandle handle) const noexcept {
     });
 }
 
-// What the next copy on the list does with the slot that this one goes into.
+// The next copy on the list that reads or writes the destination of copy `index`; nullptr if no
+// later copy does.
 const StateCopies::Listed* StateCopies::next_use(std::size_t index) const noexcept {
     const StateMove& move = list_[index].move;
     for (std::size_t i = index + 1; i < list_.size(); ++i) {
@@ -132,9 +133,10 @@ const StateCopies::Listed* StateCopies::next_use(std::size_t index) const noexce
     return nullptr;
 }
 
-// A caller that never takes them must not gather them for ever. What is written over unread is of
-// no use. Nor is what was due before kernels ran: those have run where a checkpoint is copied, or
-// the state in front of drafts.
+// Removes useless copies, which would pile up if the caller never took the list. A copy is useless
+// if the next use of its destination overwrites the slot, or reads the slot after kernels ran: the
+// copy was due before these kernels. Copies of checkpoints, and of the state before drafts, read a
+// slot after kernels ran.
 void StateCopies::prune() noexcept {
     if (list_.size() < prune_at_) return;
     for (std::size_t i = 0; i < list_.size(); ++i) {

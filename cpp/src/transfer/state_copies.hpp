@@ -14,28 +14,30 @@
 
 namespace kvcore {
 
-/// Copies of slots that are due: for callers who make them at once, under a ticket or owed again
-/// since they failed; for others on a list, made in its order before the next kernels run.
+/// Copies of state slots that are due. Callers that copy at once get them under a ticket, and
+/// failed copies are owed again. Other callers take a list, and run it in order before the next
+/// kernels.
 ///
-/// A copy goes into the slot of a sequence, out of a checkpoint or its parent's slot, or out of the
-/// slot of a sequence into a checkpoint. Neither sequence runs before it is done.
+/// A copy goes from a checkpoint into a sequence's slot, from the parent's slot into a fork's slot,
+/// or from a sequence's slot into a checkpoint. Neither sequence runs before the copy is done.
 ///
-/// Owns: a hold on every slot that is read or written under a ticket; the list, for which nothing
-/// is held. Invariant: a sequence that copies here name counts one in its `num_pending`. A
-/// checkpoint is ready when its copy is done; one that fails is dropped.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(copies) per verb; `add` to the list O(list) amortised; taking it O(list) a copy to a
-/// slot of a sequence that is gone.
+/// Owns: a hold on every slot that copies under a ticket or owed copies read or write; the list,
+/// which holds no slots.
+/// Invariant: all copies here that name a sequence count as one in its `num_pending`. A checkpoint
+/// is ready when its copy is done; if the copy fails, the checkpoint is dropped.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(copies) per method; `add` to the list O(list) amortised; `take_list` O(list) for each
+/// copy to a slot of a released sequence.
 class StateCopies {
    public:
     struct Copy {
         StateMove move;
-        SequenceHandle from;  // the sequences whose slots they are; none: a checkpoint's
+        SequenceHandle from;  // the sequences that have the slots; empty: a checkpoint
         SequenceHandle into;
         StateHold source;
         StateHold destination;
         std::uint64_t ticket = 0;  // 0: owed
-        std::thread::id owner;     // the thread that was given it
+        std::thread::id owner;     // the thread that makes the copy
     };
 
     StateCopies(Tickets& tickets, SequenceTable& sequences,
@@ -43,30 +45,34 @@ class StateCopies {
         : tickets_(tickets), sequences_(sequences), replicas_(replicas) {}
 
     [[nodiscard]] const std::vector<Copy>& all() const noexcept { return copies_; }
-    /// It names that sequence.
+    /// Returns true if the copy reads or writes a slot of the sequence.
     [[nodiscard]] static bool names(const Copy& copy, SequenceHandle handle) noexcept {
         return copy.from == handle || copy.into == handle;
     }
 
-    /// So that `n` calls of `add` cannot fail. Throws std::bad_alloc.
+    /// Reserves memory so that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(std::size_t n, Transfers* transfers);
-    /// There is room. Into a checkpoint of a column where `into` names no sequence. `has_run`:
-    /// kernels have run on the source since what was copied there before.
+    /// Adds a copy. The caller has called `make_room`. If `into` names no sequence, the destination
+    /// is a checkpoint of a column. `has_run`: kernels have run on the source since the last copy
+    /// into it.
     void add(const StateMove& move, SequenceHandle from, SequenceHandle into, Transfers* transfers,
              bool has_run = false) noexcept;
-    /// Those of a ticket are over: forgotten, or owed again. False where there are none.
+    /// Ends the copies of a ticket: forgets them, or owes them again if they failed and their
+    /// sequence is still claimed. Returns false if the ticket has no copies.
     bool finish(std::uint64_t ticket, bool done) noexcept;
-    /// So that `take_owed` cannot fail. Throws std::bad_alloc.
+    /// Reserves memory so that `take_owed` cannot fail. Throws std::bad_alloc.
     void make_room_to_take(SequenceHandle handle, Transfers& transfers) const;
-    /// Gives out again what is owed to a sequence, or out of its slot. False where nothing is.
+    /// Gives out the owed copies into or out of the slot of a sequence. Returns false if no copy is
+    /// owed.
     bool take_owed(SequenceHandle handle, Transfers& transfers) noexcept;
-    /// A sequence goes: what is owed to it is not any more, what is under way ends without it. What
-    /// is owed out of its slot is held.
+    /// A sequence is released: forgets the owed copies into its slot. Its copies in flight end
+    /// without it. Owed copies out of its slot stay, and keep their hold on the slot.
     void drop_owed(SequenceHandle handle) noexcept;
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     [[nodiscard]] std::size_t list_size() const noexcept { return list_.size(); }
-    /// What is on the list, but for copies to sequences that are gone and left them to nobody.
+    /// Returns the copies on the list and empties it. Leaves out a copy to a slot of a released
+    /// sequence, unless a later copy on the list uses the slot.
     [[nodiscard]] std::vector<StateMove> take_list();
 
    private:

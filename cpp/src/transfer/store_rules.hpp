@@ -12,32 +12,32 @@
 
 namespace kvcore {
 
-/// Which cached pages go to the host tier, and when: what CacheConfig says of that, and what has
-/// to be remembered of each page for it. Pages are columns where there are groups.
+/// The rules that decide which cached pages the host tier stores, and when: the options of
+/// CacheConfig, and a mark for each page. With groups, a page here is a column.
 ///
-/// Owns: a byte per page of the device, where the policy is not write-through: how often it was
-/// used, or with write-back whether it was offered to the tier since it was used last.
-/// Threads: none of its own; CacheManager locks around it.
+/// Owns: a byte per page of the device, unless the policy is write-through: the number of uses, or
+/// with write-back whether the page was offered to the tier since its last use.
+/// Threads: no locks of its own; CacheManager locks around it.
 /// Cost: O(1) per page; no memory after construction.
 class StoreRules {
    public:
-    /// `end` of the page ids of each replica.
+    /// `end`: the end of the page ids of each replica.
     StoreRules(const CacheConfig& config, std::int64_t end);
 
     [[nodiscard]] bool writes_back() const noexcept {
         return policy_ == WritePolicy::kWriteBack && !marks_.empty();
     }
-    /// It has to hear of what enters the cache, and of hits.
+    /// Returns true if the caller has to report hits, and pages that enter the cache.
     [[nodiscard]] bool has_marks() const noexcept { return !marks_.empty(); }
-    /// What is cached need not be stored when it enters the cache, but may be due at a later commit
-    /// of whoever uses it.
+    /// Returns true if a page need not be stored when it enters the cache, but may be due at a
+    /// later commit of a request that uses it.
     [[nodiscard]] bool is_selective() const noexcept { return is_selective_; }
 
     /// A page entered the cache, which is its first use.
     void enter(std::int32_t replica, BlockId page) noexcept {
         mark(replica, page) = policy_ == WritePolicy::kSelective ? 1 : 0;
     }
-    /// It was used once more.
+    /// A page was used again.
     void use(std::int32_t replica, BlockId page) noexcept {
         std::uint8_t& uses = mark(replica, page);
         if (policy_ == WritePolicy::kWriteBack) {
@@ -46,11 +46,11 @@ class StoreRules {
             ++uses;
         }
     }
-    /// What leads to `at` is due now, however often it was used. O(pages).
+    /// Makes the pages on the path to `at` due now, regardless of their number of uses. O(pages).
     void demand(const PrefixTree& tree, std::int32_t replica, TreePosition at) noexcept {
         if (policy_ == WritePolicy::kSelective) set_all(tree, replica, at, kMostUses);
     }
-    /// With write-back: the tier was given the chance to have what leads to `at`. O(pages).
+    /// With write-back: the pages on the path to `at` were offered to the tier. O(pages).
     void offer(const PrefixTree& tree, std::int32_t replica, TreePosition at) noexcept {
         set_all(tree, replica, at, 1);
     }
@@ -58,8 +58,8 @@ class StoreRules {
         return mark(replica, page) != 0;
     }
 
-    /// The end of those of the pages `first` .. at.depth - 1 on the way to `at` that are due. O(1),
-    /// but O(those pages) where rules are selective.
+    /// The end of the due pages: pages `first` .. end - 1 on the path to `at` are due, and end <=
+    /// at.depth. O(1), with selective rules O(these pages).
     [[nodiscard]] std::int32_t end_of_due(const PrefixTree& tree, std::int32_t replica,
                                           TreePosition at, std::int32_t first) const noexcept {
         return is_selective_ && first < at.depth ? find_end(tree, replica, at, first) : at.depth;
@@ -79,7 +79,7 @@ class StoreRules {
     [[nodiscard]] std::int32_t find_end(const PrefixTree& tree, std::int32_t replica,
                                         TreePosition at, std::int32_t first) const noexcept;
 
-    friend struct CacheManagerProbe;  // of tests, which compare whole states
+    friend struct CacheManagerProbe;  // in tests, to compare whole states
 
     WritePolicy policy_;
     bool is_selective_;

@@ -7,10 +7,11 @@
 
 namespace kvcore {
 
-/// Numbers what a call gives out to be copied: one ticket for all of it, none where it is nothing.
+/// Numbers the copies that a call gives out: one ticket for all copies of a call, no ticket for a
+/// call without copies.
 class Tickets {
    public:
-    /// The ticket of a call's transfers, a new one for its first.
+    /// The ticket of the transfers of a call; a new ticket for its first transfer.
     [[nodiscard]] std::uint64_t of(Transfers& transfers) noexcept {
         if (transfers.ticket == 0) transfers.ticket = next();
         return transfers.ticket;

@@ -16,69 +16,69 @@
 
 namespace kvcore {
 
-/// Pages between the pool and the host tier that one sequence was given in one call; with states
-/// also the checkpoint at the end of what is there then, or that alone.
+/// Pages that one call moves between the pool and the host tier for one sequence. With states, a
+/// flight may also move the checkpoint at the end of the prefix, or only this checkpoint.
 ///
-/// With groups of layers all ids here are those of columns: what is copied are the pages that the
-/// columns of both sides have in the same lanes. Those of a store that only complete a record of
-/// the tier, and those of a load that only complete a column of the tree, bring pages of windows
-/// and are gone when they have arrived.
+/// With groups of layers, all ids here are ids of columns: the flight copies a page for each lane
+/// in which both columns have a page. Some columns only bring window pages for a record that the
+/// tier already has, or for a column that the tree already has. They are freed when their pages
+/// have arrived.
 struct TierFlight {
     std::uint64_t ticket = 0;
-    std::thread::id owner;  // the thread that was given them
+    std::thread::id owner;  // the thread that moves the pages
     std::int32_t replica = 0;
     SequenceHandle sequence;
-    bool is_load = false;             // else they are stored
-    std::vector<BlockId> host_pages;  // loads: those of `source`; stores: taken from the tier
+    bool is_load = false;             // otherwise a store
+    std::vector<BlockId> host_pages;  // loads: pages of `source`; stores: taken from the tier
     std::vector<BlockId>
-        device_pages;            // loads: with a reference to each; stores: those of `source`
-    PathHold source;             // what is read: loads, of the tier; stores, of the tree
-    std::int64_t num_pages = 0;  // that are copied
-    // Of stores alone:
-    StorePlace place;             // in the tier: what is stored goes behind it
-    std::int32_t ahead = 0;       // pages behind `place` that earlier flights store
-    std::vector<TokenId> tokens;  // of those and of the copies
-    std::uint32_t number = 0;     // no other flight has it now
+        device_pages;            // loads: with a reference to each; stores: pages of `source`
+    PathHold source;             // the pages to read: of the tier (loads) or the tree (stores)
+    std::int64_t num_pages = 0;  // to copy
+    // Only for stores:
+    StorePlace place;             // in the tier: the stored pages continue it
+    std::int32_t ahead = 0;       // pages after `place` that earlier flights store
+    std::vector<TokenId> tokens;  // of these pages and of the copied pages
+    std::uint32_t number = 0;     // no other flight has the same number
     bool is_wanted = true;        // false: forgotten meanwhile
-    bool goes_below = true;       // it is written to stores, should there be any
-    // Stores of what is about to be evicted, which have no sequence: pages that could be had before
-    // they were given out. 0: other flights.
+    bool goes_below = true;       // written to the lower stores, if there are any
+    // Only for stores of pages that are about to be evicted, which have no sequence: the number of
+    // pages that were available until the store took them. 0 for other flights.
     std::int64_t held_back = 0;
-    // Where the tier goes by priority: of what is behind `place`, in order, each part up to a
-    // depth.
+    // If the tier evicts by priority: the retention of the pages after `place`, in order, each part
+    // up to a depth.
     struct Part {
         std::int32_t end = 0;
         Retention retention;
     };
     std::vector<Part> parts;
-    // With groups alone:
-    std::int32_t first = 0;       // loads: column of the first own page; stores: of the first one
-    std::int32_t num_new = 0;     // stores: the last ones, behind `place`; -1 as an id: not stored
+    // Only with groups:
+    std::int32_t first = 0;       // loads: the first own column; stores: the first column
+    std::int32_t num_new = 0;     // stores: the last columns, after `place`; id -1: not stored
     std::int32_t prompt_end = 0;  // stores: whole columns of the prompt
-    std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: what the row read
+    std::array<std::int32_t, Grouping::kMaxWindows> read_from{};  // stores: first column read
     std::vector<Patch> patches;                                   // loads
-    ColumnCounts copied;                                          // columns of num_pages
-    // With states alone, and only where a checkpoint is copied:
-    StateHold state;               // the slot of its sequence
-    StateHold stored_state;        // that of the tier
-    std::int32_t state_depth = 0;  // stores: of the record that it belongs to
+    ColumnCounts copied;                                          // num_pages, by columns
+    // Only with states, if the flight copies a checkpoint:
+    StateHold state;               // the sequence's slot
+    StateHold stored_state;        // the slot in the tier
+    std::int32_t state_depth = 0;  // stores: depth of the checkpoint's record
 
-    /// Those of `source`.
+    /// The pages of `source`.
     [[nodiscard]] const std::vector<BlockId>& read_pages() const noexcept {
         return is_load ? host_pages : device_pages;
     }
-    /// It makes room: what it stores goes next.
+    /// Returns true if the flight stores pages that are evicted next, to make room.
     [[nodiscard]] bool is_spill() const noexcept { return held_back > 0; }
-    /// Its sequence may not run before it is over.
+    /// Returns true if the sequence must not run before the flight is over.
     [[nodiscard]] bool holds_up() const noexcept { return is_load || state; }
 };
 
-/// Columns that are read from stores into the host tier: a flight without a sequence.
+/// Columns that are read from the lower stores into the host tier: a flight without a sequence.
 struct StoreFill {
     TierFlight flight;
-    std::vector<ColumnParts> items;  // what is read, by rising columns
-    std::vector<PageKey> keys;       // of these
-    WindowHold windows;              // that a hit reads too, and the tier has
+    std::vector<ColumnParts> items;  // the parts to read, in column order
+    std::vector<PageKey> keys;       // of the items
+    WindowHold windows;              // windows that the hit also reads and the tier has
 };
 
 }  // namespace kvcore

@@ -59,7 +59,8 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     return flight;
 }
 
-// The pages behind the tree's part of the hit are the request's own; they are filled from below.
+// The pages after the tree's part of the hit are the request's own; the load fills them from the
+// tier.
 void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
     const auto n = static_cast<std::size_t>(hit.below.depth - hit.at.depth);
     flight.num_pages = static_cast<std::int64_t>(n);
@@ -96,8 +97,8 @@ void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::S
     flights_.push_back(std::move(load));
 }
 
-// Moves the place on over what is stored of the sequence's first `end` pages. Tokens are read from
-// the tree, not from the request, so that they are those of the pages.
+// Moves the place over the stored pages among the sequence's first `end` pages. Takes the tokens
+// from the tree, not from the request, so that they match the pages.
 void TierFlights::advance(Standing& standing, const Path& path, std::int32_t end) const {
     const std::int32_t first = standing.place.depth();
     if (end <= first) return;
@@ -106,8 +107,9 @@ void TierFlights::advance(Standing& standing, const Path& path, std::int32_t end
     standing.place.advance(tokens.data(), static_cast<std::int64_t>(tokens.size()));
 }
 
-// All that the tier has of a sequence's prefix, or no place: from a shorter one on it would be
-// found by no more pages at a time than there is room for.
+// Finds the whole prefix of a sequence in the tier; without memory, it leaves the place empty. A
+// shorter place would be wrong: `store_pages` looks past the place only by the number of pages that
+// the tier has room for.
 void TierFlights::find_place(Standing& standing, const Path& path) const {
     TierIndex& host = *home_of(path.replica).host;
     Standing found;
@@ -116,7 +118,7 @@ void TierFlights::find_place(Standing& standing, const Path& path) const {
     standing.place = std::move(found.place);
 }
 
-// What is stored is worth as much as on the device.
+// Gives the stored pages the retention that they have on the device.
 void TierFlights::find_parts(const Path& path, std::int32_t first, std::int32_t end,
                              TierFlight& flight) const {
     const Replica& home = home_of(path.replica);
@@ -129,9 +131,9 @@ void TierFlights::find_parts(const Path& path, std::int32_t first, std::int32_t 
     std::reverse(flight.parts.begin(), flight.parts.end());
 }
 
-// Of cached pages that the tier does not have, those to be stored for a sequence: not what is on
-// its way already, and no more than there is room for. Taking them from the tier comes last, since
-// nothing after it fails.
+// Chooses the pages to store for a sequence: cached pages that the tier does not have and that are
+// not in flight, no more than there is room for. Takes the pages from the tier last, since no later
+// step fails.
 void TierFlights::choose_stores(const Standing& standing, const Path& path, std::int32_t end,
                                 TierFlight& flight) const {
     Replica& home = home_of(path.replica);
@@ -160,7 +162,7 @@ void TierFlights::choose_stores(const Standing& standing, const Path& path, std:
                          static_cast<std::size_t>(page_size_));
 }
 
-// A full tier costs next to nothing: nothing is looked at that there is no room for.
+// A full tier costs next to nothing: pages without room in the tier are not examined.
 void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
                              Transfers& transfers) {
     if (sequence.pages.holds_forgotten()) return;
@@ -217,7 +219,7 @@ void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexce
     flights_.push_back(std::move(flight));
 }
 
-// What names a store for its sequence, in half the memory of a ticket.
+// The number of a store, which names it for its sequence in half the memory of a ticket.
 std::uint32_t TierFlights::free_number() noexcept {
     const auto is_taken = [this](const TierFlight& each) { return each.number == last_number_; };
     do {
@@ -226,14 +228,14 @@ std::uint32_t TierFlights::free_number() noexcept {
     return last_number_;
 }
 
-// These columns on the way to the place are to be written to stores.
+// Queues columns `first` .. `end` - 1 on the path to the place, to be written to the lower stores.
 void TierFlights::tell_below(const TierFlight& flight, std::int32_t first,
                              std::int32_t end) const noexcept {
     if (flight.goes_below) queue_.arrived(flight.replica, {flight.place.node(), end}, first);
 }
 
-// Behind what earlier flights have brought, should that be there. What there is no memory to
-// publish is not stored, and the place is to be found again. What is left of its pages was not
+// Publishes the pages after the pages of earlier flights, if these arrived. Without memory the rest
+// is not stored, and the place has to be found again. Pages left in `host_pages` were not
 // published.
 void TierFlights::publish(TierFlight& flight) const noexcept {
     StorePlace& place = flight.place;
@@ -258,7 +260,7 @@ void TierFlights::publish(TierFlight& flight) const noexcept {
     pages.erase(pages.begin(), pages.begin() + published);
 }
 
-// The place goes back to the sequence, should that still be where it was.
+// Returns the place to the sequence, unless the sequence was released or cut.
 void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     if (!grouping_.is_plain()) return finish_column_store(flight, done);
     Replica& home = home_of(flight.replica);
@@ -366,10 +368,11 @@ void TierFlights::fasten() noexcept {
     }
 }
 
-// With groups of layers: what is loaded for a sequence, and what both directions have in common.
+// With groups of layers: loads for a sequence, and code that loads and stores share.
 
-// The columns behind the tree's part of the hit are the request's own. What those of the tree miss
-// cannot lie in them before it has arrived, for others would read it: patches bring it.
+// The columns after the tree's part of the hit are the request's own. Window pages that the tree's
+// columns lack cannot be placed there before their bytes arrive, because other requests would read
+// them: patches bring these pages.
 void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
                                      TierFlight& flight) const {
     const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
@@ -419,7 +422,7 @@ void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence, Transfer
     flights_.push_back(std::move(load));
 }
 
-// The pages that both sides have.
+// Gives out a move for each lane in which both columns have a page.
 void TierFlights::give_out_column(TierFlight& flight, BlockId column, BlockId record,
                                   Transfers& transfers) const noexcept {
     const Replica& home = home_of(flight.replica);
@@ -449,7 +452,7 @@ void TierFlights::count_column(const Replica& home, BlockId column, BlockId reco
     }
 }
 
-// Which is a use of them.
+// Ends the read of the records, which counts as a use.
 void TierFlights::leave_records(const TierFlight& flight) const noexcept {
     ColumnPages& records = *home_of(flight.replica).host_columns;
     records.begin_leaving();
@@ -461,8 +464,8 @@ void TierFlights::leave_records(const TierFlight& flight) const noexcept {
     }
 }
 
-// `arrived`: its sequence, unless that is gone or the copies failed. Who holds pages that were
-// brought holds them where they are needed.
+// `arrived`: the sequence; nullptr if it was released or the copies failed. Holds on a column that
+// brought pages move to the column that needed them.
 void TierFlights::finish_column_load(const TierFlight& flight,
                                      const Sequence* arrived) const noexcept {
     Replica& home = home_of(flight.replica);
@@ -473,8 +476,8 @@ void TierFlights::finish_column_load(const TierFlight& flight,
         const TreePosition end{row.node(), patch.index + 1};
         columns.fill_holes(end, row[patch.index], patch.bringer);
         if (home.pool.ref_count(patch.bringer) == 1) continue;
-        // A hold on a column holds all its windows, so idle windows are evicted: else quotas could
-        // be broken.
+        // A hold on a column holds all its windows. Idle windows are evicted, because holding them
+        // could break quotas.
         if (home.owners != nullptr) columns.give_up_idle(row[patch.index]);
         const bool is_own = row.is_own(patch.index);
         holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
@@ -492,8 +495,8 @@ bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
     });
 }
 
-// A sequence goes that has stored so much: its next turn comes back to the end. In the order in
-// which they may go, from the first on.
+// Keeps the records at the end of the stored prefix of a released sequence: the next turn continues
+// from it. Keeps them from the first record on, the order in which they may be evicted.
 void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcept {
     std::array<BlockId, 64> records;
     const std::int32_t depth = place.depth();
@@ -512,7 +515,7 @@ void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcep
     }
 }
 
-// Every flight, and whoever writes them to a store, reads all windows of its records.
+// Every flight reads all windows of its records, and so does every write to a lower store.
 void TierFlights::check_records(std::int32_t replica) const {
     const Replica& home = home_of(replica);
     const std::size_t windows = grouping_.windows().size();
@@ -533,8 +536,8 @@ void TierFlights::check_records(std::int32_t replica) const {
     home.host_columns->check_integrity(readers);
 }
 
-// With groups of layers: what is stored of a sequence's columns. A record of the tier is a column
-// of its own ColumnPages, which says what it has of each bundle.
+// With groups of layers: stores of a sequence's columns. A record of the tier is a column of the
+// tier's ColumnPages, which has the record's pages of each bundle.
 
 namespace {
 
@@ -550,7 +553,7 @@ std::int64_t count_pages(const Grouping& grouping, std::uint8_t part) noexcept {
 struct TierFlights::Choice {
     std::vector<std::uint8_t> parts;  // of each column from `first` on
     std::int32_t first = 0;
-    std::int32_t examined = 0;  // columns that were looked at
+    std::int32_t examined = 0;  // end of the examined columns
     std::int64_t num_pages = 0;
     std::int64_t num_records = 0;
 
@@ -566,8 +569,8 @@ struct TierFlights::Choice {
     }
 };
 
-// What a column has and its record lacks, where there is one: pages of windows that the row reads,
-// or has just written.
+// The parts that a column has and its record lacks: pages of windows that the row reads or has just
+// written. Without a record, all parts of the column.
 std::uint8_t TierFlights::part_for(const Replica& home, BlockId column, BlockId record,
                                    const ReadFrom& read_from, std::int32_t index) const noexcept {
     std::uint8_t part = record < 0 ? kFullLanes : std::uint8_t{0};
@@ -579,8 +582,8 @@ std::uint8_t TierFlights::part_for(const Replica& home, BlockId column, BlockId 
     return part;
 }
 
-// What records lack, and all that there is of columns behind them. Not what is on its way already,
-// and no more than there is room for.
+// Chooses the parts that records lack, and all parts of the columns after them. Leaves out columns
+// in flight, and chooses no more than there is room for.
 TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const Path& path,
                                                 const WindowRow& reader, std::int32_t end,
                                                 TierFlight& flight) const {
@@ -620,8 +623,8 @@ TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const 
     return choice;
 }
 
-// Columns of the tier that bring what is chosen: there is room. Throws IntegrityError where there
-// is not; nothing was taken then.
+// Takes columns of the tier for the chosen parts. The tier has room: otherwise it throws
+// IntegrityError and takes nothing.
 void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& flight) {
     ColumnPages& records = *home.host_columns;
     records.make_room(choice.num_pages, choice.num_records, {});
@@ -639,7 +642,7 @@ void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& 
     }
 }
 
-// As without groups; a full tier costs next to nothing here too.
+// Like `store_pages`. A full tier costs next to nothing.
 void TierFlights::store_columns(const Path& path, const WindowRow& reader, Standing& standing,
                                 Transfers& transfers) {
     const Replica& home = home_of(path.replica);
@@ -682,7 +685,7 @@ void TierFlights::store_columns(const Path& path, const WindowRow& reader, Stand
     give_out_records(standing, choice, std::move(flight), last.node, transfers);
 }
 
-// Nothing of it can fail once the records are taken.
+// Cannot fail after the records are taken.
 void TierFlights::give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
                                    TreeNode* node, Transfers& transfers) {
     Replica& home = home_of(flight.replica);
@@ -698,8 +701,9 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
     give_out_store(std::move(flight), transfers);
 }
 
-// What is kept for the next turn, and what a request passed in the middle of its prompt, on both
-// sides: a store may be the last reader of the pages that its sequence left meanwhile.
+// Decides, in both tiers, whether a window page is kept for the next turn or counts as passed in
+// the middle of a prompt. A store may be the last reader of pages that its sequence has left
+// meanwhile.
 ColumnPages::Departure TierFlights::departure(const TierFlight& flight, std::int32_t column,
                                               std::size_t window, bool has_ended) const noexcept {
     const auto end = flight.first + static_cast<std::int32_t>(flight.host_pages.size());
@@ -710,7 +714,7 @@ ColumnPages::Departure TierFlights::departure(const TierFlight& flight, std::int
     return is_kept ? ColumnPages::Departure::kKept : ColumnPages::Departure::kPassed;
 }
 
-// A record takes over the pages that it lacks.
+// Moves the pages that a record lacks into it.
 void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
                         std::int32_t column, bool has_ended) const noexcept {
     ColumnPages& records = *home.host_columns;
@@ -734,7 +738,7 @@ void TierFlights::give_record_back(Replica& home, BlockId record) const noexcept
     home.host->give_back(&record, 1);
 }
 
-// Records that are there, in front of the place: that keeps them there.
+// Completes existing records before the place, which keeps these records in the tier.
 void TierFlights::complete_records(Replica& home, TierFlight& flight,
                                    bool has_ended) const noexcept {
     const auto size = static_cast<std::int32_t>(flight.host_pages.size());
@@ -753,7 +757,7 @@ void TierFlights::complete_records(Replica& home, TierFlight& flight,
     tell_below(flight, lowest, end);
 }
 
-// New ones, behind what earlier flights have brought: see `publish`.
+// Publishes new records after the records of earlier flights: see `publish`.
 void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept {
     const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
     const TokenId* tokens = flight.tokens.data();
@@ -801,7 +805,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
     tell_below(flight, flight.place.depth() - flight.num_new, flight.place.depth());
 }
 
-// Where hits end at checkpoints, what is left is kept for the first one that reads it.
+// If hits end at checkpoints, the pages are kept for the first hit that reads them.
 void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                                 std::size_t window) const noexcept {
     const TreePosition end{flight.source.node(), flight.source.depth()};
@@ -845,8 +849,8 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
     hand_back_place(flight, done);
 }
 
-// With states: what is stored of a sequence's slot. A checkpoint of the tier belongs to a record of
-// its own ColumnStates, at the end of what the sequence has in the tier.
+// With states: stores of a sequence's slot. A checkpoint of the tier is in the tier's ColumnStates
+// and belongs to the record at the end of the sequence's prefix in the tier.
 
 // The store that this call gave out for a sequence.
 TierFlight* TierFlights::find_store(SequenceHandle handle, const Transfers& transfers) noexcept {
@@ -858,7 +862,8 @@ TierFlight* TierFlights::find_store(SequenceHandle handle, const Transfers& tran
     return found == flights_.end() ? nullptr : &*found;
 }
 
-// Several requests that share a prefix may come to its end in one step.
+// Returns true if a flight already stores this checkpoint: several requests with a common prefix
+// may reach its end in one step.
 bool TierFlights::is_storing_state(std::int32_t replica, TreePosition end) const noexcept {
     return std::any_of(flights_.begin(), flights_.end(), [&](const TierFlight& flight) {
         return flight.replica == replica && !flight.is_load && flight.stored_state &&
@@ -866,15 +871,15 @@ bool TierFlights::is_storing_state(std::int32_t replica, TreePosition end) const
     });
 }
 
-// Where the place of a store will be.
+// The depth of the place of a store when the store is over.
 std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
     const auto num_new =
         grouping_.is_plain() ? static_cast<std::int32_t>(flight.host_pages.size()) : flight.num_new;
     return flight.place.depth() + (num_new > 0 ? flight.ahead + num_new : 0);
 }
 
-// The state is read from where it was computed, as it is for the checkpoint of the device: so both
-// copies may be made in any order, and there need be no slot for the other one.
+// Reads the state from the slot where it was computed, like the copy into the checkpoint of the
+// device. Both copies may be made in any order, and the device needs no slot for its checkpoint.
 void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
                                  Transfers& transfers) {
     Replica& home = home_of(sequence.replica);
@@ -920,7 +925,8 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, Colu
         {sequence.replica, slot, flight->stored_state.slot(), Tier::kDevice, Tier::kHost});
 }
 
-// It is the record's, should that have arrived and have none. Its place is where it will be.
+// Gives the checkpoint to its record, if the record has arrived and has no checkpoint. The place of
+// the flight has reached its final depth.
 void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
     if (Sequence* sequence = sequences_.find(flight.sequence)) --sequence->num_pending;
     land_checkpoint(home_of(flight.replica), flight, done);
@@ -938,7 +944,7 @@ void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) 
     tell_below(flight, flight.state_depth - 1, flight.state_depth);
 }
 
-// A slot of the tier is free, on its way in, or a record's.
+// Each slot of the tier is free, in flight to the tier, or belongs to a record.
 void TierFlights::check_states(std::int32_t replica) const {
     const Replica& home = home_of(replica);
     std::vector<ColumnStates::Slot> used;
@@ -959,8 +965,9 @@ void TierFlights::check_states(std::int32_t replica) const {
     home.host_states->check_integrity(used, cached);
 }
 
-// What stores below bring into the host tier: pages of it that nobody finds before their bytes are
-// there. It is nobody's: a request whose prompt it continues finds it as it finds what it stored.
+// Fills: columns that the lower stores bring into the host tier. No lookup finds their pages before
+// the bytes have arrived. A fill belongs to no request: a request finds the columns like columns
+// that it stored itself.
 
 namespace {
 
@@ -983,7 +990,8 @@ std::uint64_t window_lanes(const Grouping::Window& window) noexcept {
     return lanes(window.first_lane, window.num_lanes);
 }
 
-// Of a window all lanes or none; a column of the tier has no others.
+// Drops the windows with missing lanes: a column of the tier has all lanes of a window or no lane
+// of it.
 std::uint64_t whole_parts(const Grouping& grouping, std::uint64_t parts) noexcept {
     std::uint64_t whole = parts & (full_lanes(grouping) | kState);
     for (const Grouping::Window& window : grouping.windows()) {
@@ -1016,7 +1024,7 @@ bool has_checkpoint(const ColumnStates* states, const PrefixTree& tree, TreePosi
 
 }  // namespace
 
-// Lanes of windows that a hit of `end` columns reads in a column, and that are nowhere.
+// The window lanes that a hit of `end` columns reads in a column, and that neither tier has.
 std::uint64_t TierFlights::window_parts(const Replica& home, TreePosition at, TreePosition below,
                                         std::int32_t column, std::int32_t end) const noexcept {
     if (grouping_.is_plain()) return 0;
@@ -1062,8 +1070,9 @@ std::vector<ColumnParts> TierFlights::needed_below(std::int32_t replica,
     return needed;
 }
 
-// In front of what is stored any columns may be completed; behind it they have to go on from it,
-// each with its full lanes. Where there are none, columns without pages may lie between them.
+// The number of items that fit. Any column before `stored` may be completed. From `stored` on,
+// columns follow without a gap, each with its full lanes. If there are no full lanes, columns
+// without pages may be left out between them.
 std::size_t TierFlights::count_fitting(const Replica& home, std::int32_t stored,
                                        const ColumnParts* items, std::size_t n) const noexcept {
     const std::uint64_t full = full_lanes(grouping_);
@@ -1087,7 +1096,7 @@ std::size_t TierFlights::count_fitting(const Replica& home, std::int32_t stored,
     return n;
 }
 
-// What has arrived since it was asked for is not read again, and there has to be room.
+// Leaves out parts that have arrived since the search, and items without room.
 void TierFlights::choose_fill(const Replica& home, TreePosition below, std::int32_t end,
                               const ColumnParts* items, const PageKey* keys, std::size_t n,
                               StoreFill& fill) const {
@@ -1144,7 +1153,7 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     fills_.push_back(std::move(fill));
 }
 
-// Nothing of it can fail once the records are taken.
+// Cannot fail after the records are taken.
 void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) {
     TierFlight& flight = fill.flight;
     take_fill_records(home, fill);
@@ -1165,19 +1174,19 @@ void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out)
     }
 }
 
-// Throws IntegrityError unless the tier has so many pages and records, which are taken one by one
-// afterwards.
+// Throws IntegrityError unless the tier has `pages` free pages and `records` free records. The
+// caller takes them one by one afterwards.
 void TierFlights::require_room(const Replica& home, std::int64_t pages, std::int64_t records) {
     const bool is_plain = home.host_columns == nullptr;
     const std::int64_t free_pages = is_plain ? pages : home.host_columns->pages().num_free();
     const std::int64_t free_records =
         is_plain ? home.host->num_available() : home.host->pool().num_free();
     detail::require_law(free_pages >= pages && free_records >= records,
-                        "host tier: counted pages are there");
+                        "host tier: the counted pages are available");
 }
 
-// One for each column that brings pages, and for each new one of the tier. Throws IntegrityError
-// where they are not there; nothing was taken then.
+// Takes a record for each column that brings pages, and for each new column of the tier. Throws
+// IntegrityError and takes nothing if the tier has no room for them.
 void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
     TierFlight& flight = fill.flight;
     std::int64_t pages = 0;
@@ -1216,7 +1225,7 @@ void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts
     }
 }
 
-// Behind what has arrived.
+// Gives back the records after the last item that arrived.
 void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept {
     TierFlight& flight = fill.flight;
     const std::int32_t end = arrived == 0 ? flight.first : fill.items[arrived - 1].column + 1;
@@ -1253,7 +1262,7 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
             if (record >= 0) give_record_back(home, record);
         }
     } else if (flight.num_new > 0) {
-        // What is completed in front of these is a checkpoint alone.
+        // An item before the new pages only brings a checkpoint.
         const auto first = flight.host_pages.end() - flight.num_new;
         flight.host_pages.erase(flight.host_pages.begin(), first);
         publish(flight);
@@ -1264,8 +1273,8 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
     if (flight.place) keep_keys(home, fill, arrived);
 }
 
-// So that they are not computed again for who looks for what is behind them. A key is known only
-// where all in front of it are.
+// Keeps the keys of the arrived columns, which later searches would compute again otherwise. The
+// key of a column is kept only if the keys of all columns before it are known.
 void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
                             std::size_t arrived) const noexcept {
     const StorePlace& place = fill.flight.place;
@@ -1300,9 +1309,10 @@ bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool f
     return true;
 }
 
-// What the host tier hears of pages between the commits that store them, and with write-back the
-// stores of what is about to be evicted. Such a store reads pages that stay in the tree until it is
-// over: then the call that needs them is made again, finds that they were offered, and evicts them.
+// Marks the uses of pages between the commits that store them, and with write-back the stores of
+// pages that are about to be evicted. Such a store reads pages that stay in the tree until it is
+// over. After that, the caller repeats its call, which finds that the pages were offered, and
+// evicts them.
 
 void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
                               const std::vector<DuplicatePage>& duplicates) noexcept {
@@ -1341,7 +1351,7 @@ bool TierFlights::holds_back(std::int32_t replica, std::int64_t pages) const noe
     return held_back > 0 && pages <= held_back;
 }
 
-// Of the last `most` pages of a run, from its end.
+// The number of offered pages at the end of a run, at most `most`.
 std::int64_t TierFlights::count_offered(std::int32_t replica, TreePosition end,
                                         std::int64_t most) const noexcept {
     const BlockId* ids = end.node->ids(page_size_);
@@ -1361,8 +1371,9 @@ void TierFlights::store_path(const Path& path, Standing& standing, Transfers& tr
     store_columns(path, reader, standing, transfers);
 }
 
-// A prefix whose end goes next. Whatever comes of it, it was offered. Returns how many pages can be
-// had once it is stored; 0: nothing was given out.
+// Offers a prefix whose end is evicted next. The prefix counts as offered even if it is not stored.
+// Returns the number of pages that become available when the store is over; 0 if no store was given
+// out.
 std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers& transfers) {
     Replica& home = home_of(replica);
     rules_.offer(home.tree, replica, at);
@@ -1381,7 +1392,8 @@ std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers
     return flights_.back().held_back;
 }
 
-// Several runs at a time: one that is being stored is in use, so that the next one is another.
+// Offers several runs in one call: a run that is being stored is in use, so the next victim is
+// another run.
 bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
                         Transfers& transfers) {
     if (!rules_.writes_back()) return false;
@@ -1403,8 +1415,8 @@ bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard
     return coming > 0;
 }
 
-// The last one first: what is let go of without a use is the next to be evicted, so they stand as
-// they did.
+// Ends the last hold first: a run released without a use is the next to be evicted, so the runs
+// keep their order.
 void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
     if (!rules_.writes_back()) return;
     for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight) {
@@ -1412,7 +1424,8 @@ void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
     }
 }
 
-// One run, or what left one together, at a time: windows that are read have no place in the order.
+// Offers one run per call, or one set of windows that were left together: windows that are being
+// read have no place in the eviction order.
 bool TierFlights::spill_columns(std::int32_t replica, PageNeed need, EvictionGuard guard,
                                 Transfers& transfers) {
     Replica& home = home_of(replica);
@@ -1428,9 +1441,9 @@ bool TierFlights::spill_columns(std::int32_t replica, PageNeed need, EvictionGua
     }
 }
 
-// The laws of what is on its way to or from the host tiers.
+// Integrity checks of the flights to and from the host tiers.
 
-// What a sequence has in the host tier are the first tokens of what it has in the tree.
+// The prefix of a sequence in the host tier is the start of its prefix in the tree.
 void TierFlights::check_sequence(const Sequence& sequence, const Standing& standing) const {
     using detail::require_law;
     if (standing.storing != 0) {
@@ -1439,24 +1452,24 @@ void TierFlights::check_sequence(const Sequence& sequence, const Standing& stand
                    sequences_.find(flight.sequence) == &sequence;
         };
         require_law(!standing.place && std::any_of(flights_.begin(), flights_.end(), is_its),
-                    "host tier: a sequence whose pages are stored waits for them");
+                    "host tier: the store in flight of a sequence has its place");
     }
     if (!standing.place) return;
     const Replica& home = home_of(sequence.replica);
     const std::int32_t depth = standing.place.depth();
     TreeNode* node = sequence.pages.node();
     require_law(depth <= sequence.pages.committed(),
-                "host tier: a sequence stores what it committed");
+                "host tier: a sequence stores only committed pages");
     require_law(home.tree.tokens_of({node, depth}, 0) ==
                         home.host->tokens_of({standing.place.node(), depth}, 0) &&
                     PrefixTree::name_of(node) == PrefixTree::name_of(standing.place.node()),
-                "host tier: a sequence's prefix is the same there and here");
+                "host tier: a sequence's prefix is equal in tier and tree");
 }
 
 void TierFlights::check_tier(std::int32_t index) const {
     using detail::require_law;
     std::int64_t on_their_way = 0;
-    std::unordered_set<BlockId> referenced;  // by one load or several
+    std::unordered_set<BlockId> referenced;  // by at least one load
     const std::vector<bool>& known = storing_[static_cast<std::size_t>(index)];
     std::vector<bool> storing(known.size());
     for (const TierFlight& flight : flights_) {
@@ -1470,11 +1483,11 @@ void TierFlights::check_tier(std::int32_t index) const {
             if (flight.host_pages[i] < 0) continue;
             ++on_their_way;
             const auto page = static_cast<std::size_t>(flight.device_pages[i]);
-            require_law(!storing[page], "host tier: a page is on its way once");
+            require_law(!storing[page], "host tier: at most one flight stores a page");
             storing[page] = true;
         }
     }
-    require_law(storing == known, "host tier: pages on their way are known");
+    require_law(storing == known, "host tier: pages in flight are marked");
     const auto add = [&](BlockId record) { referenced.insert(record); };
     queue_.for_each_reference(index, add);
     for (const StoreFill& fill : fills_) {
@@ -1484,7 +1497,7 @@ void TierFlights::check_tier(std::int32_t index) const {
             std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
     }
     TierIndex& host = *home_of(index).host;
-    // Those that were forgotten may have a place there as well.
+    // Forgotten pages may also have a place in the tier.
     host.tree().for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) referenced.erase(ids[i]);
     });
@@ -1497,7 +1510,7 @@ void TierFlights::check_integrity() const {
         const Sequence& sequence = sequences_.entries()[i];
         const Standing& standing = standings_[i];
         detail::require_law(sequence.replica >= 0 || (!standing.place && standing.storing == 0),
-                            "host tier: a sequence that is gone has no place there");
+                            "host tier: a released sequence has no place");
         if (sequence.replica >= 0) check_sequence(sequence, standing);
     }
     for (std::size_t r = 0; r < storing_.size(); ++r) {

@@ -25,17 +25,17 @@
 
 namespace kvcore {
 
-/// All that is on its way to or from the host tiers, and how far each sequence's prefix is there.
-/// The bytes are moved by the caller, while the mutex is free; until it says that they are, nothing
-/// of them is found.
+/// All pages in flight to and from the host tiers, and the length of each sequence's prefix in its
+/// tier. The caller moves the bytes without the mutex. No lookup finds the pages before the caller
+/// has finished their ticket.
 ///
 /// Owns: the flights with a hold on every page that they read or write, and for each sequence a
-/// place in its tier, or the number of the flight that has it.
-/// Invariant: a page is stored by one flight at a time. A sequence's `num_pending` counts flights
-/// here that hold it up, and its copies. Its place is on the prefix that it committed.
-/// Threads: none of its own; CacheManager locks around it.
-/// Cost: O(pages moved) and O(flights) to finish; where the tier is full, `owe_stores` costs next
-/// to nothing.
+/// place in its tier, or the number of the flight that has the place.
+/// Invariant: at most one flight stores a page. The `num_pending` of a sequence counts the flights
+/// that block it, and its copies. The place of a sequence is on its committed prefix.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(pages moved), and O(flights) to finish; `owe_stores` costs next to nothing if the tier
+/// is full.
 class TierFlights {
    public:
     TierFlights(const CacheConfig& config, const Grouping& grouping,
@@ -46,53 +46,59 @@ class TierFlights {
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
     [[nodiscard]] const StoreRules& rules() const noexcept { return rules_; }
 
-    /// A load of what a hit has in the tier alone; of its checkpoint too where the device has none.
-    /// Throws std::bad_alloc, and has changed nothing.
+    /// Prepares a load of the pages of a hit that only the tier has, and of its checkpoint if the
+    /// device has no checkpoint. Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] std::unique_ptr<TierFlight> prepare_load(SequenceHandle handle,
                                                            std::int32_t replica,
                                                            const TieredHit& hit, bool has_state,
                                                            Transfers& transfers);
-    /// Of several rows: each has made room for its own load alone.
+    /// Reserves memory for the loads of several rows: `prepare_load` reserves only for its own
+    /// load.
     void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
-    /// Gives it out; a checkpoint goes into that slot. There is room.
+    /// Gives out a prepared load; its checkpoint goes into `slot`. The caller has made room.
     void owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
                   Transfers& transfers);
-    /// Gives out what the sequence committed and the tier does not have: as much as there is room
-    /// for, while nothing of it is on its way. With groups, also pages of windows that the sequence
-    /// has and their records lack. Throws std::bad_alloc; nothing was given out then.
+    /// Gives out stores of committed pages that the tier does not have, as far as it has room. Does
+    /// nothing while a store of the sequence is in flight. With groups, also stores window pages
+    /// that the sequence has and the tier's records lack. Gives out nothing if it throws
+    /// std::bad_alloc.
     void owe_stores(SequenceHandle handle, const Sequence& sequence, Transfers& transfers);
-    /// Gives out the state in a sequence's slot, which is that at the end of what it committed, as
-    /// a checkpoint of the tier. Behind `owe_stores` of the same call, where that is not up to
-    /// rules: then it gives out those tokens too. Not where the tier will not have them, has that
-    /// checkpoint, or has no slot. Throws std::bad_alloc; no state was given out then.
+    /// Gives out a store of the state in the slot of a sequence, the state at the end of its
+    /// committed prefix, as a checkpoint of the tier. If the rules have no marks, call it after
+    /// `owe_stores` in the same call; with marks, it also gives out the stores of the tokens. Does
+    /// nothing if the tier will not have these tokens, already has the checkpoint, or has no free
+    /// slot. Gives out no state if it throws std::bad_alloc.
     void owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
                         Transfers& transfers);
 
-    /// Columns `first` .. `end` - 1 of a sequence were put into the tree, which had these of them.
+    /// Records that columns `first` .. `end` - 1 of a sequence were put into the tree. The tree
+    /// already had the columns in `duplicates`.
     void note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
                      const std::vector<DuplicatePage>& duplicates) noexcept;
-    /// So that `note_hit` cannot fail. Throws std::bad_alloc.
+    /// Reserves memory so that `note_hit` cannot fail. Throws std::bad_alloc.
     void expect_hit(SequenceHandle handle);
-    /// A sequence took over columns from `first` on.
+    /// Records that a sequence took over columns from `first` on, in a hit.
     void note_hit(SequenceHandle handle, const Sequence& sequence, std::int32_t first) noexcept;
-    /// What a sequence has may be due since a hit.
+    /// Returns true if pages of the sequence may be due since a hit.
     [[nodiscard]] bool is_due(SequenceHandle handle) const noexcept {
         const Standing* standing = find(handle);
         return standing != nullptr && standing->is_due;
     }
 
-    /// With write-back, before a replica evicts so many pages, or columns: gives out stores of what
-    /// goes next and was not offered to the tier yet, and makes free what was. True where it gave
-    /// out some: then the call is to be made again when they are over. What cannot be stored goes
-    /// all the same. O(pages evicted), and the prefix of each run that is offered.
+    /// With write-back, prepares the eviction of `need` pages or columns of a replica: evicts pages
+    /// that were offered to the tier before, and gives out stores of the other pages that are next
+    /// to evict. Returns true if it gave out stores: the caller repeats its call when they are
+    /// over. Pages that cannot be stored are evicted all the same. O(pages evicted), and the prefix
+    /// of each run that is offered.
     [[nodiscard]] bool spill(std::int32_t replica, PageNeed need, EvictionGuard guard,
                              Transfers& transfers);
-    /// Such stores of a replica are under way, and so many pages more can be had once they are
-    /// over. O(flights).
+    /// Returns true if stores of `spill` are in flight in a replica, and at least `pages` more
+    /// pages become available when they are over. O(flights).
     [[nodiscard]] bool holds_back(std::int32_t replica, std::int64_t pages) const noexcept;
 
-    /// Those of a ticket have landed, or failed: `begin_again(sequence, handle)` gets each whose
-    /// pages did not arrive. False where there are none.
+    /// Ends the flights of a ticket; `done`: their bytes have arrived. Calls `begin_again(sequence,
+    /// handle)` for each sequence whose loaded pages did not arrive. Returns false if the ticket
+    /// has no flights.
     template <class BeginAgain>
     bool finish(std::uint64_t ticket, bool done, const BeginAgain& begin_again) noexcept {
         bool is_known = false;
@@ -115,50 +121,53 @@ class TierFlights {
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     [[nodiscard]] const std::vector<StoreFill>& fills() const noexcept { return fills_; }
-    /// What stores have to bring so that a hit could take the first `end` columns of a prompt:
-    /// parts that neither the device nor the tier has, by rising columns; new columns of the tier
-    /// with all that they are to have. Throws std::bad_alloc.
+    /// The parts that the lower stores have to bring before a hit can take the first `end` columns
+    /// of a prompt: parts that neither the device nor the tier has, in column order. A column that
+    /// is new to the tier is listed with all parts that it needs. Throws std::bad_alloc.
     [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
                                                         std::string_view name_space,
                                                         const TokenId* tokens,
                                                         std::int32_t end) const;
-    /// Gives out pages of the tier for these, of a hit of `end` columns: as many, from the first
-    /// on, as there is room for, and as still make whole prefixes. None: `out` has no ticket. Until
-    /// it is finished, windows that such a hit reads stay in the tier. Throws std::bad_alloc, and
-    /// has changed nothing.
+    /// Gives out pages of the tier for `items` of a hit of `end` columns, from the first item on,
+    /// as far as there is room and the items form whole prefixes. If no item fits, `out` has no
+    /// ticket. Until the ticket is finished, windows that the hit reads stay in the tier. Changes
+    /// nothing if it throws std::bad_alloc.
     void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                     std::int32_t end, const ColumnParts* items, const PageKey* keys, std::size_t n,
                     StoreMoves& out);
-    /// The first `arrived` columns of a ticket are there and can be found from now on; the pages of
-    /// others are given back. `forward`: they wait to be written to stores too. False where there
-    /// is no such ticket.
+    /// Ends the fill of a ticket: its first `arrived` columns can be found from now on, and the
+    /// pages of the other columns are given back. `forward`: the columns also wait to be written to
+    /// the lower stores. Returns false for an unknown ticket.
     [[nodiscard]] bool finish_fill(std::uint64_t ticket, std::int64_t arrived,
                                    bool forward) noexcept;
 
-    /// A sequence's place once its committed part is cut; nothing where that is no change. Throws
-    /// std::bad_alloc.
+    /// The place of a sequence after its committed part is cut to `columns`; empty if the cut does
+    /// not change the place. Throws std::bad_alloc.
     [[nodiscard]] StorePlace find_cut(SequenceHandle handle, std::int32_t replica,
                                       std::int32_t columns) const;
-    /// It is cut to so many columns; its pages on their way arrive without it.
+    /// Cuts a sequence to `columns`; `cut` is its place from `find_cut`. Its pages in flight arrive
+    /// without it.
     void move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept;
-    /// A sequence goes, or begins again.
+    /// Forgets a sequence that is released or begins again.
     void forget(SequenceHandle handle) noexcept;
 
-    /// What is stored of forgotten pages of a replica, or behind forgotten ones of its tier, is not
-    /// wanted any more, and nobody has a place there. Pages that are loaded from such are no
-    /// better.
+    /// Cancels stores of forgotten pages of a replica, and stores that continue forgotten pages of
+    /// its tier. Resets the places on forgotten pages. A sequence whose load reads forgotten pages
+    /// cannot commit the loaded pages.
     void drop_forgotten(std::int32_t replica) noexcept;
-    /// Around what forgets all that nobody uses: see PageHold. What is stored for a sequence that
-    /// is gone, or was cut, is not wanted any more: it would come back otherwise.
+    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
+    /// Stores for a sequence that was released or cut are cancelled: their pages would come back
+    /// otherwise.
     void loosen() noexcept;
     void fasten() noexcept;
 
-    /// Throws IntegrityError unless what each sequence and each tier knows of the flights is so.
+    /// Throws IntegrityError unless the flights agree with the records of each sequence and tier.
     void check_integrity() const;
-    /// A load brings pages of a window for a column that a sequence has from the tree.
+    /// Returns true if a load brings pages of a window for a column that a sequence has from the
+    /// tree.
     [[nodiscard]] bool brings(const Sequence& sequence, std::int32_t column,
                               std::size_t window) const noexcept;
-    /// Calls visit(column) for each column of the device that flights of a replica read, or write.
+    /// Calls visit(column) for each column of the device that flights of a replica read or write.
     template <class Visit>
     void for_each_column(std::int32_t replica, const Visit& visit) const {
         for (const TierFlight& flight : flights_) {
@@ -168,20 +177,20 @@ class TierFlights {
     }
 
    private:
-    /// What is known of a sequence, by the index of its handle.
+    /// The state of the stores of a sequence, by the index of its handle.
     struct Standing {
-        StorePlace place;           // where its prefix in the tier ends; none: unknown
-        std::uint32_t storing = 0;  // number of its flight there, which has the place; 0: none
-        std::int32_t examined = 0;  // with groups: columns whose records were looked at
+        StorePlace place;           // the end of its prefix in the tier; empty: unknown
+        std::uint32_t storing = 0;  // number of the flight that has the place; 0: no flight
+        std::int32_t examined = 0;  // with groups: columns whose records were examined
         bool is_due = false;        // see `is_due`
     };
-    /// A cached prefix to be stored, of a sequence or on its way out.
+    /// A cached prefix to store: the prefix of a sequence, or a prefix that is about to be evicted.
     struct Path {
         std::int32_t replica = 0;
         TreePosition at;
         SequenceHandle sequence;
     };
-    /// What is to be stored of columns: a bit for each window, and one for the full lanes.
+    /// The parts of columns to store: a bit for each window, and a bit for the full lanes.
     struct Choice;
     using ReadFrom = std::array<std::int32_t, Grouping::kMaxWindows>;
 
@@ -197,7 +206,8 @@ class TierFlights {
     [[nodiscard]] static Path path_of(SequenceHandle handle, const Sequence& sequence) noexcept {
         return {sequence.replica, {sequence.pages.node(), sequence.pages.committed()}, handle};
     }
-    /// The standing that a store's place goes back to; none where it is not wanted any more.
+    /// The standing that gets the place of a store back; nullptr if its sequence was released or
+    /// cut.
     [[nodiscard]] Standing* owner_of(const TierFlight& flight) noexcept {
         Standing* standing = flight.is_spill() ? nullptr : find(flight.sequence);
         return standing != nullptr && standing->storing == flight.number ? standing : nullptr;
@@ -283,7 +293,8 @@ class TierFlights {
     void check_tier(std::int32_t replica) const;
     void check_states(std::int32_t replica) const;
 
-    // A request whose pages did not arrive is where a claim begins: what it holds may be anything.
+    // If the pages did not arrive, the request begins its claim again: its pages may hold any
+    // bytes.
     template <class BeginAgain>
     void finish_load(TierFlight& flight, bool done, const BeginAgain& begin_again) noexcept {
         Replica& home = home_of(flight.replica);
@@ -308,7 +319,7 @@ class TierFlights {
                        static_cast<std::int64_t>(flight.device_pages.size()));
     }
 
-    friend struct CacheManagerProbe;  // of tests, which compare whole states
+    friend struct CacheManagerProbe;  // in tests, to compare whole states
 
     std::int32_t page_size_;
     const Grouping& grouping_;
@@ -319,18 +330,18 @@ class TierFlights {
     PageHolds& holds_;
     StoreQueue& queue_;
     StoreRules rules_;
-    bool tells_hits_;  // to the tier's policy
+    bool tells_hits_;  // the tier's policy uses hits
     std::vector<TierFlight> flights_;
     std::vector<StoreFill> fills_;
     std::vector<Standing> standings_;
-    std::vector<std::vector<bool>> storing_;  // of each replica, for each page: it is on its way
+    std::vector<std::vector<bool>> storing_;  // by replica and page: a store is in flight
     std::vector<DuplicatePage> duplicates_;   // scratch
-    std::vector<DuplicatePage> found_;        // the same, of a part
+    std::vector<DuplicatePage> found_;        // scratch, for a part
     std::uint32_t last_number_ = 0;
 };
 
-// Calls publish(last, retention) for each part of what is behind `first`, of which `last` is the
-// end.
+// Calls publish(last, retention) for each part of the pages after `first`; `last` is the end of the
+// part.
 template <class Publish>
 void TierFlights::for_each_part(const TierFlight& flight, std::int32_t first, std::int32_t end,
                                 const Publish& publish) {

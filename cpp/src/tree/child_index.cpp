@@ -28,7 +28,7 @@ std::uint64_t random_seed() {
     return (static_cast<std::uint64_t>(device()) << 32) | device();
 }
 
-// The system takes microseconds for one, and the trees of a process may share it.
+// The system takes microseconds to return a seed, so all trees of a process share a seed.
 std::uint64_t process_seed() {
     static const std::uint64_t seed = random_seed();
     return seed;
@@ -47,7 +47,7 @@ ChildIndex::Segment ChildIndex::new_segment(std::size_t buckets) {
 }
 
 std::uint32_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
-    // Two lanes, because one chain of multiplications would wait for itself.
+    // Two independent lanes: in a single chain each multiplication waits for the one before.
     std::uint64_t a = seed_ ^ (static_cast<std::uint64_t>(parent->id) * kMulB);
     std::uint64_t b = ~seed_;
     std::int32_t i = 0;
@@ -77,8 +77,8 @@ TreeNode* ChildIndex::find(const TreeNode* parent, const TokenId* page) const no
     return nullptr;
 }
 
-// A table is full when it has a node for every bucket, and grows by one bucket per node then. The
-// segments it has begun hold a thousand buckets at least, so one more is enough.
+// A table is full when it has a node for every bucket; from this size on it grows by one bucket per
+// node. A segment has at least 1024 buckets, so one new segment is enough.
 void ChildIndex::reserve(std::size_t n) {
     const std::size_t last = size_ + n - 1;
     if (last < num_buckets_ || segment_of(last) < segments_.size()) return;
@@ -117,7 +117,8 @@ void ChildIndex::replace(TreeNode* node, TreeNode* replacement) noexcept {
     node->is_indexed = false;
 }
 
-// Bucket `num_buckets` takes from its partner, one `base` below, the nodes that now belong to it.
+// Moves the nodes that belong to the new bucket `num_buckets` from its partner, the bucket
+// `num_buckets - base`.
 void ChildIndex::add_bucket() noexcept {
     TreeNode*& fresh = bucket(num_buckets_);
     TreeNode** link = &bucket(num_buckets_ - base_);

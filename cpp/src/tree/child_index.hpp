@@ -12,11 +12,11 @@
 
 namespace kvcore {
 
-/// Finds one of several children by its first page: a linear-hashing table over all such nodes.
+/// A linear-hashing table of all nodes that have siblings. Finds a child by its first page.
 ///
-/// The table grows and shrinks by one bucket at a time, so no insertion ever stalls on a rehash.
-/// Nodes are chained through `hash_next`; a bucket holds one node on average.
-/// A hash never decides: the page's tokens do.
+/// The table grows and shrinks by one bucket at a time, so no insertion stalls on a rehash. Nodes
+/// are chained through `hash_next`; a bucket holds one node on average. A match always compares the
+/// tokens of the page, not only the hash.
 class ChildIndex {
    public:
     explicit ChildIndex(std::int32_t page_size);
@@ -25,21 +25,21 @@ class ChildIndex {
     /// chosen to collide.
     [[nodiscard]] std::uint32_t hash(const TreeNode* parent, const TokenId* page) const noexcept;
 
-    /// The child of `parent` whose first page equals `page` [page_size]; nullptr when there is
-    /// none.
+    /// Returns the child of `parent` whose first page equals `page` [page_size]; nullptr if no
+    /// child matches.
     [[nodiscard]] TreeNode* find(const TreeNode* parent, const TokenId* page) const noexcept;
 
-    /// Makes room, so that the next `n` insertions cannot fail. Throws std::bad_alloc and has
-    /// changed nothing where there is no memory for a segment.
+    /// Makes room, so that the next `n` insertions cannot fail. Throws std::bad_alloc, without a
+    /// change, if a segment cannot be allocated.
     void reserve(std::size_t n);
     /// Adds a node with tokens and parent set. It must not be indexed. Throws as `reserve(1)`.
     void insert(TreeNode* node);
-    /// Takes an indexed node out.
+    /// Removes an indexed node.
     void erase(TreeNode* node) noexcept;
-    /// Puts `replacement`, which has the same parent and first page, where the indexed `node` is.
+    /// Replaces the indexed `node` by `replacement`, which has the same parent and first page.
     void replace(TreeNode* node, TreeNode* replacement) noexcept;
 
-    /// Asks for what `erase` of the node will read.
+    /// Prefetches the bucket that `erase` of the node reads.
     void prefetch(const TreeNode* node) const noexcept {
         if (node->is_indexed) kvcore::prefetch(&bucket(bucket_of(node->hash)));
     }
@@ -49,7 +49,7 @@ class ChildIndex {
    private:
     using Segment = std::unique_ptr<TreeNode*[], CFree>;
 
-    // Small segments first, then large ones of 2 MiB.
+    // The first segments are small; later segments have 2 MiB.
     static constexpr std::size_t kSmall = 1024;  // buckets
     static constexpr std::size_t kLarge = std::size_t{1} << 18;
     static constexpr std::size_t kNumSmall = kLarge / kSmall;
@@ -74,7 +74,7 @@ class ChildIndex {
     std::size_t size_ = 0;
     std::size_t num_buckets_ = kSmall;
     std::size_t base_ = kSmall;      // the power of two with base <= num_buckets < 2 * base
-    std::vector<Segment> segments_;  // of the buckets, and sometimes a spare one
+    std::vector<Segment> segments_;  // the buckets, at times with a spare segment
 };
 
 }  // namespace kvcore

@@ -6,7 +6,7 @@
 
 namespace kvcore {
 
-/// Calls visit(child) for each child of a node, whichever way they are kept.
+/// Calls visit(child) for each child of a node, sorted or not.
 template <class Visit>
 void for_each_child(const TreeNode* node, Visit&& visit) {
     if (node->is_sorted) return node->order->for_each(visit);

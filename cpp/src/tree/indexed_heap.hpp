@@ -11,13 +11,14 @@
 
 namespace kvcore {
 
-/// Nodes in the order of their keys, the smallest first; of equal ones that of the smaller id.
+/// Nodes in ascending order of their keys. Nodes with equal keys are in the order of their ids.
 ///
-/// Owns: an entry and a place for each node id, whether it is in or not.
-/// Invariant: no entry is smaller than its parent's; place(node) says where its entry is.
-/// Memory: `make_room` alone asks for any.
-/// Threads: none of its own.
-/// Cost: O(log n), with four children to a parent, which lie in two cache lines at most.
+/// Owns: an entry and a place for each node id, in the heap or not.
+/// Invariant: no entry is smaller than its parent; `places_[node]` is the index of the node's
+/// entry.
+/// Memory: only `make_room` allocates.
+/// Threads: no locks of its own.
+/// Cost: O(log n). A parent has four children, in at most two cache lines.
 template <class Key>
 class IndexedHeap {
    public:
@@ -27,13 +28,13 @@ class IndexedHeap {
         entries_.make_room(last, Entry{});
     }
     [[nodiscard]] bool contains(NodeId node) const noexcept { return places_[node] != kOut; }
-    /// Of a node that is in.
+    /// Returns the key of a node in the heap.
     [[nodiscard]] const Key& key(NodeId node) const noexcept { return entries_[places_[node]].key; }
-    /// kNoNode when it is empty.
+    /// Returns the first node; kNoNode if the heap is empty.
     [[nodiscard]] NodeId first() const noexcept { return size_ == 0 ? kNoNode : entries_[0].node; }
     [[nodiscard]] const Key& first_key() const noexcept { return entries_[0].key; }
 
-    /// Puts a node in, or to another place.
+    /// Inserts a node, or moves it to the place of its new key.
     void put(NodeId node, const Key& key) noexcept {
         const Entry entry{key, node};
         if (!contains(node)) {
@@ -43,7 +44,7 @@ class IndexedHeap {
             move(places_[node], entry);
         }
     }
-    /// Nothing where it is not in.
+    /// Removes a node. Does nothing if the node is not in the heap.
     void erase(NodeId node) noexcept {
         const std::uint32_t place = places_[node];
         if (place == kOut) return;
@@ -51,11 +52,11 @@ class IndexedHeap {
         const Entry last = entries_[--size_];
         if (place != size_) move(place, last);
     }
-    /// The first `n` nodes in order to `out`. Returns how many. O(1) for a few, O(nodes log n)
-    /// else.
+    /// Writes the first `n` nodes in order to `out`. Returns the number of nodes written. O(1) for
+    /// up to kMostUpcoming nodes, else O(nodes log n).
     std::size_t upcoming(NodeId* out, std::size_t n) const noexcept {
         if (n > kMostUpcoming) return many_upcoming(out, n);
-        // What may come next: the children of what came.
+        // The entries that may be next: the children of the entries already written.
         std::array<std::uint32_t, kMostUpcoming * 3 + 1> edge{0};
         std::size_t edge_size = size_ > 0 ? 1 : 0;
         std::size_t found = 0;
@@ -88,7 +89,7 @@ class IndexedHeap {
     static constexpr std::uint32_t kArity = 4;
     static constexpr std::size_t kMostUpcoming = 4;
 
-    // The least ones are kept in a heap with the largest of them on top.
+    // Keeps the least nodes in a heap with the largest of them on top.
     std::size_t many_upcoming(NodeId* out, std::size_t n) const noexcept {
         const auto goes_first = [this](NodeId a, NodeId b) {
             return entries_[places_[a]] < entries_[places_[b]];

@@ -12,24 +12,24 @@
 
 namespace kvcore {
 
-/// What a policy knows of each node, by its id.
+/// The data that a policy keeps for each node, by node id.
 ///
-/// One piece of memory, so that a node is found without a division. It grows by realloc, for which
-/// the system maps the pages of a large piece elsewhere instead of copying them: a cache of a
-/// million runs does not stall for a moment when it gets one more.
+/// One contiguous block, so that an access needs no division. It grows by realloc: for a large
+/// block the system remaps memory pages instead of copying them, so a cache of a million runs does
+/// not stall when a run is added.
 template <class T>
 class NodeArray {
     static_assert(std::is_trivially_copyable_v<T>, "growing moves bytes");
 
    public:
-    /// The entry of one more node; its id is the number of those before. Throws std::bad_alloc and
-    /// has changed nothing.
+    /// Adds the entry of the next node; its id is the number of entries before the call. Throws
+    /// std::bad_alloc without a change.
     void push_back(const T& entry) {
         if (size_ == capacity_) grow();
         entries_.get()[size_++] = entry;
     }
-    /// The entry of node `last`, where it is not there yet: for who makes room in several arrays,
-    /// of which a later one may fail.
+    /// Adds the entry of node `last` if it does not exist. A caller that makes room in several
+    /// arrays can repeat the call after an allocation has failed.
     void make_room(NodeId last, const T& entry) {
         if (size_ == last) push_back(entry);
     }

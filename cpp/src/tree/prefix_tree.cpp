@@ -33,7 +33,8 @@ std::int32_t checked_page_size(std::int32_t page_size) {
     return page_size;
 }
 
-// Tokens that are looked at together for whether there is anything to find: most have none.
+// The scan checks this many tokens at a time. It skips a piece without a match; most pieces have no
+// match.
 constexpr std::int64_t kScanned = 256;
 
 void append_up_to(TokenId highest, const TokenId* tokens, std::int64_t n,
@@ -49,8 +50,9 @@ bool equal(const TokenId* a, const TokenId* b, std::size_t tokens) noexcept {
     return std::memcmp(a, b, tokens * sizeof(TokenId)) == 0;
 }
 
-// Whole pages at which two runs agree. memcmp says only "differs somewhere", so the runs are
-// compared in ever smaller pieces; a full hit costs what comparing the bytes costs.
+// Returns the number of leading pages in which two runs agree. memcmp returns only that two pieces
+// differ, so the function compares ever smaller pieces; a full hit costs the same as comparing the
+// bytes.
 std::int32_t common_pages(const TokenId* a, const TokenId* b, std::int32_t n,
                           std::int32_t page_size) noexcept {
     const auto page = static_cast<std::size_t>(page_size);
@@ -106,7 +108,7 @@ TreeNode* PrefixTree::open_namespace(std::string_view name) {
 
 void PrefixTree::drop_root_if_unused(TreeNode* root) noexcept {
     if (root == default_root_ || root->pins > 0 || root->num_children > 0) return;
-    roots_.erase(roots_.find(*root->name));  // by the place, since the key goes with it
+    roots_.erase(roots_.find(*root->name));  // by iterator: erase frees the key
     arena_->recycle(root);
 }
 
@@ -124,7 +126,8 @@ PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_
     PrefixMatch found{{root, depth_of(root)}, {}, 0};
     const TokenId* rest = tokens;
     std::int32_t left = max_pages;
-    // Should the index not have the page, its neighbours are wanted: both searches miss at once.
+    // If the index does not have the page, the partial search reads the neighbours of the page. The
+    // prefetch overlaps the cache misses of both searches.
     if (want_partial && left > 0 && root->is_sorted) root->order->prefetch(rest);
     while (left > 0) {
         TreeNode* child = find_child(found.at.node, rest);
@@ -143,7 +146,8 @@ PrefixMatch PrefixTree::match(TreeNode* root, const TokenId* tokens, std::int64_
     return found;
 }
 
-// The page that follows the match in its run or, at the end of a run, one of the children's first.
+// The candidates are the page after the match in its run or, at the end of a run, the first pages
+// of the children.
 void PrefixTree::find_partial(PrefixMatch& match, const TokenId* rest,
                               std::int32_t limit) const noexcept {
     TreeNode* node = match.at.node;
@@ -290,10 +294,10 @@ void PrefixTree::check_node(const TreeNode* node) const {
     for_each_child(node, [&](TreeNode* c) {
         ++children;
         require_law(c->parent == node && c->start == depth_of(node),
-                    "prefix tree: a child hangs where its parent ends");
+                    "prefix tree: a child starts at the end of its parent");
         require_law(find_child(node, c->tokens) == c, "prefix tree: a child is found by its page");
         require_law(c->is_indexed == (node->num_children > 1),
-                    "prefix tree: children are indexed exactly where there are several");
+                    "prefix tree: only children with siblings are indexed");
         protected_children += c->protectors > 0 ? 1 : 0;
     });
     require_law(children == node->num_children, "prefix tree: children are counted");
@@ -301,7 +305,7 @@ void PrefixTree::check_node(const TreeNode* node) const {
         if (severed->parent == node && severed->protectors > 0) ++protected_children;
     }
     require_law(!node->is_forgotten || node->protectors > 0,
-                "prefix tree: what was forgotten and nobody holds is gone");
+                "prefix tree: a forgotten run without pins is dropped");
     Protection::check_node(node, protected_children);
 }
 
@@ -361,17 +365,18 @@ std::vector<PrefixTree::Run> PrefixTree::collect_runs() const {
     return found;
 }
 
-// What makes the tree grow: split and insert.
+// Growth of the tree: split and insert.
 
 namespace {
 
-// A family is sorted when it grows past the first number, left unsorted when it falls to the
-// second.
+// The children of a node become sorted when their number exceeds kSortAbove, and unsorted when it
+// falls to kUnsortAt.
 constexpr std::uint32_t kSortAbove = 8;
 constexpr std::uint32_t kUnsortAt = 4;
 
-// Room for growth of a run that a sequence goes on writing, in pages: a quarter of what lies above,
-// within bounds. Runs grow in place only into this room, so growth never copies.
+// Room for growth of a run that a sequence continues to write, in pages: a quarter of the pages
+// above the run, within these bounds. Runs grow in place only into this room, so growth never
+// copies.
 constexpr std::int32_t kMinRoom = 4;
 constexpr std::int32_t kMaxRoom = 256;
 
@@ -388,7 +393,7 @@ Buffer new_buffer(std::int32_t capacity, std::int32_t page_size) {
     return Buffer(static_cast<TokenId*>(memory));
 }
 
-// Writes `n` pages into a buffer of `capacity` pages, from its page `at` on.
+// Writes `n` pages into a buffer of `capacity` pages, starting at page `at` of the buffer.
 void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const TokenId* tokens,
               const BlockId* ids, std::int32_t n, std::int32_t page_size) noexcept {
     const auto pages = static_cast<std::size_t>(n);
@@ -398,7 +403,7 @@ void copy_run(TokenId* buffer, std::int32_t capacity, std::int32_t at, const Tok
                 pages * sizeof(BlockId));
 }
 
-// Moves what follows the first `n` pages of a run to the front of its buffer.
+// Removes the first `n` pages of a run: moves the later pages to the start of its buffer.
 void drop_front(TreeNode* node, std::int32_t n, std::int32_t page_size) noexcept {
     const auto left = static_cast<std::size_t>(node->num_pages - n);
     std::memmove(node->tokens, node->page_tokens(n, page_size),
@@ -410,7 +415,7 @@ void drop_front(TreeNode* node, std::int32_t n, std::int32_t page_size) noexcept
 
 }  // namespace
 
-// The nodes still to come are chained through what the index needed: no memory is asked for.
+// The nodes to visit are chained through `hash_next`, so the destructor allocates no memory.
 PrefixTree::~PrefixTree() {
     TreeNode* next = nullptr;
     const auto enter = [&](TreeNode* node) {
@@ -429,8 +434,8 @@ PrefixTree::~PrefixTree() {
     }
 }
 
-// Ids lie behind the tokens and move first. Where the system has no smaller buffer, the larger one
-// serves.
+// The ids follow the tokens in the buffer and move first. If realloc fails, the node keeps the
+// larger buffer.
 void PrefixTree::shrink_buffer(TreeNode* node) noexcept {
     const BlockId* ids = node->ids(page_size_);
     node->capacity = node->num_pages;
@@ -463,8 +468,8 @@ void PrefixTree::unsort_children(TreeNode* parent) noexcept {
     });
 }
 
-// The index has room for two. What may still fail is the order of a large family; then the child is
-// not in it.
+// The index has room for two children. Only the order of a large family can still fail; on failure
+// the order does not contain the child.
 void PrefixTree::attach(TreeNode* parent, TreeNode* child) {
     child->parent = parent;
     child->start = depth_of(parent);
@@ -518,8 +523,8 @@ void PrefixTree::replace_child(TreeNode* child, TreeNode* head) noexcept {
     if (child->is_indexed) index_->replace(child, head);
 }
 
-// The tail keeps its node, so that pins, children, handles and the place in the eviction order stay
-// with the end they belong to; the head is new. The longer half keeps the buffer.
+// The head is a new node and the tail keeps the old node, so pins, children, handles and the place
+// in the eviction order stay with the end of the run. The longer half keeps the buffer.
 TreeNode* PrefixTree::split(TreePosition at) {
     const auto [node, depth] = position(at.node, at.depth);
     const std::int32_t cut = depth - node->start;
@@ -559,7 +564,8 @@ TreeNode* PrefixTree::split(TreePosition at) {
     return head;
 }
 
-// In place only where the caller alone ends: its one pin moves on with the end of the run.
+// A run grows in place only if its only pin is the caller's. The pin moves to the new end of the
+// run.
 bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* ids, std::int32_t n,
                         const Retention& retention) noexcept {
     if (leaf->is_root() || leaf->num_children > 0 || leaf->pins != 1 ||
@@ -577,11 +583,12 @@ bool PrefixTree::extend(TreeNode* leaf, const TokenId* tokens, const BlockId* id
     return true;
 }
 
-// Whatever can fail does so before the tree changes: where the run at `at` is cut in two, its end
-// has no other child but the tail, and room in the index is all that the leaf needs there.
+// All steps that can fail run before the tree changes. If the run at `at` is split, the tail is the
+// only child of the head, so the leaf needs only room in the index.
 TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const BlockId* ids,
                                std::int32_t n, const Retention& retention) {
-    // The first run of a prompt is exact; what follows a run of one's own is a sequence that grows.
+    // The first run of a prompt gets a buffer of exact size. A run after the caller's own run
+    // belongs to a sequence that grows.
     const bool grows = at.depth == depth_of(at.node) && !at.node->is_root() && at.node->pins == 1 &&
                        at.node->num_children == 0;
     const std::int32_t room = grows ? std::clamp(at.depth / 4, kMinRoom, kMaxRoom) : n;
@@ -598,7 +605,7 @@ TreeNode* PrefixTree::add_leaf(TreePosition at, const TokenId* tokens, const Blo
     static_cast<void>(buffer.release());
     ++num_nodes_;
     num_cached_ += n;
-    // With a child it cannot grow any more.
+    // A run with a child cannot grow.
     if (grows && parent->capacity > parent->num_pages) shrink_buffer(parent);
     policy_->insert(leaf->id, leaf->end(), n, retention.priority);
     if (interest_.retention) policy_->retain(leaf->id, retention);
@@ -637,7 +644,8 @@ TreeNode* PrefixTree::insert(TreeNode* at, const TokenId* tokens, const BlockId*
     return end;
 }
 
-// The pages behind `first` on the way to `at` were inserted again; there is room for them.
+// Appends the pages after page `first` on the path to `at`, which were inserted again. `duplicates`
+// has room.
 void PrefixTree::report_pages(TreePosition at, std::int32_t first,
                               std::vector<DuplicatePage>& duplicates) const noexcept {
     const auto [end, depth] = position(at.node, at.depth);
@@ -653,9 +661,9 @@ void PrefixTree::report_pages(TreePosition at, std::int32_t first,
     }
 }
 
-// What goes.
+// Eviction.
 
-// What is left of it can be read until it is freed: its buffer, and the way up.
+// The buffer and the parent of the leaf can be read until `free_leaf`.
 void PrefixTree::remove_leaf(TreeNode* leaf) noexcept {
     TreeNode* parent = leaf->parent;
     detach(leaf);
@@ -679,7 +687,7 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noex
     leaf->num_pages -= count;
     const bool is_gone = leaf->num_pages == 0;
     if (is_gone) {
-        // The first page still finds the leaf among its siblings: its tokens are in place.
+        // The tokens stay in place, so the siblings' order still finds the leaf by its first page.
         remove_leaf(leaf);
     } else {
         leaf->begin_generation();
@@ -694,8 +702,8 @@ std::int64_t PrefixTree::trim(TreeNode* leaf, std::int64_t n, BlockId* out) noex
     return count;
 }
 
-// In a large tree every line of a victim is cold, and which lines they are is known one by one: so
-// those of the next three are asked for in three stages, each a victim ahead of its use.
+// In a large tree every cache line of a victim is cold, and the address of each line is read from
+// another line. So a call prefetches a different stage for each of the next three victims.
 void PrefixTree::prefetch_victims() const noexcept {
     std::array<NodeId, 4> victims;  // the first is the leaf
     const std::size_t n = policy_->upcoming(victims.data(), victims.size());
@@ -712,7 +720,8 @@ void PrefixTree::prefetch_victims() const noexcept {
     if (n > 3) prefetch_node(arena_->at(victims[3]));
 }
 
-// What is in use is offered again when it is let go.
+// Withdraws candidates with pins or children. The tree offers such a run again when its last pin or
+// child is removed.
 NodeId PrefixTree::victim() noexcept {
     for (;;) {
         const NodeId victim = policy_->victim();
@@ -770,8 +779,9 @@ std::int64_t PrefixTree::evict(std::int64_t n, BlockId* out, EvictionGuard guard
     return evicted;
 }
 
-// A candidate that cannot go yet is withdrawn when it is met, and goes right behind what held it
-// up; one that is not met yet goes in its own turn.
+// The pages are in the order of `evict`. When `evict` reaches a blocked candidate, it withdraws the
+// candidate and evicts it directly after the run that blocked it. A candidate that `evict` has not
+// reached is evicted in its own turn.
 std::vector<BlockId> PrefixTree::evictable_pages() const {
     protection_->settle();
     std::vector<BlockId> pages;
@@ -792,7 +802,7 @@ std::vector<BlockId> PrefixTree::evictable_pages() const {
     return pages;
 }
 
-// What is forgotten, whoever has it.
+// Forget: removes runs from all lookups, also runs that requests hold.
 
 bool PrefixTree::is_forgotten(const TreeNode* node) noexcept { return node->is_forgotten; }
 
@@ -859,8 +869,9 @@ PrefixTree::Branches PrefixTree::find_branches(const std::vector<TreePosition>& 
     return found;
 }
 
-// From below, as pages leave. What a pin protects is left as it is, so that whoever holds it sees
-// no change: only its first run is no child of its parent any more, but keeps that by a pin.
+// Drops runs from the leaves up, in the order of eviction. A run that a pin protects stays readable
+// for its holder. Only the first run of a branch is detached from its parent; the branch pins the
+// parent instead.
 void PrefixTree::forget(const Branches& branches) noexcept {
     protection_->settle();
     for (TreeNode* top : branches.tops) sever(top);
@@ -905,7 +916,7 @@ void PrefixTree::mark_forgotten(TreeNode* node) noexcept {
     if (forgotten_ != nullptr) forgotten_->left(node->ids(page_size_), node->num_pages);
 }
 
-// There is room in the list.
+// `severed_` has room.
 void PrefixTree::sever(TreeNode* top) noexcept {
     detach(top);
     top->next_sibling = nullptr;
@@ -914,8 +925,8 @@ void PrefixTree::sever(TreeNode* top) noexcept {
     protection_->pin(top->parent);
 }
 
-// Nothing protects it or follows it. Returns what it continued; where it was severed, that has lost
-// nothing but a pin yet to be given back.
+// Drops a run without pins and children. Returns its parent. If the run was severed, the caller
+// must give back the run's pin on the parent.
 TreeNode* PrefixTree::drop_run(TreeNode* node) noexcept {
     TreeNode* parent = node->parent;
     if (node->is_severed) {
@@ -933,11 +944,11 @@ TreeNode* PrefixTree::drop_run(TreeNode* node) noexcept {
     return parent;
 }
 
-// A pin on a forgotten run is gone, and with the last one that protects them the runs on its way
-// up, as far as they are forgotten.
+// Called after an unpin of a forgotten run. Drops the run if it has no pins and no children, and in
+// the same way each forgotten run above it.
 void PrefixTree::drop_forgotten(TreeNode* node) noexcept {
     while (node->pins == 0 && node->num_children == 0) {
-        protection_->settle();  // no run waits there that is gone
+        protection_->settle();  // removes the run from the unsettled nodes
         const bool is_top = node->is_severed;
         node = drop_run(node);
         if (!is_top) continue;
@@ -959,11 +970,11 @@ std::vector<PrefixTree::Run> PrefixTree::collect_forgotten_runs() const {
     return found;
 }
 
-// What the eviction policy is told.
+// Calls to the eviction policy.
 
 namespace {
 
-// Of a page and its depth; every bit of it depends on every token.
+// Returns a hash of a page and its depth. Every bit of the hash depends on every token.
 std::uint64_t fingerprint(const TokenId* page, std::int32_t page_size,
                           std::int32_t depth) noexcept {
     constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15U;
@@ -980,7 +991,7 @@ std::uint64_t fingerprint(const TokenId* page, std::int32_t page_size,
 
 }  // namespace
 
-// A candidate from now on, though it may have other pins or children: see EvictionPolicy.
+// Makes the run a candidate, even if it has other pins or children: see EvictionPolicy.
 void PrefixTree::release_to_policy(TreeNode* node) noexcept {
     node->is_candidate = true;
     policy_->release(node->id, ++clock_);
@@ -988,7 +999,7 @@ void PrefixTree::release_to_policy(TreeNode* node) noexcept {
     while (!(node = node->parent)->is_root()) policy_->pass(node->id, clock_);
 }
 
-// A leaf that is no candidate was withdrawn while it was held, or had children.
+// A leaf that is not a candidate was withdrawn while it had pins or children.
 void PrefixTree::offer_if_free(TreeNode* node) noexcept {
     if (node->pins > 0 || node->num_children > 0) return;
     if (interest_.exposure) policy_->expose(node->id);
@@ -1011,7 +1022,7 @@ void PrefixTree::tell_fingerprint(const TreeNode* node) noexcept {
     policy_->identify(node->id, fingerprint(node->tokens, page_size_, node->start));
 }
 
-// Of the runs behind page `first` on the way to `at`.
+// Counts a hit for each run after page `first` on the path to `at`.
 void PrefixTree::use_between(TreePosition at, std::int32_t first) noexcept {
     const TreeNode* node = position(at.node, at.depth).node;
     for (; node->end() > first; node = node->parent) policy_->hit(node->id);

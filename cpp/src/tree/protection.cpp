@@ -5,7 +5,7 @@
 
 namespace kvcore {
 
-// Most trees have nobody to tell, and settle at each reservation.
+// A template, because most trees have no listener and settle at each reservation.
 template <bool kTells>
 void Protection::settle_all() noexcept {
     for (std::size_t i = 0; i < num_unsettled_; ++i) {

@@ -11,7 +11,8 @@ constexpr std::uint64_t unsigned_token(TokenId token) noexcept {
     return static_cast<std::uint32_t>(token);
 }
 
-// First of `n` sorted keys that is not below `wanted`. Without a branch to mispredict.
+// Returns the index of the first of `n` sorted keys that is not below `wanted`. Has no branch that
+// can be mispredicted.
 std::size_t lower_key(const std::uint64_t* keys, std::size_t n, std::uint64_t wanted) noexcept {
     const std::uint64_t* base = keys;
     while (n > 1) {
@@ -22,8 +23,8 @@ std::size_t lower_key(const std::uint64_t* keys, std::size_t n, std::uint64_t wa
     return static_cast<std::size_t>(base - keys) + (n == 1 && *base < wanted ? 1 : 0);
 }
 
-// First of `n` children that is not before `page` by its first `limit` tokens. Where keys are equal
-// the tokens decide: only then are children looked at, by `child_at(i)`.
+// Returns the index of the first of `n` children that is not before `page` by its first `limit`
+// tokens. Reads the tokens of children, by `child_at(i)`, only where keys are equal.
 template <class ChildAt>
 std::size_t lower_child(const std::uint64_t* keys, std::size_t n, std::uint64_t wanted,
                         const TokenId* page, std::int32_t limit, ChildAt&& child_at) noexcept {
@@ -49,7 +50,7 @@ std::uint64_t SiblingOrder::key_of(const TokenId* page) const noexcept {
     return unsigned_token(page[0]) << 32 | (page_size_ > 1 ? unsigned_token(page[1]) : 0);
 }
 
-// The last chunk whose first child is before holds the place.
+// The place is in the last chunk whose first child is before the page.
 std::size_t SiblingOrder::chunk_of(std::uint64_t wanted, const TokenId* page,
                                    std::int32_t limit) const noexcept {
     for (const std::size_t at : recent_) {
@@ -75,7 +76,7 @@ void SiblingOrder::prefetch(const TokenId* page) const noexcept {
 
 SiblingOrder::Place SiblingOrder::lower_bound(const TokenId* page,
                                               std::int32_t limit) const noexcept {
-    // With one token to compare there is no second one to read; below any second one sorts first.
+    // With `limit` 1, `page` may have no second token. Second token 0 sorts before all others.
     const std::uint64_t wanted = limit > 1 ? key_of(page) : unsigned_token(page[0]) << 32;
     const std::size_t at = chunk_of(wanted, page, limit);
     const Chunk& chunk = *chunks_[at];
@@ -88,7 +89,7 @@ SiblingOrder::Place SiblingOrder::lower_bound(const TokenId* page,
 
 SiblingOrder::Place SiblingOrder::place_of(const TreeNode* child) const noexcept {
     Place place = lower_bound(child->tokens, page_size_);
-    // First pages of siblings differ, so the place is exact, but may be "one past" a chunk.
+    // The place is exact, because first pages of siblings differ, but it may be the end of a chunk.
     if (place.index == chunks_[place.chunk]->size) place = {place.chunk + 1, 0};
     return place;
 }
@@ -107,7 +108,7 @@ void OrderChunk::erase(std::size_t at) noexcept {
     --size;
 }
 
-// The directory has room for it: all that can fail is behind the caller.
+// Also makes room in the directory, so that the caller cannot fail after this call.
 SiblingOrder::Chunk* SiblingOrder::new_chunk() {
     const std::size_t room = 2 * chunks_.size() + 1;
     if (chunks_.capacity() == chunks_.size()) chunks_.reserve(room);
@@ -167,7 +168,7 @@ TreeNode* SiblingOrder::longest_common_start(const TokenId* page, std::int32_t l
     *common = 0;
     TreeNode* best = nullptr;
     const auto consider = [&](const Chunk& chunk, std::size_t index) {
-        // The key tells without a look at the sibling where less than two tokens agree.
+        // If fewer than two tokens agree, the key is enough and the sibling is not read.
         const std::uint64_t key = chunk.keys[index];
         if ((key >> 32) != unsigned_token(page[0])) return;
         TreeNode* child = chunk.children[index];
@@ -189,7 +190,7 @@ TreeNode* SiblingOrder::longest_common_start(const TokenId* page, std::int32_t l
     return best;
 }
 
-// From where the page would stand outwards: on either side lengths fall.
+// Walks outwards from the place of the page: the common lengths fall on both sides.
 std::size_t SiblingOrder::common_starts(const TokenId* page, std::int32_t limit, TreeNode** out,
                                         std::int32_t* common, std::size_t n) const noexcept {
     const auto child = [&](Place place) { return chunks_[place.chunk]->children[place.index]; };
@@ -199,7 +200,7 @@ std::size_t SiblingOrder::common_starts(const TokenId* page, std::int32_t limit,
     };
     const auto below = [&](Place place) {
         if (place.index > 0) return Place{place.chunk, place.index - 1};
-        const std::size_t chunk = place.chunk - 1;  // of the first one: none
+        const std::size_t chunk = place.chunk - 1;  // wraps around before the first chunk
         return Place{chunk, chunk < chunks_.size() ? chunks_[chunk]->size - 1 : 0};
     };
     const auto settled = [&](Place place) {

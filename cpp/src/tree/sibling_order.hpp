@@ -13,7 +13,7 @@
 
 namespace kvcore {
 
-/// A piece of a SiblingOrder: eight cache lines, for in a large family all of them are cold.
+/// A chunk of a SiblingOrder: eight cache lines, because in a large family every line is cold.
 struct alignas(64) OrderChunk {
     static constexpr std::size_t kCapacity = 31;
 
@@ -28,7 +28,7 @@ struct alignas(64) OrderChunk {
     void erase(std::size_t at) noexcept;
 };
 
-/// Chunks of all families of a tree.
+/// The allocator for the chunks of all families of a tree.
 class OrderArena {
    public:
     [[nodiscard]] OrderChunk* allocate() {
@@ -51,11 +51,11 @@ class OrderArena {
     OrderChunk* free_ = nullptr;
 };
 
-/// The children of one node, sorted by the tokens of their first pages, so that the sibling with
-/// the longest common start is a neighbour of where a page would be inserted.
+/// The children of a node, sorted by the tokens of their first pages. The sibling with the longest
+/// common start is next to the position where a page would be inserted.
 ///
-/// A sorted sequence cut into chunks. Each child has a key, its first two tokens, so that most
-/// comparisons stay inside one chunk's keys (four cache lines, asked for together).
+/// A sorted sequence in chunks. The key of a child is its first two tokens, so that most
+/// comparisons read only the keys of a chunk (four cache lines, prefetched together).
 /// Cost: O(log n) to search; insert and erase move at most one chunk and, when a chunk splits or
 /// empties, the directory (about n / 22 entries).
 class SiblingOrder {
@@ -68,25 +68,25 @@ class SiblingOrder {
         for (OrderChunk* chunk : chunks_) arena_.recycle(chunk);
     }
 
-    /// Throws std::bad_alloc and has changed nothing where there is no memory for a chunk.
+    /// Adds a child. Throws std::bad_alloc, without a change, if a chunk cannot be allocated.
     void insert(TreeNode* child);
-    /// The child must be in the order, with its tokens still in place.
+    /// Removes a child of the order. Its tokens must still be in place.
     void erase(const TreeNode* child) noexcept;
-    /// Puts `replacement`, which has the same first page, where `child` is.
+    /// Replaces `child` by `replacement`, which has the same first page.
     void replace(const TreeNode* child, TreeNode* replacement) noexcept;
 
-    /// The child with the longest common start with `page`, of which `limit` tokens count.
-    /// Writes that length to `*common`; nullptr when no child shares a token.
+    /// Returns the child with the longest common start with the first `limit` tokens of `page`, and
+    /// writes the length to `*common`; nullptr if no child shares a token.
     [[nodiscard]] TreeNode* longest_common_start(const TokenId* page, std::int32_t limit,
                                                  std::int32_t* common) const noexcept;
 
-    /// Children by falling common start with `page`, of which `limit` tokens count, as long as they
-    /// share one: at most `n` to `out`, with that length to `common`. Returns how many. O(log
-    /// children + n).
+    /// Finds the children that share a start with the first `limit` tokens of `page`, the longest
+    /// start first. Writes at most `n` children to `out` and the lengths to `common`. Returns the
+    /// number of children. O(log children + n).
     std::size_t common_starts(const TokenId* page, std::int32_t limit, TreeNode** out,
                               std::int32_t* common, std::size_t n) const noexcept;
 
-    /// Asks for what a search for this page will read.
+    /// Prefetches the chunk that a search for this page reads.
     void prefetch(const TokenId* page) const noexcept;
 
     /// Calls visit(child) for each child, in order.
@@ -115,15 +115,16 @@ class SiblingOrder {
 
     std::int32_t page_size_;
     OrderArena& arena_;
-    std::vector<Chunk*> chunks_;             // none empty
+    std::vector<Chunk*> chunks_;             // not empty
     std::vector<std::uint64_t> first_keys_;  // of each chunk
-    // Where the last searches ended: a page is met again when it is inserted behind its match or
-    // erased behind its prefetch. A hint: used only where the keys beside it agree.
+    // The chunks in which the last searches ended: an insert follows a match of the same page, and
+    // an erase follows its prefetch. A hint: used only if the page is between the first keys of the
+    // chunk and the next chunk.
     mutable std::array<std::size_t, 4> recent_{};
     mutable std::size_t next_recent_ = 0;
 };
 
-/// Tokens at which `a` and `b` agree from the start, at most `limit`.
+/// Returns the number of leading tokens in which `a` and `b` agree, at most `limit`.
 [[nodiscard]] inline std::int32_t common_tokens(const TokenId* a, const TokenId* b,
                                                 std::int32_t limit) noexcept {
     std::int32_t i = 0;

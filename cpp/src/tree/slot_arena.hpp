@@ -11,12 +11,13 @@ namespace kvcore {
 
 /// Raw slots for objects of one type, numbered from 0, at addresses that never move.
 ///
-/// Small blocks first; a large cache gets blocks of one huge page, where the system has them: there
-/// slots are met in no order, and most of such a meeting would be the page walk.
+/// The first blocks are small. A large cache gets blocks of one huge page, if the system has them:
+/// its slots are accessed in random order, and page walks would take most of the access time.
 template <class T>
 class SlotArena {
    public:
-    /// The slot `index`; those below it have been asked for before. Throws std::bad_alloc.
+    /// Returns the slot `index`, and allocates its block if needed. All slots below it have been
+    /// requested before. Throws std::bad_alloc.
     [[nodiscard]] T* slot(std::size_t index) {
         const Place place = place_of(index);
         if (place.block == blocks_.size()) {
@@ -25,7 +26,7 @@ class SlotArena {
         }
         return blocks_[place.block].get() + place.within;
     }
-    /// A slot that has been asked for before.
+    /// Returns a slot that was requested before.
     [[nodiscard]] T* at(std::size_t index) const noexcept {
         const Place place = place_of(index);
         return blocks_[place.block].get() + place.within;

@@ -16,12 +16,12 @@ namespace kvcore {
 
 class SiblingOrder;
 
-/// A run of pages: what the tree is made of.
+/// A node of the tree: a run of pages.
 ///
-/// One buffer holds the run's tokens and behind them its page ids:
+/// One buffer holds the tokens of the run, followed by its page ids:
 ///     tokens [capacity * page_size] int32 | ids [capacity] int32, both filled to num_pages.
-/// A node is reached from its parent by its first page; an only child directly, one of several
-/// through the ChildIndex. What a match reads of it comes first.
+/// A parent finds a child by the child's first page: an only child directly, a child with siblings
+/// through the ChildIndex. The fields that a match reads come first.
 struct TreeNode {
     TreeNode* parent = nullptr;  // nullptr for a namespace's root
     union {
@@ -36,23 +36,24 @@ struct TreeNode {
     std::int32_t capacity = 0;
     std::uint32_t num_children = 0;
     union {
-        TreeNode* first_child = nullptr;  // a small family is a list,
-        SiblingOrder* order;              // a large one (is_sorted) kept in order
+        TreeNode* first_child = nullptr;  // small family: a linked list
+        SiblingOrder* order;              // large family (is_sorted): a sorted order
     };
     TreeNode* next_sibling = nullptr;
     std::uint32_t pins = 0;        // holders whose prefix ends with this run
     std::uint32_t protectors = 0;  // see Protection
     std::uint32_t generation = 0;  // changes when pages leave the node: handles go stale
-    // Bits, so that they take one word; a new node has none of them.
+    // Bit fields, so that the flags take one word. A new node has no flag set.
     bool is_sorted : 1;       // the children are in `order`
     bool is_indexed : 1;      // in the ChildIndex
-    bool is_candidate : 1;    // the eviction policy may name it
+    bool is_candidate : 1;    // the eviction policy may return it as a victim
     bool is_settled_pin : 1;  // see Protection
     bool is_unsettled : 1;
-    bool is_forgotten : 1;  // nothing finds it any more; held by who held it then
-    bool is_severed : 1;    // the first of such runs: not among its parent's children
+    bool is_forgotten : 1;  // no lookup finds it; only earlier holders still use it
+    bool is_severed : 1;    // first run of a forgotten branch; not among its parent's children
 
-    /// The last generation: no handle to it is ever right, so none comes round again.
+    /// The last generation. No handle of this generation is valid, so no old handle becomes valid
+    /// again.
     static constexpr std::uint32_t kNoGeneration = std::numeric_limits<std::uint32_t>::max();
 
     void begin_generation() noexcept {
@@ -69,16 +70,16 @@ struct TreeNode {
     }
 };
 
-// Metadata is what a cache of many short prompts is made of.
+// With many short prompts, most of the tree's memory is nodes.
 static_assert(sizeof(void*) != 8 || sizeof(TreeNode) == 80, "a node fits 80 bytes");
 
-/// Nodes by id, for each of which the policy has room too; recycles their slots and keeps their
-/// generations, so that a handle to a node that is gone is recognised.
+/// The nodes by id. The policy has room for each id. Recycled slots keep their generation, so that
+/// the tree detects a handle to a removed node.
 class NodeArena {
    public:
     explicit NodeArena(EvictionPolicy& policy) noexcept : policy_(policy) {}
 
-    /// Throws std::bad_alloc and has changed nothing that anybody sees.
+    /// Throws std::bad_alloc without a visible change.
     [[nodiscard]] TreeNode* allocate() {
         if (free_ != nullptr) {
             TreeNode* node = free_;
@@ -93,8 +94,8 @@ class NodeArena {
         return node;
     }
 
-    /// Resets all but id and generation; the caller has freed the buffer. A slot that has used up
-    /// its generations is not handed out again.
+    /// Resets all fields except id and generation; the caller has freed the buffer. A slot at its
+    /// last generation is not used again.
     void recycle(TreeNode* node) noexcept {
         const NodeId id = node->id;
         node->begin_generation();
@@ -107,9 +108,9 @@ class NodeArena {
         free_ = node;
     }
 
-    /// The node with an id that was handed out.
+    /// Returns the node of an id that `allocate` assigned.
     [[nodiscard]] TreeNode* at(NodeId id) const noexcept { return slots_.at(id); }
-    /// nullptr for an id that never was.
+    /// Returns nullptr for an id that was never assigned.
     [[nodiscard]] TreeNode* find(NodeId id) const noexcept {
         return id < num_used_ ? slots_.at(id) : nullptr;
     }

@@ -7,13 +7,13 @@
 
 namespace kvcore {
 
-/// One pin on a node of a tree, given back where its holder goes out of scope: what a call holds
-/// until it knows that nothing can fail any more, or a sequence as long as it lives.
+/// A pin on a node of a tree, given back at the end of its scope. A call holds it until nothing can
+/// fail any more; a sequence holds it for its lifetime.
 ///
-/// Owns: that pin, or nothing; not the tree, which outlives it.
-/// Invariant: while it has a node, that node is pinned once for it. Giving the pin back is no use
-/// of the pages, so a call that failed leaves the order of eviction as it was.
-/// Threads: none of its own, those of the tree.
+/// Owns: the pin, or nothing. The tree outlives it.
+/// Invariant: while it has a node, the node is pinned once for it. `reset` does not count as a use
+/// of the pages, so a failed call does not change the eviction order.
+/// Threads: as the tree.
 /// Cost: as `pin` and `unpin`. Allocates nothing and never throws.
 class TreePin {
    public:
@@ -24,7 +24,7 @@ class TreePin {
     }
     TreePin(TreePin&& other) noexcept : tree_(other.tree_), node_(other.release()) {}
     TreePin& operator=(TreePin&& other) noexcept {
-        // By way of a third, so that the pin held before goes last and a move to itself changes
+        // Through a temporary, so that the old pin is given back last and a self-move changes
         // nothing.
         TreePin moved(std::move(other));
         std::swap(tree_, moved.tree_);
@@ -33,17 +33,17 @@ class TreePin {
     }
     ~TreePin() { reset(); }
 
-    /// The pinned node; nullptr when it holds none.
+    /// The pinned node; nullptr without a pin.
     [[nodiscard]] TreeNode* node() const noexcept { return node_; }
     [[nodiscard]] explicit operator bool() const noexcept { return node_ != nullptr; }
 
-    /// Hands the pin to the caller, who unpins the node from now on; nullptr when there is none.
+    /// Passes the pin to the caller, which must unpin the node. Returns nullptr without a pin.
     [[nodiscard]] TreeNode* release() noexcept { return std::exchange(node_, nullptr); }
-    /// Gives the pin back now.
+    /// Unpins the node now.
     void reset() noexcept {
         if (TreeNode* node = release()) tree_->unpin(node, false);
     }
-    /// The same for a holder that used the pages until now: they are the last to be evicted.
+    /// Unpins the node after a use of its pages: they become the last to be evicted.
     void end_use() noexcept {
         if (TreeNode* node = release()) tree_->unpin(node, true);
     }

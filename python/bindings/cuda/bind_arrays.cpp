@@ -22,7 +22,7 @@ void copy_strided(const py::object& given_source, const py::object& given_destin
     py::array destination = seen(given_destination);
     const py::ssize_t axes = source.ndim();
     if (axes > cuda::StridedCopy::kMostAxes) {
-        throw py::value_error(concat("an array of ", axes, " axes is to be copied, must have ",
+        throw py::value_error(concat("an array has ", axes, " axes, must have ",
                                      cuda::StridedCopy::kMostAxes,
                                      " at most; pass one in C order"));
     }

@@ -23,15 +23,15 @@ using kvcore::python::TransferArgs;
 
 namespace {
 
-/// One pool's part of a call, and the pages of the pool.
+/// The part of a call for a pool, and the pages of the pool.
 struct Part {
     Move move;
     std::int64_t num_pages;
     std::int64_t num_tokens;
 };
 
-/// Everything is checked before anything is enqueued. Offsets on the device may end before the
-/// tokens do: those behind are padding.
+/// Checks all arguments before anything is enqueued. Offsets on the device may end before the
+/// tokens; the remaining tokens are padding.
 std::vector<Part> parts_of(const py::list& transfers, const BatchArgs& batch, bool is_readable,
                            bool writes_pool) {
     std::vector<Part> found;
@@ -61,7 +61,8 @@ cuda::TokenMove<const std::byte, std::byte> bytes_out(const Move& move) {
     return {move.row, move.rows<const std::byte>(), move.tokens};
 }
 
-/// Whether K and V, or both parts of latent rows, are in one launch: as copies or as conversions.
+/// Returns true if one launch can move K and V, or both parts of latent rows, as copies or as
+/// conversions.
 bool is_pair(const std::vector<Part>& parts) {
     if (parts.size() != 2 || parts[0].num_pages != parts[1].num_pages ||
         parts[0].num_tokens != parts[1].num_tokens) {

@@ -20,7 +20,7 @@ using kvcore::python::without_gil;
 
 namespace {
 
-/// Memory of a device, given back when the object goes. Does not change; any thread.
+/// Memory of a device, freed with the object. Immutable; usable on any thread.
 class DeviceMemory {
    public:
     DeviceMemory(int device, std::int64_t bytes) : device_(device), bytes_(bytes) {
@@ -30,7 +30,7 @@ class DeviceMemory {
         std::int64_t free = 0;
         std::int64_t total = 0;
         if (status == cuda::kSuccess) return;
-        // Of a device that answers, what is missing is memory.
+        // If the device responds, the cause is missing memory.
         if (without_gil([&] { return cuda::memory_info(device, &free, &total); }) !=
             cuda::kSuccess) {
             check_status(status, bytes, " bytes are asked for on cuda:", device);
@@ -45,7 +45,7 @@ class DeviceMemory {
     DeviceMemory& operator=(const DeviceMemory&) = delete;
     ~DeviceMemory() {
         if (!maker_.is_this_process()) return;
-        // It may wait for the device.
+        // The call may wait for the device.
         without_gil([this] { (void)cuda::free_memory(device_, pointer_); });
     }
 
@@ -62,9 +62,9 @@ class DeviceMemory {
     void* pointer_ = nullptr;
 };
 
-/// Zeroed host memory in whole pages of its own, pinned. A mapping has the size that is asked for;
-/// CUDA's own pinned memory is rounded up to powers of two by those who keep it. All devices reach
-/// the memory; `device` is one that the caller uses.
+/// Zeroed, pinned host memory in separate memory pages. The mapping has the requested size;
+/// allocators of CUDA's own pinned memory round up to powers of two. All devices can access the
+/// memory; `device` is a device that the caller uses.
 class PinnedMemory {
    public:
     PinnedMemory(int device, std::int64_t bytes) : device_(device), bytes_(bytes) {
@@ -76,14 +76,14 @@ class PinnedMemory {
         if (pointer_ == MAP_FAILED) {
             PyErr_SetString(PyExc_MemoryError, concat(bytes,
                                                       " bytes of host memory are asked for, "
-                                                      "the system has not got them")
+                                                      "the system has too little")
                                                    .c_str());
             throw py::error_already_set();
         }
 #if defined(MADV_DONTFORK)
-        // A child of this process gets no copy: the one that writes to a page first would get
-        // another one, and the device would go on with the old. So these addresses are free in the
-        // child, for memory of its own.
+        // A child of this process gets no copy of the pages. With copy-on-write the first writer of
+        // a page would get a new page, and the device would keep the old page. So these addresses
+        // are free in the child.
         (void)madvise(pointer_, mapped_, MADV_DONTFORK);
 #endif
         const cuda::Status status = without_gil([this] {
@@ -91,7 +91,7 @@ class PinnedMemory {
         });
         if (status == cuda::kSuccess) return;
         munmap(pointer_, mapped_);
-        check_status(status, bytes, " bytes of host memory are to be pinned for cuda:", device);
+        check_status(status, bytes, " bytes of host memory cannot be pinned for cuda:", device);
     }
     PinnedMemory(const PinnedMemory&) = delete;
     PinnedMemory& operator=(const PinnedMemory&) = delete;
@@ -119,7 +119,7 @@ class PinnedMemory {
 
 // ---- devices -----------------------------------------------------------------------------------
 
-/// (devices, why there are none or "")
+/// Returns (number of devices, "" or the reason why there is no device).
 py::tuple count_devices() {
     int count = 0;
     const cuda::Status status = without_gil([&] { return cuda::count_devices(&count); });
@@ -168,8 +168,7 @@ void copy_batch(const Addresses& destinations, const Addresses& sources,
     const py::ssize_t n = bytes.size();
     if (destinations.size() != n || sources.size() != n) {
         throw py::value_error(concat("there are ", destinations.size(), " destinations, ",
-                                     sources.size(), " sources and ", n,
-                                     " sizes, must be as many"));
+                                     sources.size(), " sources and ", n, " sizes, must be equal"));
     }
     for (py::ssize_t i = 0; i < n; ++i) {
         if (bytes.data()[i] >= 0) continue;
@@ -187,8 +186,8 @@ void copy_batch(const Addresses& destinations, const Addresses& sources,
 }  // namespace
 
 void bind_cuda_memory(py::module_& module) {
-    module.def("count_devices", &count_devices, "Return devices, and why there are none or ''.");
-    module.def("memory_info", &memory_info, py::arg("device"), "Return free bytes and all.");
+    module.def("count_devices", &count_devices, "Return the device count, and '' or an error.");
+    module.def("memory_info", &memory_info, py::arg("device"), "Return free and total bytes.");
     module.def("device_of", &device_of, py::arg("address"),
                "Return the device of an address, -1 for host memory.");
     module.def("fill", &fill, py::arg("destination"), py::arg("value"), py::arg("bytes"),

@@ -60,7 +60,7 @@ void dequantize_nvfp4(const py::object& codes, const py::object& scales,
     check_status(status, "dequantising ", args.blocks, " blocks of nvfp4 on cuda:", device);
 }
 
-/// K and V of a call, and how many tokens.
+/// K and V of a call, and the number of tokens.
 struct Nvfp4Parts {
     std::vector<Nvfp4Move> moves;
     std::int64_t num_tokens = 0;
@@ -68,7 +68,7 @@ struct Nvfp4Parts {
     [[nodiscard]] const Nvfp4Move& k() const { return moves.front(); }
     [[nodiscard]] const Nvfp4Move& v() const { return moves.back(); }
 
-    /// Calls move(k, v): both in one launch, or one after the other beside nothing.
+    /// Calls move(k, v) for both in one launch, or move(k, empty) and move(v, empty) in two.
     template <class Move>
     [[nodiscard]] cuda::Status for_each(const Move& move) const {
         if (are_alike(k(), v())) return move(k(), v());
@@ -77,11 +77,11 @@ struct Nvfp4Parts {
     }
 };
 
-/// Everything is checked before anything is enqueued. Offsets on the device may end before the
-/// tokens do: those behind are padding.
+/// Checks all arguments before anything is enqueued. Offsets on the device may end before the
+/// tokens; the remaining tokens are padding.
 Nvfp4Parts nvfp4_parts(const py::list& transfers, const BatchArgs& batch, bool is_readable,
                        bool writes_pool) {
-    if (transfers.size() != 2) throw py::value_error("transfers must be those of K and of V");
+    if (transfers.size() != 2) throw py::value_error("transfers must be two, of K and of V");
     Nvfp4Parts parts;
     TransferArgs args(writes_pool);
     for (const py::handle each : transfers) {
@@ -156,7 +156,7 @@ void append_slots_nvfp4(const py::list& transfers, const py::object& given,
                         const py::object& given_bad, int device, std::uintptr_t handle) {
     const DeviceNumbers slots(given);
     const bool is_wide = check_slots(slots.checked(), "slots");
-    if (transfers.size() != 2) throw py::value_error("transfers must be those of K and of V");
+    if (transfers.size() != 2) throw py::value_error("transfers must be two, of K and of V");
     Nvfp4Parts parts;
     TransferArgs args(true);
     for (const py::handle each : transfers) {

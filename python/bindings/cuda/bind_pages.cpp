@@ -30,7 +30,7 @@ namespace {
 
 static_assert(sizeof(PagePair) == 2 * sizeof(std::int64_t), "rows of an array are pairs");
 
-// Everything is checked before anything is enqueued: a list of pools is one cache.
+// Checks all arguments before anything is enqueued: a list of pools is one cache.
 void copy_pages(const py::list& given, const py::object& pairs, int device, std::uintptr_t stream) {
     std::vector<py::array> pools = arrays_in(seen_all(given));
     const std::vector<PageBytes<std::byte>> all = writable_pages_of(pools);
@@ -52,7 +52,7 @@ void copy_pages(const py::list& given, const py::object& pairs, int device, std:
     check_status(status, "copying ", checked.shape(0), " pages on cuda:", device);
 }
 
-/// Page ids [n]; their values are checked where they are readable.
+/// Checks page ids [n], and their values if they are readable.
 py::ssize_t count_ids(const DeviceNumbers& numbers, const py::array& pool) {
     const Ids ids = numbers.ids("ids");
     if (numbers.is_readable()) {
@@ -81,7 +81,8 @@ void fill_pages(const py::list& given, const py::object& ids, int value, int dev
     check_status(status, "filling ", n, " pages on cuda:", device);
 }
 
-/// The digests of pages to `out`, or added to what it holds as often as `weight` says; 0: to `out`.
+/// Writes the digests of pages to `out` if `weight` is 0, else adds `weight` times each digest to
+/// `out`.
 void digest_pages(const py::object& given, const py::object& ids, const py::object& out,
                   std::uint64_t weight, int device, std::uintptr_t stream) {
     const py::array pool = seen(given);

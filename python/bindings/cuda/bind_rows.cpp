@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kvcore.functional: tables and lengths come from the host, pools and tokens are looked at only for
-// their shapes.
+// kvcore.functional: tables and lengths are on the host; of pools and tokens only the shapes are
+// checked.
 #include <cstdint>
 
 #include "cuda/bindings.hpp"
@@ -15,7 +15,7 @@ using kvcore::python::seen;
 
 namespace {
 
-/// Enters blocks into the table, in its place, and returns how many.
+/// Enters blocks into the table in place. Returns the number of blocks.
 std::int64_t allocate_blocks(const py::object& key_pool, const py::object& value_pool,
                              const py::array& block_table, const py::array& seq_lengths,
                              const py::object& sequence_idx, const py::object& num_new_tokens,
@@ -27,7 +27,7 @@ std::int64_t allocate_blocks(const py::object& key_pool, const py::object& value
     return added.consumed();
 }
 
-/// The tokens of a row before those that are to be appended, which its blocks take.
+/// Checks an append. Returns the number of tokens of the row before the append.
 std::int64_t check_append(const py::object& key_pool, const py::object& value_pool,
                           const py::array& block_table, const py::array& seq_lengths,
                           const py::object& sequence_idx, const py::object& keys_new,
@@ -38,7 +38,7 @@ std::int64_t check_append(const py::object& key_pool, const py::object& value_po
     return sequence.length();
 }
 
-/// The tokens of a row, all of which lie in blocks of the pools.
+/// Checks that all tokens of a row are in blocks of the pools. Returns their number.
 std::int64_t check_gather(const py::object& key_pool, const py::object& value_pool,
                           const py::array& block_table, const py::array& seq_lengths,
                           const py::object& sequence_idx) {

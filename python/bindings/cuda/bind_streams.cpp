@@ -19,7 +19,7 @@ cuda::Event event_of(int device, std::uintptr_t handle) noexcept {
     return {device, pointer_of(handle)};
 }
 
-/// A stream that does not wait for the legacy default one, destroyed with the object.
+/// A stream that does not wait for the legacy default stream. It is destroyed with the object.
 class OwnedStream {
    public:
     explicit OwnedStream(int device) {
@@ -64,7 +64,8 @@ class OwnedEvent {
     cuda::Event event_;
 };
 
-/// A device as the calling thread's current one, for CUDA, for other libraries and for kvcore.
+/// Makes a device the current device of the calling thread, for CUDA, for other libraries and for
+/// kvcore.
 class DeviceScope {
    public:
     explicit DeviceScope(int device) noexcept : device_(device) {}
@@ -136,18 +137,18 @@ void bind_cuda_streams(py::module_& module) {
         .def_property_readonly("device", &OwnedEvent::device)
         .def_property_readonly("ptr", &OwnedEvent::handle);
     py::class_<DeviceScope>(module, "DeviceScope",
-                            "A device as the thread's current one, as a context manager.")
+                            "A context manager that makes a device the thread's current device.")
         .def(py::init<int>(), py::arg("device"))
         .def("__enter__", &DeviceScope::enter)
         .def("__exit__", &DeviceScope::leave);
     module.def("record", &record, py::arg("event"), py::arg("device"), py::arg("stream"),
-               "Let an event stand for the work that a stream has now.");
+               "Record an event after the work that a stream has now.");
     module.def("wait", &wait, py::arg("event"), py::arg("device"), py::arg("stream"),
-               "Let a stream's further work wait for an event.");
+               "Make the further work of a stream wait for an event.");
     module.def("query", &query, py::arg("event"), py::arg("device"),
-               "Tell whether an event's work is done.");
+               "Return true if an event's work is done.");
     module.def("is_capturing", &is_capturing, py::arg("device"), py::arg("stream"),
-               "Tell whether what a stream is given now goes into a graph.");
+               "Return true if a stream is being captured into a graph.");
     module.def("synchronize", &synchronize, py::arg("device"), py::arg("stream"),
                "Block the host until a stream's work is done.");
     module.def("synchronize_event", &synchronize_event, py::arg("event"), py::arg("device"),

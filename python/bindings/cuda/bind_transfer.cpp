@@ -38,7 +38,7 @@ py::ssize_t count_rows(const Ids& numbers, const char* name, py::ssize_t columns
     throw py::value_error(concat(name, " must have ", columns, " columns"));
 }
 
-/// Pairs of pages [n, 2], or lists of sources and of destinations [n] on the device.
+/// Pairs of pages [n, 2], or separate lists of sources and destinations [n] on the device.
 class PagesToMove {
    public:
     explicit PagesToMove(const py::object& given)
@@ -54,7 +54,7 @@ class PagesToMove {
         check_rank(sources_, "the pages", "(n,)", 1);
         check_rank(destinations_, "the pages", "(n,)", 1);
         if (sources_.size() != destinations_.size()) {
-            throw py::value_error("there are not as many sources as destinations");
+            throw py::value_error("the numbers of sources and destinations differ");
         }
         count_ = sources_.size();
     }
@@ -76,7 +76,7 @@ class PagesToMove {
     py::ssize_t count_ = 0;
 };
 
-/// Calls move(pages...) with pairs of them, or with two lists.
+/// Calls move(pages...) with the pairs or with the two lists.
 template <class Move>
 cuda::Status with_pages(const PagesToMove& pages, const Move& move) {
     return pages.are_split() ? move(pages.sources(), pages.destinations()) : move(pages.pairs());
@@ -123,7 +123,7 @@ void transfer(const py::list& source, bool source_is_packed, const py::list& des
     check_status(status, "moving ", n, " pages on cuda:", device);
 }
 
-/// Copies whose values are readable are enqueued as if in their order; of others all at once.
+/// Enqueues copies with readable values as if in their order; other copies all at once.
 void copy_partial(const py::list& given, const py::object& copies, int device,
                   std::uintptr_t stream) {
     const Destination pool(seen_all(given).cast<py::list>(), "the pool", false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays on GPUs as the checks of the other bindings take them, and streams.
+// Streams, and arrays on GPUs in the form that the checks of the other bindings take.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -17,22 +17,22 @@
 
 namespace kvcore::python {
 
-/// KVCacheError for a status other than success; `what` was asked.
+/// KVCacheError for a status other than success. `what`: the call, for the error text.
 template <class... Parts>
 void check_status(cuda::Status status, const Parts&... what) {
     if (status == cuda::kSuccess) return;
     throw Error(concat(what..., ": ", cuda::status_text(status)));
 }
 
-/// What an address of Python's names.
+/// Returns the pointer of an address that Python passes.
 [[nodiscard]] inline void* pointer_of(std::uintptr_t address) noexcept {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how libraries hand addresses to each other
     return reinterpret_cast<void*>(address);
 }
 
-/// Calls without the GIL, and returns what the call returns. No call of the driver is made under
-/// the GIL: a full queue, or another thread's wait, would stop all threads of Python. Nothing of
-/// this throws, so destructors call it too.
+/// Calls a function without the GIL and returns its result. No driver call is made under the GIL: a
+/// full queue, or the wait of another thread, would stop all Python threads. Never throws, so that
+/// destructors can use it.
 template <class Call>
 auto without_gil(const Call& call) noexcept {
     struct Unlocked {
@@ -46,8 +46,8 @@ auto without_gil(const Call& call) noexcept {
     return call();
 }
 
-/// Remembers which process made an object. A child of fork has a copy of the object, but what it
-/// names is the parent's: a destructor leaves that alone where this process did not make it.
+/// The process that made an object. After a fork the child has a copy of the object, but the handle
+/// in it belongs to the parent: a destructor frees nothing in another process.
 class Maker {
    public:
     [[nodiscard]] bool is_this_process() const noexcept { return ::getpid() == process_; }
@@ -61,9 +61,9 @@ class Maker {
     return {device, pointer_of(handle)};
 }
 
-/// A cupy array as a numpy array of the same addresses, whose memory nobody touches: shape, strides
-/// and dtype are what the checks look at. Arrays of `kvcore.cuda` that are read-only stay so, and
-/// numpy arrays (over pinned memory) are answered as they are.
+/// Returns a cupy array as a numpy array at the same addresses. The checks read its shape, strides
+/// and dtype, never its memory. Read-only arrays of `kvcore.cuda` stay read-only, and numpy arrays
+/// (over pinned memory) are returned unchanged.
 [[nodiscard]] inline pybind11::array seen(const pybind11::handle& given) {
     namespace py = pybind11;
     if (py::isinstance<py::array>(given)) return py::reinterpret_borrow<py::array>(given);
@@ -84,7 +84,7 @@ class Maker {
     return array;
 }
 
-/// The same for arrays in lists and tuples, of any depth; what is no array stays what it is.
+/// The same for arrays in lists and tuples, of any depth. Other objects are returned unchanged.
 [[nodiscard]] inline pybind11::object seen_all(const pybind11::handle& given) {
     namespace py = pybind11;
     if (given.is_none() || py::isinstance<py::str>(given) || py::isinstance<py::float_>(given)) {
@@ -98,7 +98,7 @@ class Maker {
     return std::move(found);
 }
 
-/// Numbers that kernels read from the device: a cupy array, whose values nobody checks, or a pair
+/// Numbers that kernels read from the device: a cupy array, whose values are not checked, or a pair
 /// of a numpy array, whose values are checked, and its copy on the device.
 class DeviceNumbers {
    public:
@@ -117,7 +117,7 @@ class DeviceNumbers {
         }
     }
 
-    /// What the checks of shapes and, where it is readable, of values look at.
+    /// The array for the checks of shapes and, if it is readable, of values.
     [[nodiscard]] const pybind11::array& checked() const noexcept { return checked_; }
     [[nodiscard]] bool is_readable() const noexcept { return is_readable_; }
     template <class T>
@@ -125,7 +125,7 @@ class DeviceNumbers {
         return static_cast<const T*>(device_.data());
     }
 
-    /// As page ids; TypeError for others than contiguous int64, of which none would be a copy.
+    /// Returns page ids. TypeError unless they are contiguous int64: a conversion would copy them.
     [[nodiscard]] Ids ids(const char* name) const {
         if (pybind11::isinstance<Ids>(checked_)) return checked_;
         throw pybind11::type_error(concat(name, " has dtype ", text(checked_.dtype()),

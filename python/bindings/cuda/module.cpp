@@ -10,9 +10,9 @@
 namespace py = pybind11;
 
 KVCORE_MODULE(_cuda, module) {
-    module.doc() = "The kernels of kvcore on NVIDIA GPUs, or on the CPU in their place.";
+    module.doc() = "The kernels of kvcore on NVIDIA GPUs, or their emulation on the CPU.";
     py::options options;
-    options.disable_function_signatures();  // the stub has them, with types that say more
+    options.disable_function_signatures();  // the stub has signatures with exact types
     py::register_local_exception_translator([](std::exception_ptr error) {
         try {
             if (error) std::rethrow_exception(error);

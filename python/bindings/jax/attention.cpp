@@ -16,14 +16,15 @@ using ffi::AnyBuffer;
 using ffi::Error;
 using ffi::Result;
 
-/// Rows [first, first + count) of the table, of each of which the last `new_tokens` tokens ask.
+/// Rows [first, first + count) of the table. The queries of each row are its last `new_tokens`
+/// tokens.
 struct Rows {
     std::int64_t first;
     std::int64_t count;
     std::int64_t new_tokens;
 };
 
-/// The same for each head of every token of a C-contiguous array [tokens, heads, dim].
+/// The vectors of each head of every token of a C-contiguous array [tokens, heads, dim].
 template <class Byte>
 HeadVectors<Byte> head_vectors(const AnyBuffer& buffer, std::int64_t first_token) {
     const auto shape = buffer.dimensions();
@@ -55,8 +56,8 @@ Error check_rows(const CacheBuffers& cache, const Rows& rows, const AttentionRul
     return Error::Success();
 }
 
-/// Attends for rows that all have their tokens; `token` is the first of them in queries and
-/// results.
+/// Computes attention for rows that have all their tokens; `token` is the first token of the rows
+/// in queries and results.
 Error attend(const CacheBuffers& cache, const AnyBuffer& keys, const AnyBuffer& values,
              const AnyBuffer& queries, const AnyBuffer& out, const Rows& rows, std::int64_t token,
              const AttentionRule& rule, int threads) {
@@ -67,7 +68,7 @@ Error attend(const CacheBuffers& cache, const AnyBuffer& keys, const AnyBuffer& 
         cached.push_back(static_cast<std::uint32_t>(cache.length(row) - rows.new_tokens));
         offsets.push_back(offsets.back() + static_cast<std::uint32_t>(rows.new_tokens));
     }
-    // An unused entry, -1, is read as the largest of these numbers; no query sees what is there.
+    // As uint32 an unused entry, -1, is the largest number. No query reads its page.
     const auto* table = reinterpret_cast<const std::uint32_t*>(cache.blocks(rows.first));
     const AttentionInput input{{cache.num_blocks(),
                                 cache.block_size(),
@@ -87,7 +88,7 @@ Error attend(const CacheBuffers& cache, const AnyBuffer& keys, const AnyBuffer& 
     return Error::Success();
 }
 
-/// One query for each row of the table. Those of rows without tokens see nothing: zeros.
+/// Computes a query for each row of the table. The result of a row without tokens is zero.
 Error attend_batch(const CacheBuffers& cache, const AnyBuffer& keys, const AnyBuffer& values,
                    const AnyBuffer& queries, const AnyBuffer& out, const AttentionRule& rule,
                    int threads) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kvcore.functional.PagedKVCache as XLA hands it to a handler, checked.
+// Checks a kvcore.functional.PagedKVCache that XLA passes to a handler.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ namespace kvcore::jax {
 namespace ffi = xla::ffi;
 using Int32s = ffi::Buffer<ffi::S32>;
 
-/// What a handler answers to bad input. Shapes and dtypes are checked in Python while a function is
-/// traced; what only the running program knows is checked here.
+/// The error that a handler returns for bad input. Python checks shapes and dtypes when it traces a
+/// function; a handler checks the values, which only the running program has.
 template <class... Parts>
 [[nodiscard]] ffi::Error refusal(const Parts&... parts) {
     std::ostringstream text;
@@ -28,7 +28,7 @@ template <class... Parts>
     return ffi::Error::InvalidArgument(text.str());
 }
 
-/// How a pool's elements are stored. Python lets no others through.
+/// The DType of a pool's elements. Python admits no other dtypes.
 [[nodiscard]] inline DType dtype_of(const ffi::AnyBuffer& buffer) {
     switch (buffer.element_type()) {
         case ffi::F32:
@@ -78,8 +78,8 @@ class CacheBuffers {
     [[nodiscard]] std::int64_t head_bytes() const { return dim_ * item_size(dtype_of(pool_)); }
     [[nodiscard]] TokenShape token() const { return {heads_, head_bytes()}; }
 
-    /// Tokens of a row in a pool of these sizes; `first` is the column that `data`'s first token
-    /// stands in.
+    /// The tokens of a row in a pool of these sizes; `first` is the column of the first token of
+    /// `data`.
     template <class Byte>
     [[nodiscard]] PagedRows<Byte> rows(Byte* data, std::int64_t row, std::int64_t first = 0) const {
         const std::int64_t head = head_bytes();
@@ -91,7 +91,7 @@ class CacheBuffers {
         return {data, heads_ * head_bytes(), head_bytes()};
     }
 
-    /// Whether `row` is one, with a length that its columns hold.
+    /// Returns an error unless `row` is a row of the table whose length fits its columns.
     [[nodiscard]] ffi::Error check_row(std::int64_t row) const {
         if (row < 0 || row >= batch_) {
             return refusal("sequence_idx is ", row, ", must be 0 .. ", batch_ - 1);
@@ -99,10 +99,10 @@ class CacheBuffers {
         const std::int64_t held = columns_ * block_size_;
         if (length(row) >= 0 && length(row) <= held) return ffi::Error::Success();
         return refusal("seq_lengths[", row, "] is ", length(row), ", must be 0 .. ", held,
-                       ": what ", columns_, " blocks of ", block_size_, " tokens hold");
+                       ": the size of ", columns_, " blocks of ", block_size_, " tokens");
     }
 
-    /// Whether columns [first, end) of a row are blocks of the pool. O(columns).
+    /// Returns an error unless columns [first, end) of a row are blocks of the pool. O(columns).
     [[nodiscard]] ffi::Error check_blocks(std::int64_t row, std::int64_t first,
                                           std::int64_t end) const {
         for (std::int64_t column = first; column < end; ++column) {
@@ -127,7 +127,7 @@ class CacheBuffers {
     std::int64_t columns_ = 0;
 };
 
-/// Runs what may throw, which XLA's own code must not see.
+/// Runs a function that may throw: no exception may reach XLA's code.
 template <class Work>
 [[nodiscard]] ffi::Error guarded(Work&& work) {
     try {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What XLA calls for kvcore.functional in compiled functions, on the CPU: operands and results are
-// those of kvcore/compat/jax_calls.py, which is the only caller. None takes the GIL.
+// The functions that XLA calls for kvcore.functional in compiled functions, on the CPU.
+// kvcore/compat/jax_calls.py is the only caller and defines the operands and results. No handler
+// takes the GIL.
 #pragma once
 
 #include "xla/ffi/api/c_api.h"

@@ -15,7 +15,7 @@ py::capsule handler(XLA_FFI_Handler* function) {
 }  // namespace
 
 KVCORE_MODULE(_jax, module) {
-    module.doc() = "The calls of kvcore.functional in functions that jax compiles for the CPU.";
+    module.doc() = "The handlers of kvcore.functional for functions that jax compiles for the CPU.";
     py::dict handlers;
     handlers["kvcore_append"] = handler(&kvcore::jax::append_handler);
     handlers["kvcore_gather"] = handler(&kvcore::jax::gather_handler);

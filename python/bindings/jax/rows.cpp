@@ -14,13 +14,14 @@ using ffi::AnyBuffer;
 using ffi::Error;
 using ffi::Result;
 
-/// What a result begins as: XLA lets it be the operand's own memory where nobody reads that again.
+/// Copies an operand to its result. XLA may use the same memory for both, if the operand is not
+/// read again.
 void take_over(const AnyBuffer& from, const AnyBuffer& to) {
     if (from.untyped_data() == to.untyped_data()) return;
     std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
 }
 
-/// A block that is twice in the row would be overwritten with other tokens of it.
+/// Refuses a block that is twice in the row: other tokens of the row would overwrite it.
 Error check_written_once(const CacheBuffers& cache, std::int64_t row, std::int64_t first,
                          std::int64_t end) {
     const BlockId* blocks = cache.blocks(row);
@@ -29,8 +30,7 @@ Error check_written_once(const CacheBuffers& cache, std::int64_t row, std::int64
         const auto* again = std::find(found + 1, blocks + end, blocks[written]);
         if (again == blocks + end) continue;
         return refusal("block ", blocks[written], " is in row ", row, " twice, in columns ",
-                       found - blocks, " and ", again - blocks,
-                       "; each block of a row holds tokens of its own");
+                       found - blocks, " and ", again - blocks, "; use each block once in a row");
     }
     return Error::Success();
 }

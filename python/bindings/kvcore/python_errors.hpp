@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From C++ exceptions to the Python classes of kvcore.errors: the one translation that both
-// extension modules use. Needs Python.h; ships with the wheel for modules that cimport kvcore.
+// Translates C++ exceptions to the Python classes of kvcore.errors, for both extension modules.
+// Needs Python.h; ships with the wheel for modules that cimport kvcore.
 #pragma once
 
 #include <Python.h>
@@ -13,7 +13,7 @@
 
 namespace kvcore::python {
 
-/// Raises `type(text)`; `.row` tells which row of a batch it is about, where it is about one.
+/// Raises `type(text)`. `.row` is the row of a batch, if the error belongs to a row.
 inline void set_error(PyObject* type, const std::exception& error) {
     PyObject* raised = PyObject_CallFunction(type, "s", error.what());
     if (raised == nullptr) return;
@@ -37,7 +37,7 @@ inline void set_error(const char* name, const std::exception& error) {
     Py_DECREF(type);
 }
 
-/// Call in a catch block: sets the Python error for the exception being handled.
+/// Sets the Python error for the exception that is handled. Call it in a catch block.
 inline void translate_exception() {
     try {
         throw;

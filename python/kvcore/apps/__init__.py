@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on the public API: the command line, the replay of traffic, the demo."""
+"""Programs that use the public API: the command line, the replay of traffic, the demo."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pages lie and who works on them: one backend for each kind of device.
+"""Backends: the memory and the kernels of each kind of device.
 
-``protocol`` says what a backend does, ``host`` is numpy's memory, ``cuda`` NVIDIA's GPUs;
-``selection`` picks one by a device or by the arrays of a call. Another kind of device is a module
-of this package that has the name of the kind and a ``BACKEND``, and an entry of DLPACK_TYPES.
+``protocol`` defines a backend, ``host`` implements it for numpy arrays, ``cuda`` for NVIDIA GPUs.
+``selection`` chooses the backend of a device or of a call's arrays. To add a kind of device, add a
+module to this package with the name of the kind and a ``BACKEND``, and an entry to DLPACK_TYPES.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of any library: where they lie, and those in host memory as numpy's without a copy."""
+"""Arrays of any library: their device, and views of host arrays as numpy arrays without a copy."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ __all__ = [
     "require_own_memory",
 ]
 
-_MOST_WORK = 100_000  # of numpy's exact answer; what would cost more counts as shared
-_LINE = 64  # bytes of a line of the caches
+_MOST_WORK = 100_000  # limit of numpy's exact test; beyond it, arrays count as shared
+_LINE = 64  # bytes of a cache line
 _KINDS = {number: kind for kind, number in DLPACK_TYPES.items()}
 
 
 def host_array(value: Any, name: str) -> NDArray[Any]:
-    """See an array in host memory as a numpy array.
+    """View an array in host memory as a numpy array.
 
     Parameters
     ----------
     value : array
-        numpy, any library with DLPack (torch, jax, ...), or an object with the buffer protocol.
-        bfloat16 and float8 come out with the dtypes of ml_dtypes.
+        An array of numpy or of any library with DLPack (torch, jax, ...), or an object with the
+        buffer protocol. bfloat16 and float8 get the dtypes of ml_dtypes.
     name : str
-        What error texts call it.
+        The name of the array in error texts.
 
     Returns
     -------
     ndarray
-        The same memory. Read-only where the library forbids writing, as jax does.
+        A view of the same memory. It is read-only if the library forbids writing, as jax does.
 
     Raises
     ------
     TypeError
-        No array, one on a GPU, or one that its library does not give away; a tensor of torch that
-        expects a gradient, has no memory, or has the bit that negates it.
+        `value` is not an array, is on a GPU, or its library does not export it. A torch tensor
+        expects a gradient, has no memory, or has its negative bit set.
 
     Examples
     --------
@@ -92,12 +92,12 @@ def _of_buffer(value: Any, name: str) -> NDArray[Any]:
 
 
 def _require_plain(tensor: Any) -> None:
-    """Raise BufferError where the memory of a tensor of torch is not what it means."""
+    """Raise BufferError if the memory of a torch tensor does not hold its values."""
     if tensor.requires_grad:
         raise BufferError("it expects a gradient; pass tensor.detach()")
-    if tensor.is_neg():  # which DLPack does not tell
+    if tensor.is_neg():  # DLPack does not export this bit
         raise BufferError("its negative bit is set; pass tensor.resolve_neg()")
-    if tensor.numel() and not tensor.data_ptr():  # for which numpy takes memory of its own
+    if tensor.numel() and not tensor.data_ptr():  # numpy would allocate new memory
         raise BufferError("it has no memory")
 
 
@@ -109,31 +109,31 @@ def _import(value: Any) -> NDArray[Any]:
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if not dtype.startswith(("bfloat", "float8")):
         return np.from_dlpack(value)
-    # numpy's DLPack has no code for these: torch gives their bits, jax the array itself.
+    # numpy's DLPack has no code for these dtypes: take the bits from torch, the array from jax.
     narrow = numpy_dtype(dtype)
     if is_tensor:
         bits = value.view(getattr(torch, f"uint{8 * narrow.itemsize}"))
         return np.from_dlpack(bits).view(narrow)
     seen = np.asarray(value).view()
-    seen.flags.writeable = False  # it may be a copy: writes must not get lost
+    seen.flags.writeable = False  # it may be a copy, in which writes would be lost
     return seen
 
 
 def in_library_of(given: Any, result: NDArray[Any]) -> Any:
-    """Return a fresh numpy array as an array of the library that another one is of.
+    """Return a new numpy array as an array of another array's library.
 
     Parameters
     ----------
     given : array
-        What ``host_array`` takes.
+        An array that ``host_array`` accepts.
     result : ndarray
-        Of a cache dtype, nobody else's.
+        An array of a cache dtype, without another owner.
 
     Returns
     -------
     array
-        torch tensors share the memory, jax arrays may copy it; other libraries with DLPack get the
-        numpy array.
+        A torch tensor shares the memory, a jax array may copy it. For other libraries with DLPack,
+        the numpy array itself.
     """
     tensor = tensor_like(given, result)
     if tensor is not None:
@@ -151,7 +151,7 @@ def in_library_of(given: Any, result: NDArray[Any]) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of device that an array lies on; "cpu" for what is no array."""
+    """Return the kind of an array's device; "cpu" if `value` is not an array."""
     if isinstance(value, np.ndarray):
         return "cpu"
     cupy = sys.modules.get("cupy")
@@ -166,37 +166,37 @@ def kind_of(value: Any) -> str:
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Tell whether something is an array on a GPU, of any library."""
+    """Return true if `value` is an array on a GPU, of any library."""
     return type(value) is not np.ndarray and kind_of(value) != "cpu"
 
 
 def address_of(array: Any) -> int:
-    """Return where the first element of an array of numpy's or cupy's lies."""
+    """Return the address of the first element of a numpy or cupy array."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
     return int(array.data.ptr)
 
 
 def is_writable(array: Any) -> bool:
-    """Tell whether an array, as numpy's or cupy's, may be written to."""
+    """Return true if kvcore may write to a numpy or cupy array."""
     if isinstance(array, np.ndarray):
         return bool(array.flags.writeable)
     return not hasattr(array, "is_read_only")
 
 
 def require_own_memory(array: Any, name: str) -> None:
-    """Raise ValueError where elements of an array share memory, as those of a broadcast one do."""
+    """Raise ValueError if elements of an array share memory, as in a broadcast array."""
     if not array.flags.c_contiguous and _core.has_shared_elements(
         array.shape, array.strides, array.itemsize
     ):
         raise ValueError(
-            f"{name} has strides {array.strides}, so that elements share memory; pass one that is "
-            f"not broadcast, or a copy"
+            f"{name} has strides {array.strides}, with which elements share memory; pass a copy, "
+            f"or an array that is not broadcast"
         )
 
 
 def require_apart(arrays: list[Any], name: str) -> None:
-    """Raise ValueError where two arrays that are written to share memory; on GPUs the same one."""
+    """Raise ValueError if two target arrays share memory; on GPUs, if they begin at one address."""
     for i, array in enumerate(arrays):
         for other in arrays[:i]:
             is_host = isinstance(array, np.ndarray), isinstance(other, np.ndarray)
@@ -205,14 +205,15 @@ def require_apart(arrays: list[Any], name: str) -> None:
             else:
                 is_shared = not any(is_host) and array.data.ptr == other.data.ptr
             if is_shared and array.size:
-                raise ValueError(f"{name} holds arrays that share memory, must be one each")
+                raise ValueError(f"{name} holds arrays that share memory, must be separate arrays")
 
 
 def present_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Allocate zeros that begin on a line of the caches, in memory that is present.
+    """Allocate zeros that begin at a cache line, in memory that is resident.
 
-    Writing the zeros makes the memory present now, not during the first steps. Whole lines are
-    written faster than parts of them: numpy's own large arrays begin 16 bytes behind a line.
+    The zeros are written now, so that the first steps do not wait for page faults. Whole cache
+    lines are written faster than parts of lines; numpy's own large arrays begin 16 bytes after the
+    start of a line.
     """
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _LINE, np.uint8)

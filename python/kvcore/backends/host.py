@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory, for numpy arrays."""
+"""The backend of host memory, for numpy arrays."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["BACKEND", "HOST"]
 
 
 def write_page_indices(request: IndexRequest, offsets: NDArray[np.uint32], out: Any) -> None:
-    """Write the lists of a batch in host memory; see ``ops.page_indices``.
+    """Write the page lists of a batch in host memory; see ``ops.page_indices``.
 
     Raises
     ------
     ValueError
-        Offsets that descend.
+        The offsets descend, or do not begin at 0.
     IndexError
-        More tokens in a row than its columns have room for. Nothing has been written.
+        A row has more tokens than its columns hold. Raised before anything is written.
     """
     table, columns = request.table, request.table.shape[1]
     if offsets.size and (offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any()):
@@ -60,26 +60,26 @@ def write_page_indices(request: IndexRequest, offsets: NDArray[np.uint32], out: 
 
 
 class HostMover:
-    """Copy pages between pools in host memory and the host tier at once.
+    """Copy pages between pools in host memory and the host tier, during the call.
 
     Parameters
     ----------
     shards : list of list of Shard
-        The pools by replica and device in it.
+        The pools, by replica and by device of the replica.
     num_pages : int
         Host pages of each replica, at least 1.
     threads : int
-        Threads to use, the caller's included.
+        Threads to use, including the calling thread.
 
     Raises
     ------
     CapacityError
-        So much memory cannot be mapped.
+        The memory of the host pages cannot be mapped.
 
     Notes
     -----
-    The memory is mapped; a thread makes it present 1 GiB ahead of its use. ``run`` costs the bytes,
-    and other Python threads run meanwhile.
+    The memory is mapped; a thread makes it resident 1 GiB ahead of its use. ``run`` costs O(bytes),
+    and other Python threads run during the copies.
     """
 
     def __init__(self, shards: list[list[Shard]], num_pages: int, threads: int = 1) -> None:
@@ -94,11 +94,11 @@ class HostMover:
         """Return at once: copies are done when ``run`` returns."""
 
     def expect(self, replica: int, last: int) -> None:
-        """As of Mover."""
+        """See ``Mover.expect``."""
         self.stores[replica].expect(last)
 
     def run(self, orders: NDArray[np.int32]) -> int:
-        """Copy pages now; orders as Mover describes them."""
+        """Copy pages during the call; see ``Mover.run``."""
         is_store = bool(orders[0, 1] == STORE)
         for replica in np.unique(orders[:, 0]):
             store = self.stores[replica]
@@ -108,7 +108,7 @@ class HostMover:
 
 
 class _HostPlace:
-    """Host memory: every call is done when it returns. See ``Place``."""
+    """The place of host memory: all work is done when a call returns. See ``Place``."""
 
     kernels = _core
 
@@ -182,7 +182,7 @@ class _HostPlace:
         self,
         lengths: Any,
         *,
-        has_room: bool,  # noqa: ARG002 - of other places
+        has_room: bool,  # noqa: ARG002 - for other places
         out: Any,  # noqa: ARG002
     ) -> tuple[Any, int]:
         offsets = np.zeros(len(lengths) + 1, np.uint32)
@@ -234,7 +234,7 @@ class _HostPlace:
 
 
 def _counted(bad: int, out: Any) -> Any:
-    """Return a number, as `out` if there is one."""
+    """Return the count; if `out` is given, write the count to `out` and return it."""
     if out is None:
         return bad
     out[0] = bad
@@ -242,7 +242,7 @@ def _counted(bad: int, out: Any) -> Any:
 
 
 class _HostBackend:
-    """Host memory as a backend. See ``Backend``."""
+    """Implement ``Backend`` for host memory."""
 
     kind = "cpu"
 
@@ -273,7 +273,7 @@ class _HostBackend:
         beside: tuple[Any, ...] = (),  # noqa: ARG002 - of devices
     ) -> Place:
         if stream is not None:
-            raise ValueError("stream is given for arrays in host memory; it is for those on a GPU")
+            raise ValueError("stream is given for arrays in host memory; pass stream=None")
         for name, array in named:
             HOST.checked(array, name)
         return HOST
@@ -285,7 +285,7 @@ class _HostBackend:
         self,
         devices: tuple[Device, ...],  # noqa: ARG002 - all are the host
         shards_per_replica: int,  # noqa: ARG002
-        places: int,  # noqa: ARG002 - what is loaded is there when the call returns
+        places: int,  # noqa: ARG002 - a load is done when its call returns
     ) -> None:
         return None
 
@@ -299,7 +299,7 @@ class _HostBackend:
         num_pages: int,
         pools: Any,  # noqa: ARG002 - None
         *,
-        is_whole: bool = False,  # noqa: ARG002 - all there is
+        is_whole: bool = False,  # noqa: ARG002 - loads are always whole
         late_reads: Callable[[int], int] | None = None,  # noqa: ARG002 - copies are done at once
     ) -> Mover:
         return HostMover(shards, num_pages)

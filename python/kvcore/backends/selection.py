@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where kinds of devices part: which backend a device or the arrays of a call have.
+"""Select the backend of a device or of a call's arrays: the only branch on the kind of device.
 
-A backend is imported here alone, when something of its kind is met first.
+Only this module imports a backend, on the first use of its kind of device.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PINS = "cuda"  # the kind whose backend allocates "pinned" memory
 
 @cache
 def backend_of(kind: str) -> Backend:
-    """Return the backend of a kind of device, imported if nobody did before.
+    """Return the backend of a kind of device; import it on first use.
 
     Parameters
     ----------
     kind : str
-        As that of ``Device``.
+        A ``Device.kind``.
     """
     if kind == "cpu":
         return host.BACKEND
@@ -45,36 +45,37 @@ def _other_array(value: Any, name: str) -> Any:
     Raises
     ------
     TypeError
-        As of ``host_array``.
+        See ``host_array``.
     KVCacheError
-        An array on a GPU, and nothing here that could use it.
+        The array is on a GPU, and this process cannot use GPUs.
     """
     return backend_of(kind_of(value)).array(value, name)
 
 
-#: Sees an array (value, name, last=None) as numpy's where it is in host memory, as cupy's where it
-#: is on a GPU.
+#: Returns an array as a numpy array if it is in host memory, as a cupy array if it is on a GPU.
+#: Arguments: (value, name, last=None).
 any_array = array_viewer(_other_array)
-#: The same (value, name) of an argument that nothing keeps behind the call.
+#: The same for an argument that kvcore does not keep after the call. Arguments: (value, name).
 call_array = call_array_viewer(_other_array)
 
 
 def place_of(stream: Any, arrays: dict[str, Any], beside: tuple[Any, ...] = ()) -> Place:
-    """Return the place where all arrays of a call lie.
+    """Return the place of all arrays of a call.
 
     Parameters
     ----------
     stream : stream or None
-        Of a GPU: see ``kvcore.cuda.stream_handle``.
+        A stream of a GPU, see ``kvcore.cuda.stream_handle``.
     arrays : dict of array, list of array or None
-        As ``any_array`` returns them, by the names that error texts call them.
+        Results of ``any_array``, by their names in error texts.
     beside : tuple
-        What else the call was given and has a say in the stream, as the caller has it.
+        Further arrays of the call, as the caller passed them. Their libraries also decide the
+        stream.
 
     Raises
     ------
     ValueError
-        Arrays in several places; a stream for arrays in host memory.
+        The arrays are in several places, or `stream` is given for arrays in host memory.
     """
     if are_numpy(tuple(arrays.values())):
         return HOST if stream is None else host.BACKEND.place(stream, [])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other people's engines on kvcore: one subpackage each, none imported by kvcore itself."""
+"""Adapters for other engines: one subpackage for each engine, imported only on demand."""

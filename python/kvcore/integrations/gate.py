@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an engine gets kvcore's manager: a switch, exact versions, and calls that still fit."""
+"""Checks before an engine gets kvcore's manager: the switch, exact versions, call signatures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OFF = ("", "0", "false", "off", "no")
 
 
 def is_on(name: str) -> bool:
-    """Return whether a variable of the environment switches something on; unset is off.
+    """Return true if an environment variable switches a feature on; an unset variable means off.
 
     Raises
     ------
     ValueError
-        The variable has a word that means neither.
+        The value is neither a word for on nor a word for off.
     """
     word = os.environ.get(name, "")
     if word.strip().lower() in _ON:
@@ -33,28 +33,28 @@ def is_on(name: str) -> bool:
 
 
 def is_served(version: str, served: Collection[str]) -> bool:
-    """Return whether a version is one of those listed, in any build of it.
+    """Return true if a version, or the version of a build, is in the list.
 
-    A build is the part behind "+", such as that of "0.33.0+cpu". Pre-releases, post-releases and
+    A build is the part after "+", such as "cpu" in "0.33.0+cpu". Pre-releases, post-releases and
     later patches are versions of their own.
     """
     return version.partition("+")[0] in served
 
 
 def refused_calls(ours: type, theirs: type) -> list[str]:
-    """Return the methods of a class that do not take every call of the methods they replace.
+    """Return the methods of a class that refuse a call which the replaced method takes.
 
     Parameters
     ----------
     ours : type
-        A class that kvcore hands to an engine.
+        A class that kvcore passes to an engine.
     theirs : type
-        The class of the engine in whose place it is.
+        The engine's class that it replaces.
 
     Returns
     -------
     list of str
-        The name of each method, and why a call is refused.
+        The name of each such method, and the reason why it refuses a call.
     """
     found = []
     for name, own in vars(ours).items():
@@ -67,10 +67,11 @@ def refused_calls(ours: type, theirs: type) -> list[str]:
 
 
 def refused_call(own: Callable[..., Any], replaced: Callable[..., Any]) -> str | None:
-    """Return why a function refuses a call that another one takes; None where it takes all.
+    """Return why a function refuses a call that another function takes; None if it takes all.
 
-    Three calls stand for all: with every argument by place, every one by name, and required ones
-    only. The value of each argument is its name, so that it shows where the argument arrives.
+    Three calls represent all calls: every argument by position, every argument by name, and only
+    the required arguments. Each argument's value is its own name, so that the check can see at
+    which parameter the argument arrives.
     """
     signature = inspect.signature(own)
     parameters = [*inspect.signature(replaced).parameters.values()]

@@ -2,12 +2,12 @@
 """Let ``kvcore.functional`` run in functions that jax compiles for the CPU.
 
 Importing this module registers `PagedKVCache` with jax as a pytree of its four arrays, so that
-compiled functions take and return caches. ``append_kv``, ``gather_kv`` and ``attend_kv`` may then
-be called in them; ``allocate_blocks`` stays outside.
+compiled functions take and return caches. Compiled functions may then call ``append_kv``,
+``gather_kv`` and ``attend_kv``; call ``allocate_blocks`` outside them.
 
-Where kvcore was built beside jaxlib, XLA calls kvcore's handlers, and a cache that is given away
-(``donate_argnums=``) is updated in place. Otherwise it calls back into Python, and each append
-copies the pools.
+If jaxlib was installed when kvcore was built, XLA calls kvcore's handlers and updates a donated
+cache (``donate_argnums=``) in place. Otherwise XLA calls back into Python, and each append copies
+the pools.
 
 Examples
 --------

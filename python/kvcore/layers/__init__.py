@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers keep which tokens: kinds of layers, pages that layers share, configs of models."""
+"""The tokens that each layer keeps: kinds of layers, pages that layers share, model configs."""

@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 MOST = 2**31 - 1  # page ids and shapes are int32
-MOST_LAYERS = 2**16  # that are told apart; what comes may have no end
+MOST_LAYERS = 2**16  # maximum number of listed layers; an iterable may be endless
 
 
 def count(name: str, value: Any, remedy: str) -> int:
-    """Return an int of at least 1; the ValueError for another one ends with the remedy."""
+    """Return an int of at least 1; the ValueError for another int ends with the remedy."""
     found = integer(name, value)
     if not 1 <= found <= MOST:
         raise ValueError(f"{name} is {found}, must be 1 .. {MOST}; {remedy}")
@@ -48,9 +48,9 @@ def layer_indices(layers: Any) -> tuple[int, ...]:
     Raises
     ------
     TypeError
-        No iterable of ints.
+        `layers` is not an iterable of ints.
     ValueError
-        None at all or too many, a negative one, one twice.
+        `layers` is empty or too long, or holds a negative index or an index twice.
     """
     if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
         raise TypeError(
@@ -70,14 +70,14 @@ def layer_indices(layers: Any) -> tuple[int, ...]:
 
 
 def pages_present(present: Any) -> list[bool]:
-    """Return which pages are cached, out of a str of 0 and 1 or a sequence of bools.
+    """Convert a str of 0 and 1, or a sequence of bools, to a list: true for each cached page.
 
     Raises
     ------
     TypeError
-        Neither.
+        `present` is neither.
     ValueError
-        Another character or number than 0 and 1.
+        `present` holds a character or number other than 0 and 1.
     """
     if isinstance(present, bytes) or not isinstance(present, Iterable):
         raise TypeError(
@@ -90,7 +90,7 @@ def pages_present(present: Any) -> list[bool]:
     found = []
     for page in present:
         if not isinstance(page, Hashable) or page not in known:
-            raise ValueError(f"present holds {page!r}, must hold 1 for a cached page, 0 for none")
+            raise ValueError(f"present holds {page!r}, must hold 1 for a cached page, else 0")
         found.append(known[page])
     return found
 
@@ -100,7 +100,7 @@ Value = TypeVar("Value", covariant=True)
 
 
 class FrozenMap(Mapping[Key, Value]):
-    """Map hashable keys to hashable values, in the order given; equal to a dict of the same."""
+    """A hashable mapping of hashable values that keeps its order and equals a dict."""
 
     __slots__ = ("_items",)
 
@@ -126,10 +126,10 @@ class FrozenMap(Mapping[Key, Value]):
 # ---- kinds of attention --------------------------------------------------------------------------
 
 
-#: Tokens that a request runs in one step at most, where nothing else is said.
+#: Default of the maximum number of tokens that a request runs in one step.
 MAX_CHUNK_TOKENS = 2048
 
-_LIKE_PARAMS = "leave it out where it is that of the params"
+_LIKE_PARAMS = "leave it out to use the value of the params"
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ class AttentionGroup(ABC):
     layers : sequence of int
         Indices of the model's layers; held as an ascending tuple.
     n_kv_heads, head_dim, v_head_dim : int, optional
-        Where they are not those of the params. A `head_dim` without `v_head_dim` is that of V too.
+        Values that differ from the params. A `head_dim` without `v_head_dim` is also that of V.
 
     Raises
     ------
     ValueError
-        No layer, a negative one, one twice; a size below 1.
+        `layers` is empty, or holds a negative index or an index twice; a size is below 1.
     TypeError
-        What is no int.
+        A value is not an int.
     """
 
     layers: Sequence[int]
@@ -164,22 +164,22 @@ class AttentionGroup(ABC):
 
     @abstractmethod
     def skipped_tokens(self, n: int) -> int:
-        """Return the first token that is still read once `n` tokens are computed."""
+        """Return the first token that is still read after `n` tokens are computed."""
 
     @abstractmethod
     def max_pages(
         self, tokens: int, page_size: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
     ) -> int:
-        """Return the most pages that a sequence of `tokens` holds in each bundle of the group.
+        """Return the maximum number of pages of a sequence in each bundle of the group.
 
         Parameters
         ----------
         tokens : int
-            Of the whole sequence.
+            Tokens of the whole sequence.
         page_size : int
-            Of the bundle.
+            Tokens per page of the bundle.
         max_chunk_tokens : int
-            Tokens that run in one step at most.
+            Maximum number of tokens that run in one step.
         """
 
     def longest_hit(self, present: str | Sequence[bool], page_size: int) -> tuple[int, int]:
@@ -188,7 +188,7 @@ class AttentionGroup(ABC):
         Parameters
         ----------
         present : str or sequence of bool
-            For each whole page of a prompt whether it is cached; "1101" or a sequence.
+            True or "1" for each whole page of a prompt that is cached, for example "1101".
         page_size : int
             Tokens per page.
 
@@ -197,7 +197,7 @@ class AttentionGroup(ABC):
         hit_pages : int
             Pages of the prefix.
         holes : int
-            Of those, the ones in front that no token behind the prefix reads.
+            Number of pages at the start of the prefix that no token after the prefix reads.
 
         Examples
         --------
@@ -228,12 +228,12 @@ def _pages(tokens: int, page_size: int) -> int:
 
 
 def _chunk_tokens(value: int) -> int:
-    return count("max_chunk_tokens", value, "give the tokens that run in one step at most")
+    return count("max_chunk_tokens", value, "give the most tokens that run in one step")
 
 
 @dataclass(frozen=True)
 class FullAttention(AttentionGroup):
-    """Layers that read every token before.
+    """Layers in which a token reads itself and all tokens before it.
 
     Parameters
     ----------
@@ -248,14 +248,14 @@ class FullAttention(AttentionGroup):
     """
 
     def skipped_tokens(self, n: int) -> int:
-        """Return 0: every token is read again."""
+        """Return 0: later tokens read every token."""
         _tokens(n)
         return 0
 
     def max_pages(
         self, tokens: int, page_size: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
     ) -> int:
-        """Return the pages of all `tokens`, however large a chunk is."""
+        """Return the pages of all `tokens`, for any size of a chunk."""
         _chunk_tokens(max_chunk_tokens)
         return _pages(tokens, page_size)
 
@@ -269,7 +269,7 @@ class SlidingWindow(AttentionGroup):
     layers, n_kv_heads, head_dim, v_head_dim
         As in AttentionGroup.
     window : int
-        Tokens that a token reads, itself included.
+        Number of tokens that a token reads, including itself.
 
     Examples
     --------
@@ -295,9 +295,10 @@ class SlidingWindow(AttentionGroup):
     def max_pages(
         self, tokens: int, page_size: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
     ) -> int:
-        """Return ``ceil((window - 1 + max_chunk_tokens) / page_size) + 1``, or those of `tokens`.
+        """Return ``ceil((window - 1 + max_chunk_tokens) / page_size) + 1``.
 
-        The window and a chunk begin anywhere in a page, and cost one page more for it.
+        At most the pages of `tokens`. A window can begin anywhere in a page, which costs one more
+        page.
         """
         live = self.window - 1 + _chunk_tokens(max_chunk_tokens)
         return min(_pages(tokens, page_size), _pages(live, page_size) + 1)
@@ -312,7 +313,7 @@ class ChunkedLocal(AttentionGroup):
     layers, n_kv_heads, head_dim, v_head_dim
         As in AttentionGroup.
     chunk : int
-        Tokens of a chunk; the first one begins at token 0.
+        Tokens of a chunk; the first chunk begins at token 0.
 
     Examples
     --------
@@ -329,15 +330,16 @@ class ChunkedLocal(AttentionGroup):
         object.__setattr__(self, "chunk", count("chunk", self.chunk, remedy))
 
     def skipped_tokens(self, n: int) -> int:
-        """Return ``floor(n / chunk) * chunk``, where the chunk of token `n` begins."""
+        """Return ``floor(n / chunk) * chunk``, the first token of the chunk of token `n`."""
         return _tokens(n) // self.chunk * self.chunk
 
     def max_pages(
         self, tokens: int, page_size: int, max_chunk_tokens: int = MAX_CHUNK_TOKENS
     ) -> int:
-        """Return the pages of ``chunk - 1 + max_chunk_tokens`` tokens, or those of `tokens`.
+        """Return the pages of ``chunk - 1 + max_chunk_tokens`` tokens.
 
-        A chunk that is no multiple of the page begins inside one: its tokens in front count too.
+        At most the pages of `tokens`. If the chunk is not a multiple of the page size, chunks begin
+        inside a page, and the tokens of that page before the chunk also count.
         """
         most = _pages(tokens, page_size)
         in_front = page_size - math.gcd(page_size, self.chunk)
@@ -362,20 +364,20 @@ class State:
     layers : sequence of int
         Indices of the model's layers; held as an ascending tuple.
     arrays : mapping of str to (shape, dtype)
-        What one layer keeps of one request, by name: the shape on one device, the name of a dtype
-        as in KVCacheParams. Held by name, as a mapping that can be hashed: the bytes of a slot lie
-        in that order wherever they are stored.
+        The arrays that one layer keeps for one request, by name: the shape on one device, and the
+        name of a dtype as in KVCacheParams. Stored as a hashable mapping, sorted by name: the bytes
+        of a slot have this order in every store.
     interval : int, optional
-        Tokens between checkpoints, a multiple of the page size; none by default, then there are
-        only those at ends of prompts and at branches.
+        Tokens between checkpoints, a multiple of the page size. By default there are only
+        checkpoints at the ends of prompts and at branches.
 
     Raises
     ------
     ValueError
-        No layer, a negative one, one twice; no array, a dimension below 1, an unknown dtype; an
-        interval below 1.
+        `layers` is empty, or holds a negative index or an index twice; `arrays` is empty, or has a
+        dimension below 1 or an unknown dtype; `interval` is below 1.
     TypeError
-        Another type than these.
+        An argument has another type.
 
     Examples
     --------
@@ -405,19 +407,19 @@ class State:
         )
 
     def longest_hit(self, present: str | Sequence[bool], page_size: int) -> tuple[int, int]:
-        """Find the longest prefix at whose end there is a checkpoint.
+        """Find the longest prefix that ends at a checkpoint.
 
         Parameters
         ----------
         present : str or sequence of bool
-            For each whole page of a prompt whether there is a checkpoint at its end.
+            True or "1" for each whole page of a prompt that has a checkpoint at its end.
         page_size : int
             Tokens per page.
 
         Returns
         -------
         hit_pages, holes : int
-            Pages of the prefix, and those before the one with the checkpoint.
+            Pages of the prefix, and pages before the page with the checkpoint.
         """
         count("page_size", page_size, "give the tokens of a page")
         pages = pages_present(present)
@@ -431,7 +433,7 @@ def _arrays(arrays: Any) -> FrozenMap[str, tuple[tuple[int, ...], str]]:
             f"arrays is a {type(arrays).__name__}, must be a dict of name to (shape, dtype)"
         )
     if not arrays:
-        raise ValueError("arrays is empty, must name what a layer keeps; leave the group out")
+        raise ValueError("arrays is empty, must name the arrays of a layer; leave the group out")
     return FrozenMap(sorted((_name(name), _array(name, array)) for name, array in arrays.items()))
 
 
@@ -465,18 +467,18 @@ def _array(name: str, array: Any) -> tuple[tuple[int, ...], str]:
 
 
 def described(group: AttentionGroup | State) -> dict[str, Any]:
-    """Return what JSON tells of a group: its kind, the number of its layers, what they keep.
+    """Describe a group for JSON: its kind, the number of its layers, and the tokens they keep.
 
     Notes
     -----
-    ``kind`` is "full", "window", "chunk" or "state". ``keeps`` are the tokens of the window or
-    chunk, None where there is neither.
+    ``kind`` is "full", "window", "chunk" or "state". ``keeps`` is the number of tokens of the
+    window or chunk, None for other kinds.
     """
     return {"kind": _kind(group), "layers": len(group.layers), "keeps": kept_tokens(group)}
 
 
 def kept_tokens(group: AttentionGroup | State) -> int | None:
-    """Return the tokens of a window or chunk, None where there is neither."""
+    """Return the tokens of the window or chunk of a group; None for other kinds."""
     if isinstance(group, SlidingWindow):
         return group.window
     return group.chunk if isinstance(group, ChunkedLocal) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model's layers lie in the pages of a pool."""
+"""The places of a model's layers in the pages of a pool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class GroupedParams(Params, Protocol):
-    """What is read of KVCacheParams."""
+    """The fields of KVCacheParams that this module reads."""
 
     @property
     def num_layers(self) -> int: ...
@@ -43,22 +43,22 @@ class GroupedParams(Params, Protocol):
 
 
 class LayerPlace(NamedTuple):
-    """Tell where a layer's rows lie, on one device.
+    """The place of a layer's rows, on one device.
 
     Attributes
     ----------
     bundle : int
-        Whose table names its pages.
+        The bundle whose block table has the layer's pages.
     position : int
-        Its place in such a page.
+        The layer's place in a page of the bundle.
     page_size, heads : int
-        Of its rows in a page.
+        Tokens and heads of the layer's rows in a page.
     widths : tuple of int
         Elements per head of K and V, or of a latent row.
     window, chunk : int or None
-        What its tokens read.
+        Tokens of the layer's window or chunk.
     owner : int or None
-        The layer whose K and V these are; None where they are its own.
+        The layer whose K and V this layer reads; None if the layer has its own.
     """
 
     bundle: int
@@ -91,12 +91,12 @@ def _place(params: Params, at: int, index: int, bundle: Bundle) -> LayerPlace:
 
 
 class LayerMap:
-    """Find the places of a model's layers; layers that share K and V have their owner's.
+    """The places of a model's layers; a layer that shares K and V has the place of its owner.
 
     Parameters
     ----------
     params : KVCacheParams
-        With groups, or layers that share.
+        Params with groups or shared layers.
     """
 
     __slots__ = ("_places", "num_layers")
@@ -113,21 +113,21 @@ class LayerMap:
 
     @classmethod
     def of(cls, params: GroupedParams) -> LayerMap | None:
-        """Return the map of these params; None where a page has all layers in their order."""
+        """Return the map of these params; None if every page has all layers in order."""
         return None if params.groups is None and params.shared is None else cls(params)
 
     @property
     def with_pages(self) -> list[int]:
-        """The layers that have K and V, ascending: those of State groups have none."""
+        """The layers with K and V, ascending; layers of State groups only are left out."""
         return sorted(self._places)
 
     def __getitem__(self, layer: int) -> LayerPlace:
-        """Return the place of a layer; IndexError where it has none."""
+        """Return the place of a layer; IndexError if the layer has no K and V."""
         place = self._places.get(layer)
         if place is not None:
             return place
         if 0 <= layer < self.num_layers:
-            raise IndexError(f"layer {layer} is in no attention group: it has no K and V")
+            raise IndexError(f"layer {layer} is in no attention group, so it has no K and V")
         raise IndexError(
             f"layer is {layer}, must be at least 0 and below {self.num_layers}, the layers"
         )
@@ -138,8 +138,8 @@ def part_shapes(params: GroupedParams, num_pages: int) -> list[tuple[int, ...]]:
 
     Notes
     -----
-    The rows of the widest group have axes of their own where they fill a layer's place; else that
-    is one axis.
+    If the rows of the widest group fill a layer's place, tokens, heads and elements have separate
+    axes. Otherwise they share one axis.
     """
     groups = params.attention_groups
     shape = page_shape(params)
@@ -158,14 +158,14 @@ def part_shapes(params: GroupedParams, num_pages: int) -> list[tuple[int, ...]]:
 
 
 def column_tokens(params: GroupedParams) -> int:
-    """Return the tokens that hits and commits are counted in: those of the largest page."""
+    """Return the tokens of a column, the unit of hits and commits: the largest page size."""
     if params.groups is None and params.shared is None:
         return params.page_size
     return max(bundle.page_size for bundle in bundles(params))
 
 
 def pages_per_column(params: GroupedParams) -> tuple[int, ...]:
-    """Return the pages of each bundle for the tokens that hits are counted in."""
+    """Return the number of pages of each bundle in a column."""
     if params.groups is None and params.shared is None:
         return (1,)
     tokens = column_tokens(params)
@@ -173,14 +173,14 @@ def pages_per_column(params: GroupedParams) -> tuple[int, ...]:
 
 
 def has_windows(params: GroupedParams) -> bool:
-    """Tell whether layers leave tokens behind, so that pages are reserved for what runs next."""
+    """Return true if some layers drop tokens, so pages are reserved only for the next step."""
     if params.groups is None:
         return False
     return not all(isinstance(group, FullAttention) for group in params.attention_groups)
 
 
 def mixes_pages(params: GroupedParams) -> bool:
-    """Tell whether rows lie differently in pages of different bundles."""
+    """Return true if pages of different bundles have different row layouts."""
     layers = LayerMap.of(params)
     if layers is None:
         return False
@@ -189,7 +189,7 @@ def mixes_pages(params: GroupedParams) -> bool:
 
 
 def core_groups(params: GroupedParams) -> list[tuple[str, int, int, int]]:
-    """Return the groups as the core takes them: kind, span, bundles, tokens of a page."""
+    """Return the groups for the core: kind, span, number of bundles, tokens per page."""
     if params.groups is None and params.shared is None:
         return []
     found = []
@@ -207,4 +207,4 @@ def _rule(group: AttentionGroup) -> tuple[str, int]:
         return "chunked", group.chunk
     if isinstance(group, FullAttention):
         return "full", 0
-    raise TypeError(f"a {type(group).__name__} has no rule that the core knows")
+    raise TypeError(f"a {type(group).__name__} has no rule in the core")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers share a page, how large that page is, and which groups describe one model."""
+"""The layers that share a page, the size of that page, and checks of a model's groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "row_widths",
 ]
 
-_MOST_PADDING = 20  # one layer's place in so many may stay empty, or so many bytes of a layer's
+_MOST_PADDING = 20  # at most 1/20 of the layer places, and of the bytes of a place, stays unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Bundle:
     Attributes
     ----------
     group : AttentionGroup
-        The group that they are of.
+        The group of these layers.
     layers : tuple of int
-        The model's layers; ``layers[j]`` lies at place ``j`` of the page.
+        Indices of the model's layers; ``layers[j]`` has place ``j`` of the page.
     page_size : int
-        Tokens per page: that of the params times a power of two.
+        Tokens per page: the page size of the params times a power of two.
     """
 
     group: AttentionGroup
@@ -49,14 +49,14 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """Tell what every page of a pool holds, on one device.
+    """The shape of every page of a pool, on one device.
 
     Attributes
     ----------
     layers : int
-        Places for layers, the width of the widest bundle.
+        Number of places for layers in a page: the layers of the largest bundle.
     elements : tuple of int
-        Of one place, over the tokens of a page: (K, V) or (latent,).
+        Elements of one place, for all tokens of a page: (K, V) or (latent,).
     """
 
     layers: int
@@ -64,7 +64,7 @@ class PageShape:
 
 
 class Params(Protocol):
-    """What is read of KVCacheParams."""
+    """The fields of KVCacheParams that packing reads."""
 
     def __hash__(self) -> int: ...
     @property
@@ -93,20 +93,20 @@ def bundles(params: Params) -> tuple[Bundle, ...]:
     Returns
     -------
     tuple of Bundle
-        One for every table that a step has. With ``groups=None`` it is one, of all layers.
+        One bundle for every block table of a step. With ``groups=None``, one bundle has all layers.
 
     Raises
     ------
     TypeError
-        No KVCacheParams.
+        `params` is not a KVCacheParams.
 
     Notes
     -----
-    A page has as many places for layers in every bundle. Their number is chosen so that at most 5 %
-    as many places stay empty as there are layers, none of them in full groups where a page of
-    several layers can do that, and then so that the bundles are fewest. Where rows of K and V
-    differ between groups, the widest has the params' page size and the others the power of two of
-    it with which their bytes are nearest.
+    Every bundle has the same number of layer places in a page. Among the numbers with which the
+    empty places are at most 5 % of the layers, the choice prefers pages of several layers without
+    empty places in full groups, and of these the fewest bundles. If the rows of K and V differ
+    between groups, the widest group has the params' page size. The page size of another group is
+    the params' page size times the power of two that makes its pages nearest in bytes.
 
     Examples
     --------
@@ -125,12 +125,12 @@ def bundles(params: Params) -> tuple[Bundle, ...]:
 
 
 def bundles_of(params: Params, group: AttentionGroup) -> tuple[Bundle, ...]:
-    """Return the bundles of one of the params' groups."""
+    """Return the bundles of a group of the params."""
     return tuple(bundle for bundle in bundles(params) if bundle.group == group)
 
 
 def page_shape(params: Params) -> PageShape:
-    """Return what a page of the pool holds; ValueError where the groups' rows do not agree."""
+    """Return the shape of a page; ValueError if the rows of the groups do not fit one page."""
     return _packed(params)[1]
 
 
@@ -167,10 +167,10 @@ def _packed(params: Params) -> tuple[tuple[Bundle, ...], PageShape]:
 def _page_sizes(
     params: Params, rows: Sequence[tuple[int, ...]]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Return the page size of each group, and the elements of a layer's place that hold all."""
+    """Return the page size of each group, and the elements of a place that fits every layer."""
     widest = max(rows, key=sum)
     sizes = [params.page_size << round(math.log2(sum(widest) / sum(row))) for row in rows]
-    # In one array K and V have the same room.
+    # If K and V share an array, both have the same room.
     if not params.is_mla and all(k == v for k, v in rows):
         parts = [[k] for k, _ in rows]
     else:
@@ -184,14 +184,13 @@ def _page_sizes(
                     f"the layers of {type(group).__name__} from layer {group.layers[0]} on have "
                     f"{here} elements in a page of {size} tokens, others {most}, must agree within "
                     f"5 % with a page size that is {params.page_size} times a power of two; choose "
-                    f"n_kv_heads and head_dim of the groups so, or give such layers a cache of "
-                    f"their own"
+                    f"other n_kv_heads and head_dim, or give these layers a cache of their own"
                 )
     return sizes, room if len(room) == len(rows[0]) else room * 2
 
 
 def _width(groups: Sequence[AttentionGroup]) -> int:
-    """Return how many layers share a page."""
+    """Return the number of layers that share a page."""
     counts = [len(group.layers) for group in groups]
     full = [len(group.layers) for group in groups if isinstance(group, FullAttention)]
 
@@ -217,7 +216,7 @@ Group = AttentionGroup | State
 
 
 class Grouped(Params, Protocol):
-    """What is read of KVCacheParams."""
+    """The fields of KVCacheParams that the checks of groups read."""
 
     @property
     def num_layers(self) -> int: ...
@@ -232,7 +231,7 @@ class Grouped(Params, Protocol):
 
 
 def frozen_groups(groups: Any) -> tuple[Group, ...] | None:
-    """Return groups as a tuple; TypeError for what is none."""
+    """Return groups as a tuple; TypeError if `groups` is not a sequence of groups."""
     if groups is None:
         return None
     if isinstance(groups, (AttentionGroup, State, str)) or not isinstance(groups, Iterable):
@@ -253,7 +252,7 @@ def _group(group: Any) -> Group:
 
 
 def frozen_shared(shared: Any) -> FrozenMap[int, int] | None:
-    """Return shared layers as a mapping that can be hashed; None where there are none."""
+    """Return shared layers as a hashable mapping; None if no layers are shared."""
     if shared is None:
         return None
     if not isinstance(shared, Mapping):
@@ -266,7 +265,7 @@ def frozen_shared(shared: Any) -> FrozenMap[int, int] | None:
 
 
 def check_groups(params: Grouped) -> None:
-    """Raise ValueError where the groups and shared layers do not describe one model."""
+    """Raise ValueError if the groups and shared layers do not describe one model."""
     if params.groups is not None:
         _check_kinds(params.groups)
     for kind, groups in (
@@ -282,12 +281,13 @@ def check_groups(params: Grouped) -> None:
 
 def _check_kinds(groups: Sequence[Group]) -> None:
     if not groups:
-        raise ValueError("groups is empty, must hold at least one; None is one of all layers")
+        raise ValueError(
+            "groups is empty, must hold at least one group; None means one group of all layers"
+        )
     if all(isinstance(group, State) for group in groups):
         raise ValueError(
             f"groups holds {len(groups)} State group{'s' * (len(groups) > 1)} and no attention "
-            f"group: such a model has no K and V to keep in pages, and kvcore no use for it; keep "
-            f"its states yourself"
+            f"group: this model has no K and V to keep in pages; keep its states without kvcore"
         )
 
 
@@ -298,7 +298,7 @@ def _check_layers(kind: str, groups: Sequence[Group], num_layers: int) -> None:
             if layer >= num_layers:
                 raise ValueError(
                     f"layer {layer} of {type(group).__name__} is beyond the model, must be 0 .. "
-                    f"{num_layers - 1}; num_layers counts all layers, those without a cache too"
+                    f"{num_layers - 1}; num_layers counts all layers, also layers without a cache"
                 )
             if layer in seen:
                 raise ValueError(f"layer {layer} is in two groups, must be in {kind} at most once")
@@ -313,11 +313,11 @@ def _check_shared(params: Grouped) -> None:
         if not 0 <= layer < params.num_layers:
             raise ValueError(f"{text}, which must be 0 .. {params.num_layers - 1}")
         if owner in shared:
-            raise ValueError(f"{text}, which has none itself; name the layer that writes them")
+            raise ValueError(f"{text}, which is itself shared; name the layer that writes them")
         if owner not in own:
             raise ValueError(f"{text}, which is in no attention group; put the owner into one")
         if layer in own:
-            raise ValueError(f"{text}, but it is in an attention group; take it out of there")
+            raise ValueError(f"{text}, but it is in an attention group; take it out of the group")
 
 
 def _check_rows(params: Grouped, group: AttentionGroup) -> None:
@@ -338,7 +338,7 @@ def _check_rows(params: Grouped, group: AttentionGroup) -> None:
         if scale is not None and width % scale != 0:
             raise ValueError(
                 f"kv_scale_granularity {scale} does not divide the {width} elements of a row of "
-                f"{name}; choose one that divides the rows of every group"
+                f"{name}; choose a granularity that divides the rows of every group"
             )
 
 
@@ -346,6 +346,6 @@ def _check_intervals(params: Grouped, page_size: int) -> None:
     for state in params.state_groups:
         if state.interval is not None and state.interval % page_size != 0:
             raise ValueError(
-                f"interval {state.interval} of State is no multiple of the page size, must be one "
-                f"of {page_size}: a checkpoint lies at the end of a page"
+                f"interval {state.interval} of State must be a multiple of the page size "
+                f"{page_size}: a checkpoint is at the end of a page"
             )

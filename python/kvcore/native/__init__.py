@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native code that runs per request and per step, in Cython.
 
-Four extension modules; each needs only the modules in front of it. ``contexts`` reads what callers
-pass: tokens, extra keys, contexts. ``tree`` is the prefix tree without a manager, with the keys of
-pages. ``engine`` has the verbs of a manager. ``snapshots`` moves cached pages out and in.
+Four extension modules; each needs only the modules before it in this list. ``contexts`` reads
+arguments: tokens, extra keys, contexts. ``tree`` has the prefix tree without a manager and the keys
+of pages. ``engine`` has the methods of a manager. ``snapshots`` exports and imports cached pages.
 """

@@ -20,13 +20,13 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(object o)
     Py_ssize_t PyBytes_GET_SIZE(object o)
-    # Borrowed, without counting references per row of a batch.
+    # Returns a borrowed reference: no reference count changes per row of a batch.
     PyObject* PyList_GET_ITEM(object list, Py_ssize_t i)
     ctypedef struct PyTypeObject:
         pass
     PyTypeObject* Py_TYPE(PyObject* o)
     bint PyObject_TypeCheck(PyObject* o, PyTypeObject* type) noexcept
-    # Of a borrowed pointer: an object argument would count the argument itself.
+    # Takes a borrowed pointer: an object argument would add a reference to the count.
     Py_ssize_t Py_REFCNT(PyObject* o)
 
 cdef extern from *:
@@ -49,19 +49,19 @@ cdef cnp.ndarray as_tokens(object tokens)
 cdef int64_t tokens_ahead(object lookahead) except -1
 cdef int32_t* room_in(cnp.ndarray out) except NULL
 cdef bytes make_namespace(object extra_key, object cache_salt)
-# Of contexts and objects like them, whose code may run.
+# For contexts and context-like objects; their Python code may run.
 cdef object no_context(object item)
 cdef object id_of(object context)
 
 
-# The C++ name of a prefix-cache namespace; None for the default one.
+# The C++ name of a prefix-cache namespace; None for the default namespace.
 cdef inline bytes namespace_of(object extra_key, object cache_salt):
     if extra_key is None and cache_salt is None:
         return None
     return make_namespace(extra_key, cache_salt)
 
 
-# What C++ reads of a name, for as long as `name` lives.
+# A view of a name for C++; valid as long as `name` lives.
 cdef inline string_view name_view(bytes name) noexcept:
     if name is None:
         return string_view()
@@ -70,14 +70,14 @@ cdef inline string_view name_view(bytes name) noexcept:
 
 # ---- extra keys: contexts/extra_keys.pxi ---------------------------------------------------------
 
-# Of the process. Ids up to the second one may be stand-ins.
+# The stand-ins of the process. Only ids up to HIGHEST_STAND_IN may be stand-ins.
 cdef StandIns* stand_ins
 cdef int32_t HIGHEST_STAND_IN
-# True since extra keys were first used in this process: before, nothing has to be looked at.
+# True after the first use of extra keys in this process; until that use no token is checked.
 cdef bint keys_in_use
 
 
-# A token of a request that is shown to the prefix tree as another id.
+# A token of a request that the prefix tree stores as another id.
 cdef struct ShownToken:
     int64_t position
     int32_t stand_in
@@ -85,9 +85,9 @@ cdef struct ShownToken:
 
 @cython.final
 cdef class ExtraKeys:
-    cdef list keys  # (start, length, bytes), normalised; cut at the end
-    cdef cnp.ndarray shown  # int32 [at least the tokens]: what the prefix tree sees of them
-    cdef vector[ShownToken] held  # by position
+    cdef list keys  # (start, length, bytes), normalised; ``cut`` removes keys at the end
+    cdef cnp.ndarray shown  # int32 [at least the tokens]: the ids for the prefix tree
+    cdef vector[ShownToken] held  # sorted by position
 
     cdef int give_up(self, size_t first) noexcept
     cdef const int32_t* tokens(self) noexcept
@@ -95,10 +95,10 @@ cdef class ExtraKeys:
     cdef int cut(self, int64_t end) except -1
 
 
-# The trees of one manager, or one tree by itself, and whether extra keys were used with them.
+# The trees of one manager, or a single PrefixTree, and whether extra keys were used with them.
 @cython.final
 cdef class KeyedTrees:
-    cdef object core  # whose manager it is; None for a tree, which is its own
+    cdef object core  # owns `manager`; None if this object owns `tree`
     cdef CacheManager* manager
     cdef CppPrefixTree* tree
     cdef bint is_keyed
@@ -112,18 +112,18 @@ cdef KeyedTrees trees_of_manager(object core)
 cdef KeyedTrees trees_of(CppPrefixTree* tree)
 
 
-# None without keys. `whole`: none may reach behind the n tokens.
+# Checks extra keys; None without keys. `whole`: no key may extend past the n tokens.
 cdef inline tuple as_extra_keys(object given, int64_t n, bint whole):
     return None if given is None else checked_keys(given, n, whole)
 
 
 cdef tuple checked_keys(object given, int64_t n, bint whole)
 cdef tuple keys_in_front(list keys, int64_t end)
-# The tokens of a request with such keys; `capacity` for what comes behind them.
+# The tokens of a request with extra keys; `capacity` has room for later tokens.
 cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t capacity)
 
 
-# Of a question: up to the first key that these trees have nothing behind.
+# The tokens of a query, up to the first extra key that these trees do not have.
 cdef inline cnp.ndarray shown_of(KeyedTrees trees, object extra_keys, cnp.ndarray tokens):
     if extra_keys is None and not trees.is_keyed:
         return tokens
@@ -131,7 +131,7 @@ cdef inline cnp.ndarray shown_of(KeyedTrees trees, object extra_keys, cnp.ndarra
 
 
 cdef cnp.ndarray look_up_keys(KeyedTrees trees, object extra_keys, cnp.ndarray tokens)
-# ValueError where one may.
+# ValueError if a token may be a stand-in.
 cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except -1
 
 
@@ -152,22 +152,23 @@ cdef int64_t nanoseconds(object seconds, str name) except? -1
 # ---- contexts: contexts/text_generation.pxi ------------------------------------------------------
 
 cdef class TextGenerationContext:
-    # May be subclassed: what a manager reads of it is here, and cannot be overridden.
-    # Two cache lines, where CPython puts objects of this size: what a walk that does not know the
-    # batch reads, then the request as C++ sees it, which is all that a step of a known batch reads.
-    cdef uint64_t _manager_uid  # of the claim below; stale when its slot has another generation
-    cdef SequenceHandle _recorded  # the claim of that manager that knows this context
-    cdef int32_t _capacity  # tokens that can be appended in place: none with extra keys
-    cdef int32_t _pending  # pages for it are on their way
-    cdef bytes _name  # of the prefix-cache namespace, whose bytes the request points to
+    # May be subclassed. A manager reads these fields directly, so no subclass can override them.
+    # CPython aligns objects of this size to cache lines. The first line has the fields that a walk
+    # over an unknown batch reads; the second line has the request for C++, and a step of a known
+    # batch reads only this line.
+    cdef uint64_t _manager_uid  # manager of the claim; stale if its slot has another generation
+    cdef SequenceHandle _recorded  # the claim of this manager that recorded this context
+    cdef int32_t _capacity  # room of the buffer in tokens; 0 with extra keys
+    cdef int32_t _pending  # not 0 while pages for it are in flight
+    cdef bytes _name  # name of the prefix-cache namespace; the request points to its bytes
     cdef cnp.ndarray _buffer
-    cdef RequestView _request  # with the claim it was last seen with
+    cdef RequestView _request  # with the claim of the last call
     cdef readonly object request_id
     cdef readonly object extra_key
     cdef readonly object cache_salt
-    cdef Terms _terms  # None where it asks for nothing
-    cdef ExtraKeys _keys  # None without; else what the request's tokens point to
-    cdef object _past  # the claim of it that ended last, or None; three lines in all
+    cdef Terms _terms  # None for the default priority, duration and tenant
+    cdef ExtraKeys _keys  # None without; else it owns the tokens to which the request points
+    cdef object _past  # the claim of it that ended last, or None; three cache lines in all
 
     cdef int _make_buffer(self, int64_t capacity) except -1
     cdef int _move_buffer(self, int64_t capacity) except -1
@@ -177,8 +178,8 @@ cdef class TextGenerationContext:
     cdef int _update(self, int32_t token) except -1
 
 
-# Changes whenever a context may no longer be what a batch read earlier took it for: one is gone, so
-# that another object may have its address, or has moved to another claim.
+# Changes whenever an address that a batch read earlier may no longer be valid: a context was
+# destroyed, so that another object may have its address, or a context moved to another claim.
 cdef uint64_t contexts_epoch
 
 
@@ -191,7 +192,7 @@ cdef inline bint is_own(PyObject* item) noexcept:
     return PyObject_TypeCheck(item, <PyTypeObject*>TextGenerationContext)
 
 
-# Of a batch, contexts this far ahead are asked for early.
+# A walk over a batch prefetches the context this many rows ahead.
 cdef enum:
     AHEAD = 16
 
@@ -207,13 +208,13 @@ cdef inline bint has_moved(const RequestView& now, const RequestView& given) noe
     return now.start != given.start or now.active != given.active
 
 
-# Their code may run and change whatever was read.
+# Python code of the objects may run and change values that were read before.
 cdef object read_foreign(object context, RequestView* view, list keep)
 cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1
 cdef int check_settable(object context) except -1
 
 
-# ---- what kernels get: contexts/inputs.pxi -------------------------------------------------------
+# ---- inputs of kernels: contexts/inputs.pxi ------------------------------------------------------
 
 cdef class RaggedKVCacheInputs:
     cdef readonly object blocks
@@ -221,16 +222,16 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object lookup_table
     cdef readonly object max_lengths
     cdef readonly object kv_scales
-    cdef object _tables  # of all bundles; None where there is one
-    cdef tuple _states  # slots by State group; None without
-    cdef readonly object _layers  # where layers lie, with groups; else None
-    cdef readonly object _loads  # by which layers arrive from the host tier; else None
-    cdef readonly object _fetched  # the event that the arrays are there on a GPU; else None
-    cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None where unknown
-    cdef cnp.ndarray _row_offsets  # once asked for
+    cdef object _tables  # the tables of all bundles; None with one bundle
+    cdef tuple _states  # slots by State group; None without states
+    cdef readonly object _layers  # the LayerMap; None without groups
+    cdef readonly object _loads  # loads of layers from the host tier; None without
+    cdef readonly object _fetched  # event after the copies of the arrays to a GPU; None without
+    cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None if unknown
+    cdef cnp.ndarray _row_offsets  # computed at the first access
 
 
-# As the class makes them, without reading arguments.
+# Makes inputs without the argument parsing of the constructor.
 cdef inline RaggedKVCacheInputs new_inputs(
     object blocks, object cache_lengths, object lookup_table, object max_lengths, object kv_scales
 ):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What callers pass per request, as C sees it: contexts, tokens, extra keys, arrays; and inputs.
+"""The arguments per request as C values: contexts, tokens, extra keys, arrays; and inputs.
 
-Each idea is a file that stands here, in an order in which each needs only those in front of it.
+Each topic has an included file. A file needs only the files included before it.
 """
 
-# Before anything that such an interpreter waits for without end. The other modules need this one,
-# and so are refused as well.
+# This check runs before any code that would block for ever in a sub-interpreter. The other modules
+# import this module, so they are refused also.
 cdef extern from "interpreter.hpp":
     int require_main_interpreter "kvcore::python::require_main_interpreter"() except -1
 

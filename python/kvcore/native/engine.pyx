@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What runs per request and per step: Python objects in, calls of C++ out."""
+"""The calls per request and per step: read Python objects, call C++."""
 
 cimport cython
 cimport numpy as cnp

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""What a snapshot asks of a manager: what is cached, and columns that leave or are brought back."""
+"""The calls of snapshots on a manager: list the cache, export columns and import columns."""
 
 cimport cython
 cimport numpy as cnp
@@ -48,19 +48,19 @@ cdef bytes as_bytes(const string& text):
 
 
 class CachedRuns(NamedTuple):
-    """What is cached in a replica at one moment.
+    """The cached runs of a replica at one moment.
 
     Attributes
     ----------
     num_resets : int
-        Of the caches until then.
+        Number of cache resets before this moment.
     names : list of bytes
         Namespaces.
     runs : int32 [runs, 5]
-        Parent (-1: none), namespace, columns in front, own columns, rank: of two runs that of less
-        goes first. A run comes behind its parent, whose rank is no less.
+        Parent (-1: none), namespace, columns before the run, own columns, rank. Of two runs, the
+        run with the lower rank is evicted first. A run follows its parent, whose rank is not lower.
     tokens : int32 [columns, tokens of a column]
-        Of the runs, one behind the other, as the tree has them.
+        Tokens of the runs, concatenated, with the ids of the prefix tree.
     """
 
     num_resets: int
@@ -101,7 +101,7 @@ def cached_runs(EngineBase engine not None, replica):
 
 
 def num_resets(EngineBase engine not None):
-    """Return how often the caches of a manager were reset."""
+    """Return the number of resets of a manager's caches."""
     require_made(engine)
     listen(engine)
     return engine._native.num_resets()
@@ -119,7 +119,7 @@ cdef cnp.ndarray as_prefix(object tokens):
 cdef ColumnSpan span_of(
     object replica, object resets, bytes name, cnp.ndarray tokens, object first
 ) except *:
-    """What `name` and `tokens` are views of lives as long as the caller's."""
+    """Return a ColumnSpan; it is valid while the caller holds `name` and `tokens`."""
     cdef ColumnSpan span
     span.replica = as_int(replica, "replica")
     span.num_resets = <uint64_t>resets
@@ -151,17 +151,17 @@ cdef cnp.ndarray parts_of(const vector[CachedColumn]& columns):
 
 
 @cython.final
-@cython.no_gc_clear  # what is held ends in front of the engine
+@cython.no_gc_clear  # the columns are released before the engine is destroyed
 cdef class ExportedColumns:
-    """Hold cached columns for who copies them, until the end of ``with``.
+    """Cached columns that are held until the end of ``with``, so that the caller can copy them.
 
     Attributes
     ----------
     pages : int32 [columns, lanes]
-        Of each column lane by lane, -1 where it has none.
+        The page of each column and lane; -1 without a page.
     parts : int32 [columns, 3]
-        Windows that a column has pages of and those that requests passed, both as bits, and the
-        slot of its checkpoint, -1 without.
+        Per column: the windows with pages as bits, the windows that requests have passed as bits,
+        and the slot of its checkpoint; -1 without a checkpoint.
     """
 
     cdef CacheExport _held
@@ -178,18 +178,18 @@ cdef class ExportedColumns:
 
 
 def export_columns(EngineBase engine not None, replica, resets, bytes name, tokens, first):
-    """Hold what is cached of columns `first` .. of a prefix, in a cache that was not reset since.
+    """Hold the cached columns of a prefix from column `first` on, if there was no reset since.
 
     Parameters
     ----------
     engine : StepEngine
     replica : int
     resets : int
-        As of ``cached_runs``.
+        ``num_resets`` of ``cached_runs``.
     name : bytes
-        Of the namespace.
+        Name of the namespace.
     tokens : int32 [n]
-        Of the prefix, as the tree has them, whole columns.
+        Tokens of the prefix in whole columns, with the ids of the prefix tree.
     first : int
 
     Returns
@@ -211,16 +211,17 @@ def export_columns(EngineBase engine not None, replica, resets, bytes name, toke
 @cython.final
 @cython.no_gc_clear
 cdef class ImportedColumns:
-    """Hold pages for columns that the caller brings, until the end of ``with``.
+    """Pages for columns that the caller imports; held until the end of ``with``.
 
     Attributes
     ----------
     status : str
-        "taken"; "known" where there is nothing to be filled, and to publish them is a use of what
-        is cached. Else nothing is held: "no parent", "no room", or "reset".
+        "taken"; or "known" if all columns are cached: there is nothing to fill, and ``publish``
+        counts as a use of the cached columns. With "no parent", "no room" or "reset", nothing is
+        held.
     pages, parts
-        As of ExportedColumns, for the columns that there is room for: pages to be filled, and the
-        slot to be filled; -1 where there is nothing to be written.
+        As in ExportedColumns, for the columns that have room: the pages and the slots to fill; -1
+        if there is nothing to write.
     """
 
     cdef CacheImport _held
@@ -230,12 +231,12 @@ cdef class ImportedColumns:
     cdef readonly object parts
 
     def publish(self, bint more):
-        """Have them found, now that they are filled; `more`: the run goes on.
+        """Add the filled columns to the cache; `more`: further columns of the run will follow.
 
         Returns
         -------
         bool
-            False where the caches were reset meanwhile.
+            False if the caches were reset since.
         """
         cdef bint is_wanted
         with nogil:
@@ -261,14 +262,15 @@ cdef object status_of(ImportStatus status):
 
 
 def import_columns(EngineBase engine not None, replica, resets, bytes name, tokens, first, parts):
-    """Take free pages for columns `first` .. of a prefix.
+    """Take free pages for the columns of a prefix from column `first` on.
 
     Parameters
     ----------
     engine, replica, resets, name, tokens, first
-        As of ``export_columns``.
+        As for ``export_columns``.
     parts : int32 [columns, 3]
-        What there is of each, as of ExportedColumns; any number from 0 on for a checkpoint.
+        The available parts of each column, as in ExportedColumns; any number from 0 on stands for a
+        checkpoint.
 
     Returns
     -------
@@ -306,10 +308,10 @@ def import_columns(EngineBase engine not None, replica, resets, bytes name, toke
 
 @cython.final
 cdef class HeldStandIns:
-    """Keep stand-ins of tokens with extra keys, which a snapshot names, as long as it lives.
+    """Stand-ins of tokens with extra keys that a snapshot uses; kept while this object lives.
 
-    A stand-in is a negative token that the prefix tree is shown; its name, which says what it
-    stands for, is the same in every process.
+    A stand-in is a negative id for the prefix tree. Its name consists of the token and the keys.
+    The name is the same in every process.
     """
 
     cdef vector[TokenId] _held
@@ -320,7 +322,7 @@ cdef class HeldStandIns:
             stand_ins.release(self._held[i])
 
     def name_of(self, token):
-        """Return the name of a token; None for one that stands for nothing.
+        """Return the name of a stand-in; None for a token that is no stand-in.
 
         Parameters
         ----------
@@ -341,7 +343,7 @@ cdef class HeldStandIns:
         return as_bytes(name)
 
     def token_of(self, bytes name not None):
-        """Return the token that stands for a name here.
+        """Return the stand-in for a name in this process.
 
         Raises
         ------
@@ -358,18 +360,18 @@ cdef class HeldStandIns:
 
 
 def is_keyed(EngineBase engine not None):
-    """Tell whether low tokens in the caches of a manager are stand-ins."""
+    """Return True if low ids in the caches of a manager are stand-ins."""
     require_made(engine)
     return trees_of_engine(engine).is_keyed
 
 
 def expect_keys(EngineBase engine not None):
-    """Have low tokens taken for stand-ins from now on.
+    """Treat low ids in the caches as stand-ins from now on.
 
     Raises
     ------
     ValueError
-        The caches hold such tokens of requests without extra keys.
+        The caches hold low tokens of requests without extra keys.
     """
     require_made(engine)
     trees_of_engine(engine).expect_keys()

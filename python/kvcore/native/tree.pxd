@@ -8,7 +8,7 @@ from kvcore.cpp cimport TreeNode, TreePosition
 from kvcore.native.contexts cimport KeyedTrees
 
 
-# How a tree stores a token: so many int32 words, and whether each goes with the one behind it.
+# The form of a tree's tokens: int32 words per token, and whether the tree stores pairs of tokens.
 cdef struct TokenShape:
     int32_t words
     bint paired
@@ -16,7 +16,7 @@ cdef struct TokenShape:
 
 cdef class PrefixHandle:
     cdef object _tree
-    cdef CppPrefixTree* _native  # which `_tree` keeps
+    cdef CppPrefixTree* _native  # kept alive by `_tree`
     cdef CppPrefixHandle _handle
     cdef TreeNode* _node
     cdef int64_t _pins
@@ -31,7 +31,7 @@ cdef class PrefixHandle:
 
 
 cdef class PrefixTree:
-    cdef CppPrefixTree* _native  # which `_trees` owns
+    cdef CppPrefixTree* _native  # owned by `_trees`
     cdef KeyedTrees _trees
     cdef object _forgotten
     cdef TokenShape _shape

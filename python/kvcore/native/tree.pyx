@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, auto_pickle=False, autotestdict=False
-"""Which pages hold which tokens: the prefix tree, the pages of workers, and the keys of pages."""
+"""The prefix tree, the index of the pages of workers, and the keys of pages."""
 
 cimport cython
 cimport numpy as cnp

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How other processes follow a manager: cache events, and the socket that resets its cache."""
+"""The interfaces of a manager to other processes: cache events, and a socket for cache resets."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where events are sent, and pyzmq."""
+"""Endpoints of event sockets, limits of messages, and the import of pyzmq."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = [
     "import_zmq",
 ]
 
-#: Of a sequence number, highest byte first.
+#: Length of a sequence number, highest byte first.
 SEQUENCE_BYTES = 8
 
-#: In the place of a sequence number: nothing more is replayed.
+#: Takes the place of a sequence number in the last message of a replay.
 END = b"\xff" * SEQUENCE_BYTES
 
-#: Of a batch that a subscriber takes: ZeroMQ drops the connection that brings a longer frame, and
-#: takes no memory for the frame. Publishers of kvcore divide what is longer.
+#: Maximum size of a batch that a subscriber accepts. ZeroMQ closes the connection of a longer frame
+#: and allocates no memory for it. Publishers of kvcore split longer batches.
 MOST_BATCH_BYTES = 256 << 20
 
-#: Of a frame that a publisher takes: a subscription, a request for batches, or a part of the
-#: handshake, of which a name takes up to 255 bytes.
+#: Maximum size of a frame that a publisher accepts: a subscription, a request for batches, or a
+#: part of the handshake, in which a name has up to 255 bytes.
 MOST_REQUEST_BYTES = 4 << 10
 
 _PORT = re.compile(r"(tcp://.*:)(\d+)")
@@ -39,7 +39,7 @@ def import_zmq() -> Any:
     Raises
     ------
     ImportError
-        Says how to install it.
+        pyzmq is not installed. The text has the pip command.
     """
     try:
         import zmq
@@ -49,12 +49,12 @@ def import_zmq() -> Any:
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a replica: so many ports further, or with its number at the end.
+    """Return the endpoint of a replica: the port plus `rank`, or the path plus ``_dp<rank>``.
 
     Raises
     ------
     ValueError
-        There is no such port.
+        The port is out of range.
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":*"):
         return endpoint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sole right to listen at an ``ipc://`` endpoint."""
+"""A lock that makes one manager the only listener at an ``ipc://`` endpoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PEER = struct.Struct("3i")  # pid, user, group of the process that listens
 
 
 class IpcClaim:
-    """Hold an ``ipc://`` endpoint against every other process and manager.
+    """Reserves an ``ipc://`` endpoint for one listener among all processes and managers.
 
-    ZeroMQ removes the file of an endpoint it binds, whoever listens there. So a file beside it,
-    ``<path>.lock``, is locked as long as somebody listens; the system unlocks it when a process
-    dies. Other endpoints are claimed by binding them alone.
+    When ZeroMQ binds an endpoint, it removes an existing socket file, even if another process
+    listens at it. Therefore the listener locks a second file, ``<path>.lock``. The system unlocks
+    the file when the process dies. Endpoints of other kinds need no lock: a second bind fails.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class IpcClaim:
     Raises
     ------
     ValueError
-        Somebody listens there, or there is a file that is no socket.
+        Another manager or program listens at the endpoint, or its file is not a socket.
     OSError
         The folder does not exist or cannot be written.
     """
@@ -45,7 +45,7 @@ class IpcClaim:
         if sys.platform == "win32" or not endpoint.startswith(_IPC):
             return
         path = endpoint.removeprefix(_IPC)
-        if path.startswith("@"):  # a name without a file, which the system keeps to one owner
+        if path.startswith("@"):  # an abstract name without a file: the system allows one owner
             return
         self._path = Path(path)
         self._lock = _locked(_lock_path(self._path))
@@ -56,22 +56,22 @@ class IpcClaim:
             raise
 
     def bound(self) -> None:
-        """Remember the socket, to remove it in the end; ZeroMQ leaves it behind."""
+        """Record the bound socket file, so that ``release`` removes it; ZeroMQ does not."""
         if self._lock >= 0:
             self._socket = self._path.lstat()
 
     def release(self) -> None:
-        """Remove the socket and let others have the endpoint."""
+        """Remove the socket and free the endpoint."""
         if self._lock < 0:
             return
         if self._socket is not None:
             _remove(self._path, self._socket)
-        # Removed while it is locked: nobody else can have locked a file of this name.
+        # The lock file is removed while it is locked, so no other process has locked it.
         _remove(_lock_path(self._path), os.fstat(self._lock))
         self.forget()
 
     def forget(self) -> None:
-        """Leave the endpoint to the process that this one was forked from."""
+        """Close the lock in a forked child; the parent process keeps the endpoint."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -82,13 +82,13 @@ def _lock_path(path: Path) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """Lock a file, made if need be, and return its descriptor."""
+    """Lock a file, which is created if it is missing, and return its descriptor."""
     while True:
-        # Anybody may have put a link or a pipe there, where the folder is of all, such as /tmp.
+        # In a shared folder such as /tmp, another user may have put a link or a pipe at this path.
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             if not stat.S_ISREG(os.fstat(lock).st_mode):
-                raise ValueError(f"there is a file {path} that is no regular file")
+                raise ValueError(f"the lock file {path} is not a regular file")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
@@ -98,11 +98,11 @@ def _locked(path: Path) -> int:
             raise
         if _is_still(path, os.fstat(lock)):
             return lock
-        os.close(lock)  # its owner removed it before we had it
+        os.close(lock)  # the previous owner removed the file before this process locked it
 
 
 def _remove(path: Path, ours: os.stat_result) -> None:
-    """Remove a file unless somebody put another one in its place."""
+    """Remove a file, unless another process has replaced it."""
     with contextlib.suppress(OSError):
         if _is_still(path, ours):
             path.unlink()
@@ -116,13 +116,13 @@ def _is_still(path: Path, ours: os.stat_result) -> bool:
 
 
 def _check_unused(path: Path) -> None:
-    """Refuse what is no socket, or one behind which a living process listens without a lock."""
+    """Raise ValueError if the file is not a socket, or a living process listens at the socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ValueError("there is a file that is no socket")
+        raise ValueError("the file there is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -130,19 +130,19 @@ def _check_unused(path: Path) -> None:
         except ConnectionRefusedError:
             return  # the socket of a dead process
         except BlockingIOError:
-            pass  # somebody listens and has many waiting
+            pass  # a process listens, and its backlog is full
         if _is_alive(probe):
             raise ValueError("another program listens there")
 
 
 def _is_alive(probe: socket.socket) -> bool:
-    """Whether the process that listens lives; a child forked from it may hold its socket open."""
+    """Return true if the listening process lives; its forked child may keep the socket open."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
     try:
         pid, _, _ = _PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
-        if pid <= 0:  # of another container
+        if pid <= 0:  # a process of another container
             return True
         os.kill(pid, 0)
     except ProcessLookupError:

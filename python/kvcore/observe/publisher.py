@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send what a manager tells of its caches to whoever listens."""
+"""Publish the cache events of a manager to subscribers."""
 
 from __future__ import annotations
 
@@ -32,51 +32,52 @@ from kvcore.support.threads import Threads
 __all__ = ["EventPublisher"]
 
 _LOGGER = logging.getLogger("kvcore")
-_PATIENCE_S = 5.0  # to wait for a thread that has nothing left to do
+_PATIENCE_S = 5.0  # maximum wait for the thread at its end
 
 
 class EventSource(Protocol):
-    """Say what is asked of a PagedKVCacheManager."""
+    """The methods of PagedKVCacheManager that a publisher calls."""
 
     @property
     def num_replicas(self) -> int:
-        """Each is published by itself."""
+        """Number of replicas; each replica has its own sockets."""
 
     def take_events(self) -> list[PagesStored | PagesRemoved | CacheCleared]:
         """Return the events since the last call."""
 
 
 class EventPublisher:
-    """Publish the events of a manager from a thread of its own, as vLLM does.
+    """Publishes the events of a manager from a thread of its own, as vLLM does.
 
     Parameters
     ----------
     manager : PagedKVCacheManager
-        Made with ``events=True``. Nobody else takes its events.
+        A manager with ``events=True``. Only the publisher may take its events.
     endpoint : str
-        Where a PUB socket is bound for replica 0; those of others are so many ports further.
+        Endpoint of the PUB socket of replica 0. The port of replica `i` is `i` higher.
     replay_endpoint : str, optional
-        The same for ROUTER sockets, of which subscribers ask what they have missed; None for none.
+        Endpoint of the ROUTER socket of replica 0, which sends missed batches to subscribers on
+        request. None: no replay.
     topic : str
         The first frame of each message, such as "kv@POD@MODEL".
     form : {"map", "array"}
-        As of ``encode_batch``.
+        As in ``encode_batch``.
     raw_keys : bool
-        As of ``wire_event``.
+        As in ``wire_event``.
     interval : float
-        Seconds between two looks at the manager.
+        Seconds between two polls of the manager.
     buffer_batches : int
-        Batches that can be replayed, of each replica.
+        Number of batches of each replica that can be replayed.
     high_water_mark : int
-        Messages that wait for a slow subscriber before it misses some.
+        Number of messages that wait for a slow subscriber. Further messages are dropped for it.
 
     Attributes
     ----------
     endpoints, replay_endpoints : tuple of str
-        Of each replica, as they were bound.
+        The bound endpoint of each replica.
     identity : str
-        A random name of this publisher, the ZeroMQ identity of its replay sockets. A subscriber
-        reads it beside each answer (``frame.get("Identity")`` in pyzmq), and so notices another
+        A random name of this publisher: the ZeroMQ identity of its replay sockets. A subscriber
+        reads it with each answer (``frame.get("Identity")`` in pyzmq), and so detects another
         publisher at the same endpoint. The frames of messages do not contain it.
 
     Raises
@@ -84,15 +85,17 @@ class EventPublisher:
     ImportError
         pyzmq is not installed.
     ValueError, TypeError
-        Nobody can be bound there; a number out of range; the manager has no events.
+        An endpoint cannot be bound, a number is out of range, or the manager has no events.
 
     Notes
     -----
-    The manager's calls wait for none of this. Where the manager's queue overflows, or subscribers
-    miss batches that are not in the buffer any more, they are told to begin again. Ends with
-    ``close``, when it is dropped, and when the manager is closed. A forked child has none.
+    The calls of the manager never wait for the publisher. If the manager's queue overflows, or the
+    buffer no longer has the batches that subscribers miss, the subscribers have to start again.
+    The publisher ends with ``close``, when it is collected, and when the manager is closed. A
+    forked child has no publisher.
 
-    Bound to loopback: what is sent are tokens of prompts, in clear and to anybody who connects.
+    By default the publisher binds to loopback: the messages contain tokens of prompts, unencrypted,
+    for every process that connects.
     """
 
     def __init__(
@@ -129,11 +132,11 @@ class EventPublisher:
 
     @property
     def is_running(self) -> bool:
-        """Whether events are still published."""
+        """True while events are published."""
         return self._sender.is_running
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Publish what the manager has told so far, and wait for that.
+        """Publish the manager's events up to now, and wait for it.
 
         Parameters
         ----------
@@ -143,12 +146,12 @@ class EventPublisher:
         Returns
         -------
         bool
-            False after `timeout`, and once it is closed.
+            False after `timeout`, or if the publisher is closed.
         """
         return self._sender.flush(timeout)
 
     def close(self) -> None:
-        """Publish what is left, and end; may be repeated."""
+        """Publish the remaining events, and end; may be repeated."""
         self._finalizer()
 
     def __enter__(self) -> Any:
@@ -161,7 +164,7 @@ class EventPublisher:
 
 
 class _Rank:
-    """Own the sockets and the buffer of one replica."""
+    """Owns the sockets and the buffer of one replica."""
 
     def __init__(
         self,
@@ -180,18 +183,18 @@ class _Rank:
         if endpoints[1] is not None:
             self.replay = context.socket(zmq.ROUTER)
             self.replay.setsockopt_string(zmq.ROUTING_ID, identity)
-            # Who asks and does not read costs no more than one buffer.
+            # A subscriber that asks and does not read costs at most one buffer of memory.
             self.replay_endpoint = _bound(self.replay, endpoints[1], marks[1] + 1)
 
     def publish(self, topic: bytes, payload: bytes) -> None:
         number = self._sequence.to_bytes(SEQUENCE_BYTES, "big")
         self._sequence += 1
         self._buffer.append((number, payload))
-        # A PUB socket drops what a slow subscriber has no room for.
+        # A PUB socket drops messages for a slow subscriber above its high-water mark.
         self.socket.send_multipart((topic, number, payload))
 
     def answer(self, topic: bytes) -> None:
-        """Replay to all who ask; what is no request is left alone."""
+        """Replay batches for all waiting requests; ignore malformed requests."""
         zmq = import_zmq()
         while True:
             try:
@@ -216,14 +219,14 @@ def _bound(at: Any, endpoint: str, high_water_mark: int) -> str:
         at.bind(endpoint)
     except zmq.ZMQError as error:
         raise ValueError(
-            f"cannot publish at {endpoint}: {error}; expected an endpoint that is free, such as "
+            f"cannot publish at {endpoint}: {error}; pass an endpoint that is free, such as "
             f"tcp://127.0.0.1:5557"
         ) from error
     return str(at.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
 class _Sender:
-    """Own the thread."""
+    """Owns the thread and the sockets of all replicas."""
 
     def __init__(
         self,
@@ -247,7 +250,7 @@ class _Sender:
         self.ranks: list[_Rank] = []
         self._threads = Threads("kvcore-events")  # one
         try:
-            manager.num_replicas  # noqa: B018 - TypeError and the like before anything is bound
+            manager.num_replicas  # noqa: B018 - raises TypeError before a socket is bound
             for rank in range(manager.num_replicas):
                 both = tuple(None if e is None else endpoint_of(e, rank) for e in endpoints)
                 self.ranks.append(_Rank(self._context, identity, both, marks))  # type: ignore[arg-type]
@@ -255,7 +258,7 @@ class _Sender:
             _SENDERS.add(self)
             self._threads.start(self._run)
         except BaseException:
-            if len(self._threads) > 0:  # an interrupt met the start; the thread frees all
+            if len(self._threads) > 0:  # interrupted after the start: the thread frees everything
                 self.stop()
             else:
                 self._free()
@@ -285,14 +288,14 @@ class _Sender:
         self._threads.join(_PATIENCE_S)
 
     def forget(self) -> None:
-        """Leave everything to the process that this one was forked from."""
+        """Close the copies in a forked child; the parent process keeps publishing."""
         self._is_forked = True
         self._changed = threading.Condition()
         self._waker.close()
         self._woken.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake, or has ended
+        with contextlib.suppress(OSError):  # the thread is awake, or has ended
             self._waker.send(b"\0")
 
     def _run(self) -> None:
@@ -332,11 +335,11 @@ class _Sender:
                 return
 
     def _publish(self) -> None:
-        """Send a batch of each replica that has events."""
+        """Send a batch for each replica that has events."""
         try:
             events = self._manager.take_events()
         except MemoryError:
-            _LOGGER.warning("there was no memory for events of the cache; all are told again")
+            _LOGGER.warning("no memory for cache events; the manager sends the whole cache again")
             return
         batches: dict[int, KVEventBatch] = {}
         for event in events:
@@ -360,7 +363,7 @@ class _Sender:
 
 
 def _payloads(batch: KVEventBatch, form: Literal["array", "map"]) -> Iterator[bytes]:
-    """Encode a batch, as several where one is more than a subscriber takes."""
+    """Encode a batch, and split it if it is longer than a subscriber accepts."""
     payload = encode_batch(batch, form)
     half = len(batch.events) // 2
     if half == 0 or len(payload) <= MOST_BATCH_BYTES:
@@ -370,7 +373,7 @@ def _payloads(batch: KVEventBatch, form: Literal["array", "map"]) -> Iterator[by
         yield from _payloads(KVEventBatch(batch.ts, events, batch.data_parallel_rank), form)
 
 
-#: Milliseconds for what was sent last to leave.
+#: Milliseconds to send the last messages at the end.
 _LINGER_MS = 200
 
 _SENDERS: weakref.WeakSet[_Sender] = weakref.WeakSet()

@@ -27,42 +27,42 @@ _LOGGER = logging.getLogger("kvcore")
 
 
 class EventSubscriber:
-    """Receive the events of a publisher: kvcore's, vLLM's or SGLang's.
+    """Receives the events of a publisher of kvcore, vLLM or SGLang.
 
     Parameters
     ----------
     endpoint : str
-        Of replica 0.
+        Endpoint of replica 0.
     replay_endpoint : str, optional
-        Of replica 0, where is asked for what was missed; None: that cannot be asked for.
+        Replay endpoint of replica 0, to request missed batches. None: no replay.
     topic : str
-        What the topic of a message has to begin with.
+        Prefix of the topics to receive.
     replicas : int
-        So many, as of ``EventPublisher``.
+        Number of replicas of the publisher.
     replay_timeout : float
-        Seconds to wait for each batch that is asked for.
+        Seconds to wait for each requested batch.
     high_water_mark : int
-        Messages that wait to be received.
+        Maximum number of messages in the receive queue.
 
     Raises
     ------
     ImportError
         pyzmq is not installed.
     ValueError, TypeError
-        An endpoint that cannot be, a number out of range.
+        An endpoint is invalid, or a number is out of range.
 
     Notes
     -----
-    Batches come in order and once. The subscriber asks the replay socket for missed batches, and
-    for batches from before the subscriber was there. Where a batch is lost, or another publisher
-    began at the endpoint, `receive` returns a batch of one AllBlocksCleared first, and the batches
-    that the publisher still has after it. One thread at a time.
+    Each batch is returned once, in order. The subscriber requests missed batches, and batches from
+    before its start, from the replay socket. If a batch is lost, or another publisher took the
+    endpoint, `receive` returns a batch with one AllBlocksCleared first, and the batches that the
+    publisher still has after it. Only one thread at a time may call a subscriber.
 
-    Each answer of the replay socket names its publisher: the ZeroMQ identity of that socket, which
-    a publisher of kvcore draws at random. vLLM's and SGLang's publishers have no identity: they
-    have to send the last known batch again, byte for byte. The subscriber also asks after each new
-    connection, so it notices a restart without a new message. Without `replay_endpoint` only
-    sequence numbers show a restart: they go back, or leave a gap.
+    Each answer of the replay socket has the ZeroMQ identity of that socket, which a publisher of
+    kvcore chooses at random. The publishers of vLLM and SGLang have no identity: they have to send
+    the last known batch again, byte for byte. The subscriber also sends a request after each new
+    connection, so it detects a restart without a new message. Without `replay_endpoint`, a restart
+    is detected only by sequence numbers that decrease or leave a gap.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class EventSubscriber:
         self._context = self._zmq.Context()
         self._poller = self._zmq.Poller()
         self._feeds: dict[Any, _Feed] = {}
-        self._monitors: dict[Any, _Feed] = {}  # the same feeds, by the socket of their connections
+        self._monitors: dict[Any, _Feed] = {}  # the same feeds, by their monitor sockets
         try:
             for rank in range(replicas):
                 at = self._context.socket(self._zmq.SUB)
@@ -108,12 +108,12 @@ class EventSubscriber:
             raise
 
     def receive(self, timeout: float | None = None) -> list[KVEventBatch]:
-        """Return the batches that have arrived; wait for one where there is none.
+        """Return the batches that have arrived; wait for a batch if none has arrived.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most.
+            Maximum seconds to wait; None: no limit.
 
         Returns
         -------
@@ -123,14 +123,14 @@ class EventSubscriber:
         Raises
         ------
         zmq.ZMQError
-            It is closed.
+            The subscriber is closed.
 
         Notes
         -----
-        The call itself asks for missed batches: with a publisher that does not answer it takes up
-        to `replay_timeout` longer, also the first time and after each new connection. Until a first
-        message has come over a connection, the call asks again now and then: a publisher sends no
-        batch that it published before the subscription arrived.
+        The call requests missed batches, and also requests batches at the first call and after each
+        new connection. If the publisher does not answer, the call takes up to `replay_timeout`
+        longer. Until the first message arrives over a connection, the request is repeated from time
+        to time, because a publisher does not send batches from before the subscription.
         """
         ends = math.inf if timeout is None else time.monotonic() + timeout
         while True:
@@ -145,12 +145,12 @@ class EventSubscriber:
                 return batches
 
     def __iter__(self) -> Iterator[KVEventBatch]:
-        """Receive for ever."""
+        """Yield batches without end."""
         while True:
             yield from self.receive()
 
     def close(self) -> None:
-        """Let go of the sockets; may be repeated."""
+        """Close the sockets; may be repeated."""
         self._context.destroy(linger=0)
 
     def __enter__(self) -> Any:
@@ -164,7 +164,7 @@ class EventSubscriber:
     def _drain(self, feed: _Feed) -> list[KVEventBatch]:
         batches: list[KVEventBatch] = []
         while True:
-            feed.note_connections()  # a connection is reported before its first message comes
+            feed.note_connections()  # a connection is reported before its first message arrives
             try:
                 frames = feed.source.socket.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
@@ -175,10 +175,10 @@ class EventSubscriber:
 
 
 class _Source:
-    """Own the SUB socket of one replica, and the socket that reports its connections.
+    """Owns the SUB socket of one replica, and the monitor socket that reports its connections.
 
-    ZeroMQ does not connect a SUB socket again after a frame that was too long: `connect_if_lost`
-    does, once the messages that had arrived are read.
+    After a frame that is too long, ZeroMQ does not reconnect a SUB socket. `connect_if_lost`
+    reconnects it after all arrived messages are read.
     """
 
     def __init__(self, socket: Any, endpoint: str) -> None:
@@ -193,7 +193,7 @@ class _Source:
         self.socket.connect(self._endpoint)
 
     def read_connections(self) -> bool:
-        """Return whether a connection was made since the last call."""
+        """Return true if the socket has connected since the last call."""
         is_new = False
         while self.monitor.poll(0):
             event = int.from_bytes(self.monitor.recv_multipart()[0][:2], sys.byteorder)
@@ -205,23 +205,23 @@ class _Source:
         if not self._is_lost:
             return
         self._is_lost = False
-        with contextlib.suppress(self._zmq.ZMQError):  # ZeroMQ has given the endpoint up
+        with contextlib.suppress(self._zmq.ZMQError):  # ZeroMQ has already dropped the endpoint
             self.socket.disconnect(self._endpoint)
         self.connect()
 
 
 class _Answer(NamedTuple):
-    """Say what the replay socket sent: who answered, which batches, and whether all have come."""
+    """An answer of the replay socket."""
 
-    publisher: str  # ZeroMQ identity of the replay socket; "" where the publisher has none
+    publisher: str  # ZeroMQ identity of the replay socket; "" if the publisher has no identity
     batches: list[tuple[int, bytes]]
-    is_complete: bool
+    is_complete: bool  # true if the end of the replay has arrived
 
 
 class _Feed:
-    """Follow one replica: which publisher it has, and how far its batches are known.
+    """Tracks one replica: its publisher, and the last batch received from it.
 
-    Invariant: `_next`, `_last` and `_publisher` belong to one publisher, or nothing is known
+    Invariant: `_next`, `_last` and `_publisher` belong to one publisher, or no batch is known
     (`_next` is 0). Batches of another publisher are returned only after an AllBlocksCleared.
     """
 
@@ -232,24 +232,24 @@ class _Feed:
         self.source = source
         self._context, self._replay = context, replay
         self._rank, self._timeout = rank, timeout
-        self._publisher: str | None = None  # who answered last; None where nobody has
-        self._is_compared = replay is None  # whether the connection's publisher is the known one
-        self._is_clear = False  # whether the last batch that was returned is an AllBlocksCleared
-        self._next = 0  # sequence number of the batch that is expected
-        self._live = -1  # the last one that came over this connection, and not as an answer
-        self._last = b""  # payload in front of `_next`
-        # When to ask, where no message has come by itself.
+        self._publisher: str | None = None  # identity of the last answer; None before any answer
+        self._is_compared = replay is None  # true if this connection has the known publisher
+        self._is_clear = False  # true if the last returned batch is an AllBlocksCleared
+        self._next = 0  # sequence number of the next expected batch
+        self._live = -1  # number of the last published (not replayed) batch of this connection
+        self._last = b""  # payload of batch `_next` - 1
+        # Time of the next replay request, as long as no published batch has arrived.
         self.asks_at = -math.inf if replay is not None else math.inf
 
     def note_connections(self) -> None:
-        """Compare the publisher again after a new connection: it may be another publisher's."""
+        """Compare the publisher again after a new connection, which may be to another publisher."""
         if self.source.read_connections() and self._replay is not None:
             self._is_compared = False
             self._live = -1
             self.asks_at = -math.inf
 
     def ask_before_live(self) -> list[KVEventBatch]:
-        """Ask for what was published before, until messages come by themselves."""
+        """Request earlier batches, until published batches arrive."""
         if time.monotonic() < self.asks_at:
             return []
         return self._catch_up()
@@ -261,7 +261,7 @@ class _Feed:
             batches += self._begin_again()
         if number > self._next or (self._next and not self._is_compared):
             batches += self._catch_up()
-        if self._next and not self._is_compared:  # nobody answered: this may be another publisher
+        if self._next and not self._is_compared:  # no answer: this may be another publisher
             batches += self._begin_again()
         self._is_compared = True
         self._live = number
@@ -271,7 +271,7 @@ class _Feed:
         return batches + self._read([(number, payload)])
 
     def _catch_up(self) -> list[KVEventBatch]:
-        """Return what was published since the last known batch; of another publisher, all."""
+        """Return the batches after the last known batch; all batches of another publisher."""
         begun = self._next > 0
         answer = self._ask(self._next - 1 if begun else 0)
         if answer is None:
@@ -287,15 +287,15 @@ class _Feed:
         return batches
 
     def _is_same(self, answer: _Answer) -> bool:
-        """Whether the answer to a question for the last known batch is its publisher's."""
+        """Return true if the publisher that answers is the publisher of the last known batch."""
         if self._publisher is not None and answer.publisher != self._publisher:
             return False
-        if not answer.batches:  # it has not published as many
+        if not answer.batches:  # this publisher has not reached the last known batch
             return False
         first = answer.batches[0]
         if first[0] < self._next:
             return first == (self._next - 1, self._last)
-        # It no longer has that batch: without an identity nothing tells that it ever had.
+        # The publisher no longer has that batch. Only an identity proves that it once had it.
         return answer.publisher != ""
 
     def _begin_again(self) -> list[KVEventBatch]:
@@ -325,7 +325,7 @@ class _Feed:
         return batches
 
     def _ask(self, first: int) -> _Answer | None:
-        """Ask for the batches from `first` on; None where nobody answers."""
+        """Request the batches from `first` on; return None without an answer."""
         if self._replay is None:
             return None
         zmq = self._zmq
@@ -351,15 +351,15 @@ class _Feed:
                     found.append((int.from_bytes(number, "big"), frames[-1].bytes))
         finally:
             at.close(linger=0)
-        if self._live < 0:  # one that does not answer is asked less often
+        if self._live < 0:  # a publisher that does not answer gets fewer requests
             wait = self._timeout if is_complete else 10 * self._timeout
             self.asks_at = time.monotonic() + wait
         return _Answer(publisher, found, is_complete) if is_answered else None
 
 
 def _identity_of(frame: Any) -> str:
-    """Return the ZeroMQ identity of the socket that sent a frame; "" where it has none."""
+    """Return the ZeroMQ identity of the socket that sent a frame; "" without an identity."""
     try:
         return str(frame.get("Identity"))
-    except (import_zmq().ZMQError, UnicodeError):  # no property of this connection, or no text
+    except (import_zmq().ZMQError, UnicodeError):  # the connection has no identity, or not a text
         return ""

@@ -25,14 +25,14 @@ __all__ = [
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """Pages one behind the other that can be found on a medium from now on.
+    """Consecutive pages of a prompt that a medium now has.
 
     Parameters
     ----------
     block_hashes : list of int or bytes
         The low 64 bits of each page's key, or the whole keys [32].
     parent_block_hash : int, bytes or None
-        Of the page in front of the first one; None where that is the first of a prompt.
+        The hash of the page before the first page; None if the first page begins a prompt.
     token_ids : list of int
         [pages * block_size]; empty for "STORAGE".
     block_size : int
@@ -44,8 +44,9 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     lora_name : str, optional
         The ``extra_key`` of the requests.
     extra_keys : list, optional
-        For each page None, or what its key depends on beside tokens, in vLLM's order: `lora_name`,
-        [bytes, start] of each extra key, and of the first page of a prompt the cache salt.
+        For each page, the inputs of its key apart from tokens, in vLLM's order: `lora_name`,
+        [bytes, start] of each extra key, and for the first page of a prompt the cache salt. None
+        for a page without these inputs.
     group_idx : int, optional
         The group of layers; None without groups.
     """
@@ -62,14 +63,14 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
-    """Pages that a medium has no more.
+    """Pages that a medium no longer has.
 
     Parameters
     ----------
     block_hashes : list of int or bytes
     medium : str, optional
     group_idx : int, optional
-        As of BlockStored.
+        As in BlockStored.
     """
 
     block_hashes: list[int | bytes]
@@ -78,7 +79,7 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
-    """Nothing is cached any more, but for what is told next."""
+    """All pages are removed; pages of later events are cached again."""
 
 
 WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -90,7 +91,7 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     Parameters
     ----------
     ts : float
-        When they were taken, in seconds since 1970.
+        Time at which the events were taken, in seconds since 1970.
     events : list of BlockStored, BlockRemoved and AllBlocksCleared
     data_parallel_rank : int, optional
     """
@@ -117,13 +118,13 @@ _decode = msgspec.msgpack.Decoder(_RawBatch).decode
 def wire_event(
     event: PagesStored | PagesRemoved | CacheCleared, *, raw_keys: bool = False
 ) -> WireEvent:
-    """Return what ``take_events`` returns as it is sent.
+    """Convert an event of ``take_events`` to its message.
 
     Parameters
     ----------
     event : PagesStored, PagesRemoved or CacheCleared
     raw_keys : bool
-        Whole keys, bytes [32], instead of their low 64 bits.
+        Use whole keys, bytes [32], instead of their low 64 bits.
     """
     if isinstance(event, CacheCleared):
         return AllBlocksCleared()
@@ -144,7 +145,7 @@ def wire_event(
 
 
 def _text(name: str | None) -> str | None:
-    """Return a name as msgpack can have it: without lone surrogates, which a str may hold."""
+    """Escape lone surrogates in a name: a str may contain them, but msgpack cannot encode them."""
     return name and name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -175,7 +176,7 @@ def encode_batch(batch: KVEventBatch, form: Literal["map", "array"] = "map") -> 
     Raises
     ------
     ValueError
-        Another form.
+        Unknown form.
 
     Examples
     --------
@@ -192,20 +193,20 @@ def encode_batch(batch: KVEventBatch, form: Literal["map", "array"] = "map") -> 
 
 
 def decode_batch(payload: bytes) -> KVEventBatch:
-    """Read a payload with events of either form; fields that are not known are left out.
+    """Read a payload with events of either form; unknown fields are left out.
 
-    Hashes have no sign afterwards: SGLang sends the same 64 bits as numbers with a sign.
+    The returned hashes are unsigned. SGLang sends the same 64 bits as signed numbers.
 
     Raises
     ------
     ValueError
-        The payload is no batch of events.
+        The payload is not a batch of events.
     """
     try:
         raw = _decode(payload)
         return KVEventBatch(raw.ts, [*map(_event_of, raw.events)], raw.data_parallel_rank)
     except (msgspec.MsgspecError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise ValueError(f"this is no batch of events: {error!r}") from error
+        raise ValueError(f"the payload is not a batch of events: {error!r}") from error
 
 
 def _event_of(raw: Any) -> WireEvent:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A socket that asks for the prefix cache to be reset."""
+"""A socket that receives requests to reset the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,70 +17,69 @@ from kvcore.support.threads import Threads
 __all__ = ["ResetListener"]
 
 _LOGGER = logging.getLogger("kvcore")
-_PATIENCE_S = 5.0  # to wait for a thread that has nothing left to do
-# Of a message, whose content is not read: ZeroMQ drops the connection that brings a longer frame.
+_PATIENCE_S = 5.0  # maximum wait for the thread at its end
+# Maximum size of a message; its content is ignored. ZeroMQ closes the connection of a longer frame.
 _MOST_BYTES = 4 << 10
 
 
 class ResetListener:
-    """Listen at ``<base>-reset_prefix_cache`` for messages, without ever blocking.
+    """Listens at ``<base>-reset_prefix_cache`` for messages; its methods never block on ZeroMQ.
 
     Parameters
     ----------
     endpoint_base : str
         A ZeroMQ endpoint such as ``ipc:///run/engine/kv``; a PULL socket is bound.
 
-    Messages may have any content of up to 4 KiB; a longer message is dropped, with the connection
-    that brings it.
+    Messages may have any content of up to 4 KiB. A longer message closes its connection.
 
     Raises
     ------
     ImportError
         pyzmq is not installed.
     ValueError
-        Nobody can listen there, or somebody does. What a dead process left is taken over.
+        The endpoint is invalid or in use. The socket of a dead process is replaced.
 
     Notes
     -----
-    A thread waits at the socket, for asking ZeroMQ costs microseconds and ``is_asked`` is called by
-    every request. It ends, and the endpoint is free again, with ``close``, when nobody holds the
-    listener any more, and at the end of the program. In a forked child the listener is closed; the
-    parent's goes on. If the socket fails, a warning is logged and the listener is closed.
+    A thread waits at the socket, because a ZeroMQ call costs microseconds and every request calls
+    ``is_asked``. The thread ends and frees the endpoint at ``close``, when the listener is
+    collected, and at the end of the program. In a forked child the listener is closed; in the
+    parent it continues. If the socket fails, a warning is logged and the listener is closed.
     """
 
     def __init__(self, endpoint_base: str) -> None:
         self.endpoint = f"{endpoint_base}-reset_prefix_cache"
-        # One entry stands for any number of messages.
+        # One entry represents any number of messages.
         self._mail: deque[bool] = deque(maxlen=1)
-        # The thread holds the receiver and not this object, which ends it when it is collected.
+        # The thread refers only to the receiver, so collecting this object ends the thread.
         self._receiver = _Receiver(self.endpoint, self._mail)
         self._finalizer = weakref.finalize(self, self._receiver.stop)
 
     @property
     def is_listening(self) -> bool:
-        """Whether messages are still received."""
+        """True while messages are received."""
         return self._receiver.is_running
 
     def is_asked(self) -> bool:
-        """Take all messages so far; True when there was one, of which one thread is told.
+        """Take all messages; return true if there were any. Only one thread gets true for them.
 
-        Never raises and never blocks; costs an attribute while there is none.
+        Never raises and never blocks. Without a message, the cost is one attribute access.
         """
         if not self._mail:
             return False
         try:
             return self._mail.pop()
-        except IndexError:  # another thread was told
+        except IndexError:  # another thread took the entry
             return False
 
     def close(self) -> None:
-        """Stop listening; may be repeated. Once it is back the endpoint is free."""
+        """Stop listening, and free the endpoint before returning; may be repeated."""
         self._finalizer()
         self._mail.clear()
 
 
 class _Receiver:
-    """Own the socket and the thread that waits at it."""
+    """Owns the socket and the thread that waits at it."""
 
     def __init__(self, endpoint: str, mail: deque[bool]) -> None:
         self._zmq = _import_zmq()
@@ -91,7 +90,7 @@ class _Receiver:
             self._claim = IpcClaim(endpoint)
         except (OSError, ValueError) as error:
             raise _cannot_listen(endpoint, error) from error
-        # Closing the one end wakes the thread, which waits at the other.
+        # The thread also waits at `_stopped`; closing `_stopper` wakes it.
         self._stopped, self._stopper = socket.socketpair()
         self._context, self._owns_context = self._make_context()
         self._socket: Any = None
@@ -101,7 +100,7 @@ class _Receiver:
             _RECEIVERS.add(self)
             self._threads.start(self._run)
         except BaseException:
-            if len(self._threads) > 0:  # an interrupt met the start; the thread frees all
+            if len(self._threads) > 0:  # interrupted after the start: the thread frees everything
                 self.stop()
             else:
                 self._free()
@@ -113,10 +112,10 @@ class _Receiver:
         return not self._is_forked and len(self._threads) > 0
 
     def _make_context(self) -> tuple[Any, bool]:
-        """Return a context of our own, which nobody else can destroy, or for inproc the shared one.
+        """Return a private context and true; for inproc, a shadow of the shared context and false.
 
-        The shadow of the shared one has a list of sockets of its own: whoever destroys the shared
-        one closes no socket under the thread, but wakes it.
+        The shadow has its own list of sockets. When another user destroys the shared context, this
+        closes no socket of the thread, but wakes the thread.
         """
         zmq = self._zmq
         if self._endpoint.startswith("inproc://"):
@@ -138,7 +137,7 @@ class _Receiver:
         try:
             self._receive()
         except self._zmq.ZMQError as error:
-            # Who ends a context waits for its sockets to be closed, and must be the only one.
+            # The code that terminates a context waits for its sockets; only one may terminate it.
             self._owns_context &= not isinstance(error, self._zmq.ContextTerminated)
             _LOGGER.warning(
                 "messages to %s no longer reset the prefix cache: %s", self._endpoint, error
@@ -158,7 +157,7 @@ class _Receiver:
             self._mail.append(True)
 
     def _free(self) -> None:
-        """Close what the thread uses; the endpoint last, once its socket is gone."""
+        """Close the objects of the thread, and free the endpoint after its socket is closed."""
         with contextlib.suppress(self._zmq.ZMQError):
             if self._socket is not None:
                 self._socket.close(linger=0)
@@ -168,16 +167,16 @@ class _Receiver:
         self._stopped.close()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread, and wait for it."""
         if self._is_forked:
             return
-        with contextlib.suppress(OSError):  # the thread has ended already
+        with contextlib.suppress(OSError):  # the thread has already ended
             self._stopper.shutdown(socket.SHUT_RDWR)
         self._stopper.close()
         self._threads.join(_PATIENCE_S)
 
     def forget(self) -> None:
-        """Leave everything to the process that this one was forked from."""
+        """Close the copies in a forked child; the parent process keeps listening."""
         self._is_forked = True
         self._claim.forget()
         self._stopped.close()
@@ -194,8 +193,8 @@ def _import_zmq() -> Any:
 
 def _cannot_listen(endpoint: str, error: Exception) -> ValueError:
     return ValueError(
-        f"cannot listen at {endpoint}: {error}; expected an endpoint that is free and may be "
-        f"written, such as ipc:///tmp/NAME"
+        f"cannot listen at {endpoint}: {error}; pass an endpoint that is free and writable, such "
+        f"as ipc:///tmp/NAME"
     )
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and prefix caches as bytes: files, pickles, and how a manager reads them again."""
+"""Requests and prefix caches as bytes: files and pickles, and the code that reads them back."""

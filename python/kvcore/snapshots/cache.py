@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix cache as a file: written while others use the cache, read into a cache in use."""
+"""Snapshots of a prefix cache: files written from, and read into, a cache that is in use."""
 
 from __future__ import annotations
 
@@ -63,40 +63,40 @@ REPLICA, PARENT, NAME, COLUMNS, RANK = range(5)
 
 
 def column_starts(columns: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where each run begins, and where the last one ends: int64 [runs + 1]."""
+    """Return the first column of each run and the end of the last run: int64 [runs + 1]."""
     starts = np.zeros(len(columns) + 1, np.int64)
     np.cumsum(columns, out=starts[1:])
     return starts
 
 
 def in_worth(ranks: NDArray[Any], firsts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the order of runs in which the last one to be evicted comes first, behind parents.
+    """Return the order of runs from the last to be evicted to the first, parents before children.
 
     Parameters
     ----------
     ranks : int [runs]
-        Of a parent no less than of what continues it.
+        The rank of each run. The rank of a parent is at least that of its children.
     firsts : int [runs]
-        Columns in front of each.
+        The number of columns before each run.
     """
     return np.lexsort((np.arange(len(ranks)), firsts, -ranks.astype(np.int64)))
 
 
 def texts(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[bytes]:
-    """Return byte strings that lie one behind the other."""
+    """Split concatenated byte strings at their ends."""
     whole = data.tobytes()
     begins = [0, *ends.tolist()]
     return [whole[a:b] for a, b in pairwise(begins)]
 
 
 def of_texts(given: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Do the reverse."""
+    """Concatenate byte strings, and return their ends also."""
     ends = np.cumsum([len(text) for text in given], dtype=np.int64)
     return np.frombuffer(b"".join(given), np.uint8), ends
 
 
 def described(params: KVCacheParams) -> dict[str, Any]:
-    """Name what tells the bytes of pages apart, for error texts."""
+    """Return the params that the layout of a page depends on, by name, for error texts."""
     return {
         "dtype": params.dtype,
         "page_size": params.page_size,
@@ -111,32 +111,32 @@ def described(params: KVCacheParams) -> dict[str, Any]:
 
 
 def fingerprint(params: KVCacheParams, model: str | None) -> str:
-    """Return the fingerprint of the bytes of pages, as hex."""
-    from kvcore.keys import format_fingerprint  # `import kvcore` does without
+    """Return the fingerprint of the layout of pages, as hex."""
+    from kvcore.keys import format_fingerprint  # `import kvcore` does not need this module
 
     return format_fingerprint(params, model or "").hex()
 
 
 @dataclass(frozen=True)
 class SavedRuns:
-    """Hold the index of a snapshot, checked.
+    """The checked index of a snapshot.
 
     Attributes
     ----------
     runs : int32 [runs, 5]
-        Replica, parent (-1: none), namespace, columns, rank. The most valuable first, each behind
-        its parent.
+        Replica, parent (-1: no parent), namespace, columns, rank. The most valuable run comes
+        first, and each run comes after its parent.
     names : list of bytes
     tokens : int32 [columns, tokens of a column]
-        Of the runs, one behind the other; as the tree of the writer was shown them.
+        Tokens of the runs, concatenated, as the writer's tree stored them.
     present : bool [columns, lanes]
-        Which pages a column has; these lie one behind the other.
+        The pages that each column has. The file stores these pages in this order, without gaps.
     windows, passed : uint8 [columns]
-        As of ``kvcore.native.snapshots.ExportedColumns``, as bits.
+        Bit sets, see ``kvcore.native.snapshots.ExportedColumns``.
     state_columns : int64 [states]
         Columns with a checkpoint, ascending.
     stand_ins : dict of int to bytes
-        Tokens that stand for tokens with extra keys, and their names.
+        Tokens that replace tokens with extra keys, and the names of these replacements.
     """
 
     runs: NDArray[np.int32]
@@ -177,7 +177,7 @@ class SavedRuns:
         Raises
         ------
         ValueError
-            They do not belong together: nobody has written such a file.
+            The tensors contradict each other, so ``snapshot`` did not write this file.
         """
         for name, ends in (("names", "name_ends"), ("stand_in_names", "stand_in_ends")):
             _require(_are_ends(index[ends], len(index[name])), f"{ends} are no ends of {name}")
@@ -202,7 +202,7 @@ class SavedRuns:
         return found
 
     def check(self, counts: Mapping[str, int], replicas: int) -> None:
-        """Raise ValueError where the tensors do not belong together."""
+        """Raise ValueError if the tensors contradict each other."""
         runs, columns = self.runs, len(self.tokens)
         _require(runs.shape[1:] == (5,), "runs have another shape")
         _require(
@@ -217,7 +217,7 @@ class SavedRuns:
         parents = runs[:, PARENT]
         _require(
             bool(((parents >= -1) & (parents < np.arange(len(runs)))).all()),
-            "a run stands in front of its parent",
+            "a run comes before its parent",
         )
         below = parents >= 0
         same = runs[below][:, [REPLICA, NAME]] == runs[parents[below]][:, [REPLICA, NAME]]
@@ -229,22 +229,22 @@ class SavedRuns:
     # ---- runs --------------------------------------------------------------------------------
 
     def starts(self) -> NDArray[np.int64]:
-        """Return the columns at which runs begin, and the end of the last one."""
+        """Return the first column of each run and the end of the last run."""
         return column_starts(self.runs[:, COLUMNS])
 
     def prefix(self, run: int, starts: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the tokens of a run and of all in front of it, int32 [n]."""
+        """Return the tokens of a run and of all its ancestors, from the root: int32 [n]."""
         parts = [self.tokens[starts[each] : starts[each + 1]] for each in self.path(run)]
         return np.concatenate(parts[::-1]).reshape(-1)
 
     def path(self, run: int) -> Iterator[int]:
-        """Return a run, its parent, and so on."""
+        """Yield a run, its parent, and so on up to the root."""
         while run >= 0:
             yield run
             run = int(self.runs[run, PARENT])
 
 
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - what is asked
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - the condition
     if not holds:
         raise damaged(what)
 
@@ -263,31 +263,31 @@ def _are_rising(values: NDArray[np.int64], end: int) -> bool:
 
 
 class PageBytes:
-    """Read and write pages, or slots of states, of one replica.
+    """Reads and writes the pages, or the state slots, of one replica.
 
     Parameters
     ----------
     pools : Pools
     replica : int
     arrays : list of array
-        With a row of six axes for each page, of any strides: device by device and in one of these
-        array by array.
+        Arrays with six axes and one row per page, with any strides. The arrays of the first device
+        come first.
 
     Attributes
     ----------
     size : int
-        Bytes of a page, of all arrays.
+        Bytes of a page in all arrays together.
 
     Notes
     -----
-    The pages are held by who names them. On GPUs what is copied is ordered behind everything that
-    uses the pools, and the host waits for it.
+    The caller pins the pages. On GPUs, a copy runs after all earlier work on the pools, and the
+    host waits for the copy.
     """
 
     def __init__(self, pools: Pools, replica: int, arrays: list[Any]) -> None:
         self._pools = pools
         self._replica = replica
-        # Bytes are moved as they are: the dtype does not matter.
+        # The copies do not convert elements, so any dtype of the same size is correct.
         self._arrays = [array.view(f"u{array.itemsize}") for array in arrays]
         self._sizes = [math.prod(array.shape[1:]) * array.itemsize for array in arrays]
         self.size = sum(self._sizes)
@@ -300,7 +300,7 @@ class PageBytes:
 
     @classmethod
     def of_states(cls, pools: Pools, replica: int) -> PageBytes:
-        """Return the slots of its states: those of all groups, by group, name and device."""
+        """Return the state slots of a replica, ordered by group, name and device."""
         tp = pools.params.tensor_parallel_degree
         return cls(
             pools,
@@ -339,12 +339,12 @@ class PageBytes:
         return found
 
     def write(self, ids: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
-        """Fill pages, and wait until that is done.
+        """Fill pages, and wait for the copy.
 
         Parameters
         ----------
         ids : int32 [n]
-            Each once.
+            Distinct page ids.
         content : uint8 [n, size]
         """
         if not content.size:
@@ -369,24 +369,24 @@ def _copy(place: Place, source: Any, target: Any, pairs: NDArray[Any]) -> None:
 # ---- save ----------------------------------------------------------------------------------------
 
 
-_TRIES = 16  # of a snapshot, while others reset the caches
-_PORTION = 8 << 20  # bytes that are copied at a time
+_TRIES = 16  # attempts at a snapshot, while other threads reset the caches
+_PORTION = 8 << 20  # bytes per copy
 _PARENT, _NAME, _FIRST, _COLUMNS, _RANK = range(5)
 
 
 @dataclass(frozen=True)
 class SavedCache:
-    """Tell what a snapshot has.
+    """The contents of a snapshot.
 
     Attributes
     ----------
     num_tokens : int
-        Cached ones, of all replicas.
+        Cached tokens of all replicas.
     num_pages : int
     num_states : int
-        Checkpoints.
+        Number of checkpoints.
     num_bytes : int
-        Of the file.
+        Size of the file.
     """
 
     num_tokens: int
@@ -396,21 +396,21 @@ class SavedCache:
 
 
 class _CacheWasResetError(Exception):
-    """What was copied before is not what is cached now."""
+    """The caches were reset after pages were copied, so the copies are out of date."""
 
 
 def lanes_of(pools: Pools) -> int:
-    """Return the pages that a column has at most."""
+    """Return the maximum number of pages in a column."""
     return sum(pages_per_column(pools.params))
 
 
 def portion_of(page_bytes: int, lanes: int) -> int:
-    """Return the columns that are copied, and held, at a time."""
+    """Return the number of columns that are pinned and copied together."""
     return max(1, _PORTION // (page_bytes * lanes))
 
 
 def require_cache(pools: Pools, verb: str) -> None:
-    """Raise ValueError for a manager that has no cached pages whose bytes could be moved."""
+    """Raise ValueError for a manager without a pool or without a prefix cache."""
     pools.require(verb)
     if not pools.params.enable_prefix_caching:
         raise ValueError(
@@ -420,7 +420,7 @@ def require_cache(pools: Pools, verb: str) -> None:
 
 
 def save_cache(pools: Pools, path: str | os.PathLike[str], model: str | None) -> SavedCache:
-    """Write what is cached to a path; see ``PagedKVCacheManager.snapshot``."""
+    """Write the prefix caches to a path; see ``PagedKVCacheManager.snapshot``."""
     require_cache(pools, "save")
     for _ in range(_TRIES):
         try:
@@ -429,12 +429,12 @@ def save_cache(pools: Pools, path: str | os.PathLike[str], model: str | None) ->
         except _CacheWasResetError:
             continue
     raise KVCacheError(
-        f"the prefix cache was reset {_TRIES} times while it was saved; save it between two resets"
+        f"the prefix cache was reset {_TRIES} times during the snapshot; save it between two resets"
     )
 
 
 class _Saving:
-    """Copy one replica after the other, column by column, each held while it is copied."""
+    """Copies one replica after another, column by column, and pins the columns of each copy."""
 
     def __init__(self, pools: Pools, writer: SnapshotWriter) -> None:
         self._pools = pools
@@ -490,7 +490,7 @@ class _Saving:
             raise _CacheWasResetError
         pages = PageBytes.of_pages(self._pools, replica)
         starts = np.concatenate([[0], np.cumsum(found.runs[:, _COLUMNS], dtype=np.int64)])
-        numbers = np.full(len(found.runs), -1)  # in the file, of those that are there as a whole
+        numbers = np.full(len(found.runs), -1)  # row in the file of each run saved as a whole
         for run in in_worth(found.runs[:, _RANK], found.runs[:, _FIRST]):
             parent = found.runs[run, _PARENT]
             name = found.names[found.runs[run, _NAME]]
@@ -511,9 +511,9 @@ class _Saving:
             self._runs.append([replica, above, place, kept, int(found.runs[run, _RANK])])
 
     def _knows(self, prefix: NDArray[np.int32]) -> bool:
-        """Remember what tokens of a prefix stand for; False where they stand for nothing any more.
+        """Record the names of a prefix's stand-in tokens; return false if a stand-in has no name.
 
-        The lowest tokens do in a manager that has seen extra keys.
+        Once a manager has received extra keys, its lowest tokens are stand-ins.
         """
         if not is_keyed(self._pools.engine):
             return True
@@ -529,7 +529,7 @@ class _Saving:
     def _save_run(
         self, replica: int, pages: PageBytes, name: bytes, prefix: NDArray[np.int32], first: int
     ) -> int:
-        """Copy the columns of a run from `first` on; return how many were still cached."""
+        """Copy the columns of a run from `first` on; return how many of them were still cached."""
         self._prefixes.append((replica, name, prefix, first))
         portion = portion_of(pages.size, lanes_of(self._pools))
         column, end = first, len(prefix) // self._column
@@ -544,7 +544,7 @@ class _Saving:
                 column,
             )
             with held:
-                if len(held.parts) == 0:  # gone, or quotas leave no room to hold them
+                if len(held.parts) == 0:  # evicted, or a quota leaves no room to pin them
                     break
                 present = held.pages >= 0
                 content = pages.read(held.pages[present])
@@ -559,7 +559,7 @@ class _Saving:
         return column - first
 
     def _save_states(self) -> NDArray[np.int64]:
-        """Copy the checkpoints that are still there; return the columns that they belong to."""
+        """Copy the checkpoints that are still cached; return their columns."""
         found: list[int] = []
         begin = 0
         parts = iter(self._parts)
@@ -589,7 +589,7 @@ class _Saving:
 
 
 def _is_namespace(name: bytes) -> bool:
-    """Tell whether somebody may ask for a namespace; those of imports are nobody else's."""
+    """Return false for the private namespace of an imported request, which no prompt can hit."""
     return not name or name[0] in (1, 2, 3)
 
 
@@ -604,26 +604,26 @@ def _prefix(found: CachedRuns, starts: NDArray[Any], run: int) -> NDArray[np.int
 # ---- restore -------------------------------------------------------------------------------------
 
 
-_AT_A_TIME = 8 << 20  # bytes that are read to be checked
+_AT_A_TIME = 8 << 20  # bytes per read when a file is checked
 
-_LOWEST_PLAIN = -(1 << 30)  # lower tokens stand for others where extra keys are used
+_LOWEST_PLAIN = -(1 << 30)  # with extra keys, lower tokens are stand-ins
 
 
 @dataclass(frozen=True)
 class RestoredCache:
-    """Tell what came back of a snapshot.
+    """The result of a restore.
 
     Attributes
     ----------
     num_tokens : int
-        That are cached now, those that were before included.
+        Tokens of the file that are cached now, including tokens that were cached before.
     num_pages, num_states : int
-        That were written.
+        Pages and checkpoints that were written to the pools.
     damaged : int
-        Pages and checkpoints that are not what was written, and were left out.
+        Pages and checkpoints that fail their checksums, and were left out.
     is_whole : bool
-        All tokens of the file are cached now; else pages were damaged, there was no room, or the
-        caches were reset meanwhile.
+        True if all tokens of the file are cached now. False if pages were damaged, the pools had
+        no room, or the caches were reset during the restore.
     """
 
     num_tokens: int
@@ -634,7 +634,7 @@ class RestoredCache:
 
 
 def restore_cache(pools: Pools, path: str | os.PathLike[str], model: str | None) -> RestoredCache:
-    """Bring back what was saved; see ``PagedKVCacheManager.restore``."""
+    """Read a snapshot into the prefix caches; see ``PagedKVCacheManager.restore``."""
     require_cache(pools, "restore")
     with opened_regular(path) as file:
         reader = SnapshotReader(file)
@@ -643,7 +643,7 @@ def restore_cache(pools: Pools, path: str | os.PathLike[str], model: str | None)
 
 
 def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
-    """Read a snapshot and compare all of it with its checksums, without a manager.
+    """Read a whole snapshot and check all its checksums, without a manager.
 
     Parameters
     ----------
@@ -656,7 +656,7 @@ def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
     Raises
     ------
     ValueError
-        Anything in it is not what was written, it is of another version, or no regular file.
+        A checksum fails, the file has another version, or `path` is not a regular file.
     OSError
         The file cannot be read.
 
@@ -673,7 +673,7 @@ def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
                 _, is_good = reader.rows(name, first, min(step, count - first))
                 if not is_good.all():
                     row = first + int(np.argmin(is_good))
-                    raise damaged(f"the checksum of row {row} of tensor {name!r} is another")
+                    raise damaged(f"row {row} of tensor {name!r} does not match its checksum")
         size = file.seek(0, os.SEEK_END)
     return SavedCache(saved.tokens.size, reader.counts["pages"], reader.counts["states"], size)
 
@@ -682,7 +682,7 @@ def _runs_of(reader: SnapshotReader) -> SavedRuns:
     for name in ("replicas", "pages_per_column"):
         value = reader.about[name]
         if type(value) is not int or not 1 <= value < 1 << 31:
-            raise damaged(f"it has no number of {name}")
+            raise damaged(f"{name} is {str(value)[:40]}, must be 1 .. {(1 << 31) - 1}")
     lanes, replicas = reader.about["pages_per_column"], reader.about["replicas"]
     return SavedRuns.of_index(reader.index, lanes, reader.counts, replicas)
 
@@ -690,7 +690,7 @@ def _runs_of(reader: SnapshotReader) -> SavedRuns:
 def _check_format(pools: Pools, reader: SnapshotReader, model: str | None) -> None:
     about, params = reader.about, pools.params
     if about["model"] is not None and not isinstance(about["model"], str):
-        raise damaged("its model is no text")
+        raise damaged("its model is not a text")
     if model is not None and about["model"] != model:
         raise ValueError(
             f"the snapshot has model {about['model']!r}, must be {model!r}; restore it where that "
@@ -720,7 +720,7 @@ def _check_format(pools: Pools, reader: SnapshotReader, model: str | None) -> No
 
 
 class _Restoring:
-    """Fill free pages with those of a file, the most valuable first."""
+    """Copies the pages of a file into free pages, the most valuable first."""
 
     def __init__(self, pools: Pools, reader: SnapshotReader, saved: SavedRuns) -> None:
         self._pools = pools
@@ -738,7 +738,7 @@ class _Restoring:
         self._is_reset = False
 
     def _with_own_stand_ins(self, saved: SavedRuns) -> SavedRuns:
-        """Replace what stands for tokens with extra keys by what does in this process."""
+        """Replace the file's stand-in tokens by the stand-ins of this process."""
         self._stand_ins = HeldStandIns()
         low = saved.tokens < _LOWEST_PLAIN
         if not saved.stand_ins:
@@ -755,7 +755,7 @@ class _Restoring:
         for place in np.argwhere(low):
             token = int(tokens[tuple(place)])
             if token not in own:
-                raise damaged(f"token {token} stands for nothing")
+                raise damaged(f"stand-in token {token} has no name")
             tokens[tuple(place)] = own[token]
         fields = {name: getattr(saved, name) for name in saved.__dataclass_fields__}
         return SavedRuns(**fields | {"tokens": tokens})
@@ -790,10 +790,10 @@ class _Restoring:
                 has_room = self._restore_run(replica, pages, run)
 
     def _in_order(self, replica: int, runs: NDArray[Any]) -> list[int]:
-        """Return the runs as they were used, the last one behind, where all of them have room.
+        """Return the runs in the order of their last use, if all of them have room.
 
-        So policies that go by what entered first have their order again. Else the most valuable
-        ones come first, as in the file.
+        Policies that evict by entry order, such as FIFO, thereby get the old order. If the room is
+        too small, the most valuable runs come first, as in the file.
         """
         needed = sum(
             int(self._page_starts[self._starts[run + 1]] - self._page_starts[self._starts[run]])
@@ -808,7 +808,7 @@ class _Restoring:
         return list(order)
 
     def _restore_run(self, replica: int, pages: PageBytes, run: int) -> bool:
-        """Bring back what there is room for; return whether there was for all of it."""
+        """Restore the columns of a run that have room; return false if the pool is full."""
         first, end = int(self._starts[run]), int(self._starts[run + 1])
         portion = portion_of(pages.size, lanes_of(self._pools))
         at = first
@@ -828,9 +828,9 @@ class _Restoring:
     def _restore_columns(
         self, replica: int, pages: PageBytes, run: int, begin: int, end: int
     ) -> int:
-        """Bring back columns `begin` .. `end` - 1 of the file; return how many are cached now.
+        """Restore columns `begin` .. `end` - 1 of the file; return how many are cached now.
 
-        -1: there is no room for all of them.
+        -1: the pool has no room for all of them.
         """
         parts = self._parts(begin, end)
         while len(parts):
@@ -847,7 +847,7 @@ class _Restoring:
                 if taken.status == "taken" and not taken.publish(more):
                     self._is_reset = True
                     return 0
-            self._count(run, taken)  # what was known is not used by that
+            self._count(run, taken)  # no publish: cached columns do not count as used
             if count < len(parts):
                 self._cached[run] += count
                 return -1
@@ -885,10 +885,10 @@ class _Restoring:
         parts: NDArray[np.int32],
         taken: ImportedColumns,
     ) -> NDArray[np.int32] | None:
-        """Write what is to be written, where all of it is whole.
+        """Write the pages and checkpoints of columns, if all of them match their checksums.
 
-        Else return what is to be taken in its place: the columns in front of the first page that is
-        damaged, without checkpoints that are.
+        If some do not, write nothing, and return the columns to take instead: the columns before
+        the first damaged page, without the damaged checkpoints.
         """
         good = parts[: len(taken.parts)].copy()
         wanted = taken.pages >= 0
@@ -936,7 +936,7 @@ class _Restoring:
         return np.concatenate(content), np.concatenate(is_good)
 
     def _use(self, run: int) -> None:
-        """Have a run be used last of all: what was cached before goes in front of it."""
+        """Mark a run as the most recently used, if all its restored columns are still cached."""
         begin = int(self._starts[run])
         parts = self._parts(begin, begin + int(self._cached[run]))
         if len(parts) == 0:

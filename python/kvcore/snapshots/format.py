@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of named tensors in the layout of safetensors, with checksums; whole files or none.
+"""Files of named tensors in the layout of safetensors, with checksums, written atomically.
 
-Eight bytes little-endian: the length of the header. The header: a JSON object that has dtype, shape
-and place of each tensor, and under ``__metadata__`` texts by name. Then the tensors, one behind the
-other without gaps. In a snapshot of a cache the header takes a fixed part of the file, so that it
-can be written when all is known.
+A file begins with the length of the header: eight bytes, little-endian. The header is a JSON object
+with the dtype, shape and place of each tensor, and with texts by name under ``__metadata__``. The
+tensors follow the header without gaps. The header of a cache snapshot has a fixed size, because it
+is written last.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ __all__ = [
 
 
 def bytes_of(data: Any) -> Any:
-    """Return all bytes of what is bytes already, of a path, or of a binary file.
+    """Return all bytes of a bytes-like object, a path or a binary file.
 
     Raises
     ------
     TypeError
-        Something else.
+        `data` has another type.
     OSError
         The file cannot be read.
     """
@@ -72,33 +72,33 @@ def bytes_of(data: Any) -> Any:
 
 
 def opened_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read it anywhere.
+    """Open a regular file for reading and seeking.
 
     Raises
     ------
     ValueError
-        A path of what is no regular file, such as a pipe, which nothing is waited for.
+        `path` is not a regular file. The call does not wait for the writer of a pipe.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ValueError(f"path is {os.fspath(path)!r}, no regular file; pass another name")
+        raise ValueError(f"path {os.fspath(path)!r} is not a regular file; pass another path")
     return os.fdopen(handle, "rb")
 
 
 def write_parts(file: Any, parts: Iterable[Any]) -> None:
-    """Write parts one behind the other to a path or a binary file.
+    """Write parts in their order to a path or a binary file.
 
-    A path gets the file once all of it is on the disk: it is written beside it under another name,
-    synced and renamed. What was there before stays so long, also where the process is killed. Links
-    are followed. What is no regular file, a device or a pipe, is written as it is.
+    For a path, the parts go to a temporary file in the same folder, which is synced and renamed at
+    the end. The old file stays until the rename, even if the process is killed. Links are followed.
+    A device or a pipe is written directly.
 
     Raises
     ------
     OSError
-        Part of a file that is not named by a path may be written.
+        A write failed. A binary file may contain a part of the data.
     """
     if not isinstance(file, str | os.PathLike):
         _write_all(file, parts)
@@ -112,14 +112,14 @@ def write_parts(file: Any, parts: Iterable[Any]) -> None:
 
 
 def _write_all(file: Any, parts: Iterable[Any]) -> None:
-    """Write parts to a file that may take fewer bytes than it is given."""
+    """Write parts to a file whose ``write`` may accept fewer bytes than it receives."""
     for part in parts:
         rest = memoryview(part)
         while len(rest) > 0:
             count = file.write(rest)
             if count is None:
                 raise BlockingIOError(
-                    errno.EAGAIN, "the file takes no more bytes now; pass one that blocks"
+                    errno.EAGAIN, "the file takes no more bytes now; pass a file that blocks"
                 )
             if not 0 < count <= len(rest):
                 raise OSError(errno.EIO, f"the file took {count} of {len(rest)} bytes")
@@ -127,7 +127,7 @@ def _write_all(file: Any, parts: Iterable[Any]) -> None:
 
 
 def _status(file: Any) -> os.stat_result | None:
-    """Return what is known of what a path names; None where there is nothing."""
+    """Return the status of the file at a path; None if the path does not exist."""
     try:
         return Path(file).stat()
     except FileNotFoundError:
@@ -141,38 +141,38 @@ def _replace(path: Path, before: os.stat_result | None, parts: Iterable[Any]) ->
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file that takes a path's place at the end of ``with``, whole, and on the disk.
+    """Open a temporary file that is synced and replaces `path` at the end of ``with``.
 
-    What was there before stays so long, and where the body raises or the process is killed. Links
-    are followed.
+    The old file stays until the end of ``with``, and also if the body raises or the process is
+    killed. Links are followed.
 
     Raises
     ------
     ValueError
-        A path of what is no regular file.
+        `path` exists and is not a regular file.
     OSError
-        It cannot be written there.
+        The file cannot be written.
     """
     before = _status(path)
     if before is not None and not stat.S_ISREG(before.st_mode):
-        raise ValueError(f"path is {os.fspath(path)!r}, no regular file; pass another name")
+        raise ValueError(f"path {os.fspath(path)!r} is not a regular file; pass another path")
     with _beside(Path(os.path.realpath(path)), before) as target:
         yield target
 
 
 @contextmanager
 def _beside(path: Path, before: os.stat_result | None) -> Iterator[BinaryIO]:
-    """Write beside a path and rename, with the permissions of what was there, or of a new file."""
+    """Open a temporary file, and rename it to `path`; keep the permissions of an old file."""
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    # 0o666 is what open() makes files with: the umask of the process is taken off by the system.
+    # open() also creates files with 0o666; the system removes the bits of the process's umask.
     handle = os.open(name, flags, 0o666 if before is None else 0o600)
     try:
         with os.fdopen(handle, "w+b") as target:
             yield target
             target.flush()
             os.fsync(target.fileno())
-            if before is not None:  # of the file that was written, whatever has its name by now
+            if before is not None:  # by descriptor: another process may have renamed the file
                 os.fchmod(target.fileno(), stat.S_IMODE(before.st_mode))
         name.replace(path)
     except BaseException:
@@ -182,7 +182,7 @@ def _beside(path: Path, before: os.stat_result | None) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name survive a loss of power, where folders can be synced."""
+    """Sync a folder, if the system can, so that the new name survives a loss of power."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -195,7 +195,7 @@ def _sync_folder(folder: Path) -> None:
 # ---- named tensors -------------------------------------------------------------------------------
 
 
-#: Names of kvcore's dtypes in such files.
+#: Names of kvcore's dtypes in these files.
 DTYPES = {
     "float32": "F32",
     "int32": "I32",
@@ -207,10 +207,10 @@ DTYPES = {
 }
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
 
-#: Bytes: 5,000 layers of K, V and their scales fit.
+#: Maximum bytes of a header: 5,000 layers of K, V and their scales fit.
 _MOST_HEADER = 4 << 20
 
-#: Lists and objects in each other: files of kvcore have six at most.
+#: Maximum nesting of lists and objects. Files of kvcore nest at most six.
 _MOST_DEPTH = 32
 _MOST_DIMS = 32
 _METADATA = "__metadata__"
@@ -219,8 +219,10 @@ _DIGEST = "header_sha256"  # of the header without this entry
 
 
 def damaged(what: str) -> ValueError:
-    """Return the error for data that is not what was written."""
-    return ValueError(f"the data is damaged, or no such file: {what}; get it from its writer again")
+    """Return the error for damaged data."""
+    return ValueError(
+        f"the data is damaged, or not a file of kvcore: {what}; get it from its writer again"
+    )
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -232,24 +234,24 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def json_text(value: Any) -> str:
-    """Return the one text of a value: sorted names, no spaces."""
+    """Return the canonical JSON text of a value: sorted names, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def pack(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> list[Any]:
-    """Return the parts of a file, to be written one behind the other.
+    """Return the parts of a file, in the order of the file.
 
     Parameters
     ----------
     tensors : mapping of str to array
-        Of the dtypes of ``DTYPES``, in host memory.
+        Arrays in host memory, with dtypes of ``DTYPES``.
     metadata : mapping of str to JSON value
-        Each is written as its JSON text.
+        Each value is written as its JSON text.
 
     Raises
     ------
     ValueError
-        More than fits in a header.
+        The header is too long.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     parts = [_bytes_of(array) for _, array in ordered]
@@ -282,10 +284,10 @@ def sealed_header(
     Parameters
     ----------
     tensors : mapping of str to dict
-        dtype, shape and data_offsets of each.
+        dtype, shape and data_offsets of each tensor.
     metadata : mapping of str to str
     size : int, optional
-        Bytes that it is padded to where it is shorter; by default a multiple of 8.
+        Bytes that a shorter header is padded to; by default the next multiple of 8.
     """
     header = {**tensors, _METADATA: dict(metadata)}
     header[_METADATA][_DIGEST] = _digest(header)
@@ -314,11 +316,11 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     Raises
     ------
     ValueError
-        Anything but a file of ``pack``, byte for byte.
+        The data is not exactly a file of ``pack``.
 
     Notes
     -----
-    Nothing is allocated by what the header says. Costs the checksums: O(bytes).
+    No memory is allocated by sizes in the header. Cost: the checksums, O(bytes).
     """
     view = memoryview(data).cast("B").toreadonly()
     header, begin = read_header(view)
@@ -326,33 +328,33 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     body = view[begin:]
     sums = _metadata_value(metadata, _CHECKSUMS)
     if not isinstance(sums, dict) or sums.keys() != header.keys():
-        raise damaged("the tensors have no checksum each")
+        raise damaged("its tensors and its checksums have different names")
     tensors = {}
     for name, array, part in _arrays(header, body):
         if hashlib.sha256(part).hexdigest() != sums[name]:
-            raise damaged(f"the checksum of tensor {name!r} is not that of its bytes")
+            raise damaged(f"tensor {name!r} does not match its checksum")
         tensors[name] = array
     names = metadata.keys() - {_CHECKSUMS, _DIGEST}
     return tensors, {name: _metadata_value(metadata, name) for name in names}
 
 
 def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, Any], int]:
-    """Return the header, whose digest is right, and where the tensors begin.
+    """Check the header; return it and the offset of the tensors.
 
     Parameters
     ----------
     view : memoryview of bytes
-        From the beginning of a file.
+        The beginning of a file.
     size : int, optional
-        As of ``sealed_header``.
+        As in ``sealed_header``.
 
     Raises
     ------
     ValueError
-        Anything but what ``sealed_header`` returns behind its length.
+        The bytes are not the length and the text of a header of ``sealed_header``.
     """
     if len(view) < 8:
-        raise damaged(f"it has {len(view)} bytes, fewer than the 8 in front of a header")
+        raise damaged(f"it has {len(view)} bytes, fewer than the 8 before a header")
     length = int.from_bytes(view[:8], "little")
     if length > min(_MOST_HEADER, len(view) - 8):
         raise damaged(f"a header of {length} bytes in a file of {len(view)}")
@@ -362,29 +364,29 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, An
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise damaged("the header has no metadata")
     if metadata.get(_DIGEST) != _digest(header):
-        raise damaged("the checksum of the header is not that of its text")
+        raise damaged("the header does not match its checksum")
     if text != _header_text(header, size):
         raise damaged("the header has other spaces, another order or other escapes")
     return header, 8 + length
 
 
 def parsed_json(text: bytes | str) -> Any:
-    """Return the value of a text in JSON, which is not nested deeply.
+    """Return the value of a JSON text.
 
     Raises
     ------
     ValueError
-        Anything else, so that nothing that walks through the value recurses too deeply.
+        The text is not JSON, or nests too deeply for code that recurses through the value.
     """
     try:
         value = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise damaged(f"a text is no JSON ({str(error)[:80]})") from None
+        raise damaged(f"a text is not JSON ({str(error)[:80]})") from None
     level = [value]
     for _ in range(_MOST_DEPTH):
         level = [child for each in level for child in _children(each)]
     if level:
-        raise damaged(f"a text has values in values more than {_MOST_DEPTH} deep")
+        raise damaged(f"a text nests values more than {_MOST_DEPTH} deep")
     return value
 
 
@@ -397,12 +399,12 @@ def _children(value: Any) -> Iterable[Any]:
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name twice")
+        raise ValueError("an object has a name twice")
     return found
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _metadata_value(metadata: Mapping[str, str], name: str) -> Any:
@@ -421,11 +423,11 @@ def _is_count(value: Any) -> bool:
 def _arrays(
     header: Mapping[str, Any], body: memoryview
 ) -> Iterator[tuple[str, NDArray[Any], memoryview]]:
-    """Return name, array and bytes of the tensors in the order of their bytes, which they fill."""
+    """Yield name, array and bytes of the tensors in file order; check that they fill the body."""
     for name, entry in header.items():
         is_entry = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
         if not is_entry or not _is_place(entry["data_offsets"]):
-            raise damaged(f"tensor {name!r} has no dtype, shape and place")
+            raise damaged(f"tensor {name!r} has no valid dtype, shape and place")
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, last = entry["data_offsets"]
@@ -434,7 +436,7 @@ def _arrays(
         yield name, _array(name, entry, body[begin:last]), body[begin:last]
         end = last
     if end != len(body):
-        raise damaged(f"{len(body) - end} bytes behind the last tensor")
+        raise damaged(f"it has {len(body) - end} bytes after the last tensor")
 
 
 def _is_place(value: Any) -> bool:
@@ -445,12 +447,12 @@ def _is_place(value: Any) -> bool:
 def _array(name: str, entry: Mapping[str, Any], part: memoryview) -> NDArray[Any]:
     shape = entry["shape"]
     if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
-        raise damaged(f"tensor {name!r} has no shape")
+        raise damaged(f"tensor {name!r} has no valid shape")
     if type(entry["dtype"]) is not str or entry["dtype"] not in _NAMES:
-        raise damaged(f"tensor {name!r} has dtype {str(entry['dtype'])[:40]!r}")
+        raise damaged(f"tensor {name!r} has unsupported dtype {str(entry['dtype'])[:40]!r}")
     dtype = _dtype(_NAMES[entry["dtype"]])
     if math.prod(shape) * dtype.itemsize != len(part):
-        raise damaged(f"tensor {name!r} has {len(part)} bytes for another shape")
+        raise damaged(f"tensor {name!r} has {len(part)} bytes, which do not fit its shape")
     if len(part) == 0:
         raise damaged(f"tensor {name!r} is empty")
     return np.frombuffer(part, np.uint8).view(dtype).reshape(shape)
@@ -462,10 +464,10 @@ def _array(name: str, entry: Mapping[str, Any], part: memoryview) -> NDArray[Any
 FORMAT = "kvcore.snapshot"
 VERSION = 1
 
-#: Bytes in front of the tensors: the length of the header, and the header.
+#: Bytes before the tensors: the length of the header, and the header.
 _BEGIN = 64 << 10
 _DTYPES = {"uint8": "U8", "uint32": "U32", "int32": "I32", "int64": "I64"}
-#: Tensors of which every row has a CRC-32C: in the order of the file, which they begin.
+#: The first tensors of the file, in file order. Each of their rows has a CRC-32C.
 _CONTENT = ("pages", "states")
 _INDEX = {
     "names": ("uint8", 1),
@@ -493,16 +495,16 @@ def _sums(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 
 class SnapshotWriter:
-    """Write a snapshot to a file that can be sought in.
+    """Writes a snapshot to a seekable file.
 
     Parameters
     ----------
     file : binary file
-        Empty.
+        An empty file.
 
     Notes
     -----
-    Holds a checksum of each row; the rows themselves are written as they come.
+    Keeps the checksum of each row in memory; ``add`` writes the rows at once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -513,7 +515,7 @@ class SnapshotWriter:
         file.seek(_BEGIN)
 
     def add(self, name: str, rows: NDArray[np.uint8]) -> None:
-        """Write further rows, uint8 [n, bytes]: first all of the pages, then all of the states."""
+        """Append rows, uint8 [n, bytes]; all pages must come before the states."""
         self._sums[name].append(_sums(rows))
         entry = self._entries.setdefault(name, {"begin": self._end, "size": rows.shape[1]})
         self._write(rows)
@@ -526,14 +528,14 @@ class SnapshotWriter:
     def finish(
         self, sizes: Mapping[str, int], index: Mapping[str, Any], about: Mapping[str, Any]
     ) -> int:
-        """Write what the rows are, and the header.
+        """Write the index and the header.
 
         Parameters
         ----------
         sizes : mapping of str to int
             Bytes of a row of ``pages`` and of ``states``.
         index : mapping of str to array
-            The other tensors, but those of checksums.
+            The other tensors, without the checksums.
         about : mapping of str to JSON value
 
         Returns
@@ -544,7 +546,7 @@ class SnapshotWriter:
         Raises
         ------
         ValueError
-            A header that has no place in front of the tensors.
+            The header is longer than the space before the tensors.
         """
         header: dict[str, Any] = {}
         for name in _CONTENT:
@@ -581,7 +583,7 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Read a snapshot, whose index is compared with its checksums at once.
+    """Reads a snapshot; the constructor checks the checksums of the index.
 
     Parameters
     ----------
@@ -591,34 +593,35 @@ class SnapshotReader:
     Attributes
     ----------
     about : dict of str to JSON value
-        What ``SnapshotWriter.finish`` was given.
+        The `about` argument of ``SnapshotWriter.finish``.
     index : dict of str to array
-        The tensors but ``pages`` and ``states``.
+        All tensors except ``pages`` and ``states``.
     counts, sizes : dict of str to int
-        Rows of these two, and bytes of a row.
+        Number of rows of ``pages`` and of ``states``, and bytes of a row.
 
     Raises
     ------
     ValueError
-        Anything but a snapshot, of this version: nothing is allocated by what it says of itself.
+        The file is not a snapshot of this version. No memory is allocated by sizes in the header
+        before they are checked.
 
     Notes
     -----
-    Costs reading the index.
+    Cost: reading the index.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         size = file.seek(0, os.SEEK_END)
         if size < _BEGIN:
-            raise damaged(f"it has {size} bytes, fewer than the {_BEGIN} in front of the pages")
+            raise damaged(f"it has {size} bytes, fewer than the {_BEGIN} before the pages")
         file.seek(0)
         header, begin = read_header(memoryview(self._read(_BEGIN)), _BEGIN - 8)
         if begin != _BEGIN:
             raise damaged(f"its header ends at {begin}, must end at {_BEGIN}")
         self.about = _metadata(header.pop("__metadata__"))
         if header.keys() != {*_CONTENT, *_INDEX}:
-            raise damaged("its tensors are others")
+            raise damaged("it has extra or missing tensors")
         self._places = self._check_places(header, size - _BEGIN)
         self.counts = {name: header[name]["shape"][0] for name in _CONTENT}
         self.sizes = {name: header[name]["shape"][1] for name in _CONTENT}
@@ -626,16 +629,18 @@ class SnapshotReader:
         self.index = {name: self._tensor(name, header[name], digests) for name in _INDEX}
         for name in _CONTENT:
             if len(self.index[f"{name[:-1]}_crc32c"]) != self.counts[name]:
-                raise damaged(f"{name} have {self.counts[name]} rows and other checksums")
+                raise damaged(
+                    f"{name} have {self.counts[name]} rows and another number of checksums"
+                )
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) != size:
-            raise damaged(f"it ends {size - len(data)} bytes before it should")
+            raise damaged(f"it lacks {size - len(data)} bytes at its end")
         return data
 
     def _check_places(self, header: Mapping[str, Any], size: int) -> dict[str, int]:
-        """Check that the tensors lie one behind the other to the end; return where each begins."""
+        """Check that the tensors fill the file without gaps; return the offset of each."""
         end = 0
         places = {}
         for name in (*_CONTENT, *sorted(_INDEX)):
@@ -647,7 +652,7 @@ class SnapshotReader:
             places[name] = end
             end += length
         if end != size:
-            raise damaged(f"{size - end} bytes behind the last tensor")
+            raise damaged(f"it has {size - end} bytes after the last tensor")
         return places
 
     def _tensor(self, name: str, entry: Mapping[str, Any], digests: Any) -> NDArray[Any]:
@@ -656,7 +661,7 @@ class SnapshotReader:
         data = self._read(entry["data_offsets"][1] - entry["data_offsets"][0])
         wanted = digests.get(name) if isinstance(digests, dict) else None
         if hashlib.sha256(data).hexdigest() != wanted:
-            raise damaged(f"the checksum of tensor {name!r} is not that of its bytes")
+            raise damaged(f"tensor {name!r} does not match its checksum")
         return np.frombuffer(data, dtype).reshape(entry["shape"])
 
     def rows(self, name: str, first: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -665,7 +670,7 @@ class SnapshotReader:
         Returns
         -------
         uint8 [n, bytes], bool [n]
-            And whether each is what its checksum says.
+            The rows, and true for each row that matches its checksum.
         """
         size = self.sizes[name]
         self._file.seek(_BEGIN + self._places[name] + first * size)
@@ -682,11 +687,11 @@ def _metadata(given: Mapping[str, str]) -> dict[str, Any]:
         found[name] = parsed_json(text)
     if found.pop("format", None) != FORMAT or found.pop("version", None) != VERSION:
         raise ValueError(
-            f"the file is no {FORMAT!r} of version {VERSION}; read it with the version of kvcore "
-            f"that wrote it"
+            f"the file is not a {FORMAT!r} of version {VERSION}; read it with the version of "
+            f"kvcore that wrote it"
         )
     if found.keys() != _FIELDS - {"format", "version"}:
-        raise damaged("its metadata has other names")
+        raise damaged("its metadata has extra or missing fields")
     return found
 
 
@@ -698,5 +703,5 @@ def _entry(name: str, given: Any, dtype: str, rank: int) -> tuple[list[int], lis
     for values, length in ((shape, rank), (place, 2)):
         is_list = isinstance(values, list) and len(values) == length
         if not is_list or not all(type(v) is int and 0 <= v < 1 << 62 for v in values):
-            raise damaged(f"tensor {name!r} has no shape of {rank} and no place")
+            raise damaged(f"tensor {name!r} has no valid shape of {rank} dimensions, or no place")
     return shape, place

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What contexts and inputs are saved as, for pickles and copies, and how they are made again."""
+"""Pickles and copies of contexts and inputs: their saved states, and the way back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from kvcore.support.arguments import integer
 
 __all__ = ["context_state", "inputs_state", "make_context", "make_inputs"]
 
-#: Tokens behind its last one that an extra key of a saved context may reach: they are made, and cut
-#: off again. More than any image or video has, and few enough for what a file may ask for.
+#: Limit on how many tokens past the last token an extra key of a saved context may end. These
+#: tokens are added for the constructor and removed again. The limit exceeds the tokens of any image
+#: or video, and is low enough that a bad file cannot allocate much memory.
 _MOST_BEHIND = 1 << 20
 
-#: Of the states below: raised when what they hold changes.
+#: Version of the states below. It rises when their fields change.
 VERSION = 1
 
 _TERMS = ("extra_key", "cache_salt", "priority", "ttl", "retention", "tenant")
@@ -30,7 +31,7 @@ _INPUTS = {
 
 
 def _checked_state(state: Any, names: set[str], what: str) -> dict[str, Any]:
-    """Return the fields of a state; ValueError for one that this version does not know."""
+    """Return the fields of a state; ValueError for a state of another version."""
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
         raise ValueError(
@@ -40,30 +41,30 @@ def _checked_state(state: Any, names: set[str], what: str) -> dict[str, Any]:
     if state.keys() != names | {"version"}:
         wrong = sorted(map(str, state.keys() ^ (names | {"version"})))
         raise ValueError(
-            f"the saved {what} of version {VERSION} with other fields than that has: "
-            f"{', '.join(wrong)}; it was changed, or is none"
+            f"the saved {what} of version {VERSION} with extra or missing fields: "
+            f"{', '.join(wrong)}; it was changed, or kvcore did not write it"
         )
     return {name: state[name] for name in names}
 
 
 def context_state(context: TextGenerationContext) -> dict[str, Any]:
-    """Return what a context is: tokens and indices, keys and terms, not its claim."""
+    """Return the state of a context: tokens, indices, keys and terms, but not its claim."""
     fields = {name: getattr(context, name) for name in _CONTEXT - {"tokens"}}
     return fields | {"version": VERSION, "tokens": np.array(context.tokens)}
 
 
 def make_context(state: dict[str, Any]) -> TextGenerationContext:
-    """Make a context out of its state.
+    """Make a context from its state.
 
     Raises
     ------
     ValueError, TypeError
-        Another version, other fields, or what the constructor refuses.
+        The state has another version or other fields, or the constructor refuses a value.
     """
     fields = _checked_state(state, _CONTEXT, "context is")
     tokens, start, active = fields["tokens"], fields["start_idx"], fields["active_idx"]
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
-        raise TypeError("the saved context has tokens that are no int32 [n]; it was changed")
+        raise TypeError("the saved context has bad tokens, must be int32 [n]; it was changed")
     start, active = integer("start_idx", start), integer("active_idx", active)
     if not 0 <= start < active <= len(tokens):
         raise ValueError(
@@ -79,13 +80,13 @@ def make_context(state: dict[str, Any]) -> TextGenerationContext:
     context.rewind(len(tokens))
     if start > 0:
         context.active_idx = start
-        context.update(0)  # as behind a chunk: no token is added
+        context.update(0)  # as after a chunk: adds no token
     context.active_idx = active
     return context
 
 
 def _with_room(tokens: Any, extra_keys: Any) -> Any:
-    """Return tokens to which others are added where keys reach behind them: a cut image."""
+    """Append tokens if an extra key ends after the last token, as with a truncated image."""
     if not isinstance(extra_keys, tuple | list):
         return tokens
     ends = [key[0] + key[1] for key in extra_keys if _is_key(key) and key[0] < len(tokens)]
@@ -93,7 +94,7 @@ def _with_room(tokens: Any, extra_keys: Any) -> Any:
     if reach > len(tokens) + _MOST_BEHIND:
         raise ValueError(
             f"the saved context has an extra key up to token {reach} and {len(tokens)} tokens, "
-            f"must reach at most {_MOST_BEHIND} behind them; make it with all tokens of the key"
+            f"must reach at most {_MOST_BEHIND} past them; make it with all tokens of the key"
         )
     return np.concatenate([tokens, np.zeros(reach - len(tokens), np.int32)])
 
@@ -103,17 +104,17 @@ def _is_key(key: Any) -> bool:
 
 
 def inputs_state(inputs: RaggedKVCacheInputs) -> dict[str, Any]:
-    """Return what inputs are without a pool: tables, lengths, slots.
+    """Return the state of inputs without a pool: tables, lengths, slots.
 
     Raises
     ------
     TypeError
-        They have a pool.
+        The inputs have a pool.
     """
     if inputs.blocks is not None or inputs.kv_scales is not None:
         raise TypeError(
-            "inputs with a pool are not pickled: it is memory of this process; make the manager "
-            "with blocks=None, and put the pool where they arrive with inputs.with_pool(blocks)"
+            "inputs with a pool cannot be pickled, the pool is memory of this process; make the "
+            "manager with blocks=None, and call inputs.with_pool(blocks) where the inputs arrive"
         )
     try:
         offsets = inputs.row_offsets
@@ -132,12 +133,12 @@ def inputs_state(inputs: RaggedKVCacheInputs) -> dict[str, Any]:
 
 
 def make_inputs(state: dict[str, Any]) -> RaggedKVCacheInputs:
-    """Make inputs without a pool out of their state.
+    """Make inputs without a pool from their state.
 
     Raises
     ------
     ValueError, TypeError
-        Another version, other fields, or arrays of another shape or dtype.
+        The state has another version, other fields, or arrays of another shape or dtype.
     """
     fields = _checked_state(state, _INPUTS, "inputs are")
     lengths = _array(fields, "cache_lengths", lambda shape: len(shape) == 1)
@@ -146,7 +147,7 @@ def make_inputs(state: dict[str, Any]) -> RaggedKVCacheInputs:
     most = _array(fields, "max_lengths", lambda shape: len(shape) == 2 and shape[1] == 2)
     for name in ("tables", "states"):
         if not isinstance(fields[name], tuple):
-            raise TypeError(f"the saved inputs have {name} that are no tuple; they were changed")
+            raise TypeError(f"the saved inputs have {name} not in a tuple; they were changed")
     more = dict(enumerate(fields["tables"])) | {-1 - i: s for i, s in enumerate(fields["states"])}
     for key in more:
         kind, ndim = (np.uint32, 2) if key >= 0 else (np.int32, 1)

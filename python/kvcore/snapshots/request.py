@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request as bytes: the file, and how a manager writes and reads it."""
+"""One request as bytes: the file format, and the functions that export and import a request."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 FORMAT = "kvcore.sequence"
-#: Of the layout; raised when a reader of an older one would get something wrong.
+#: Version of the layout. It rises when a reader of an older version would misread the file.
 VERSION = 1
 
 _MOST = 2**31 - 1
-#: Raised by what reads metadata, where it is of another shape.
+#: Errors that reading metadata of another structure raises.
 _OTHER_SHAPE = (KeyError, TypeError, AttributeError, IndexError, OverflowError)
 _FIELDS = {
     *("format", "version", "model", "dtype", "page_size", "kv_scale_granularity"),
@@ -57,14 +57,14 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """What is saved of a layer with K and V: rows of the tokens `first` .. written - 1.
+    """The saved rows of a layer with K and V, for the tokens `first` .. written - 1.
 
     Attributes
     ----------
     first : int
-        The first token that is there: those before, no layer of its group reads any more.
+        The first token with saved rows. No layer of the group reads earlier tokens.
     heads : int
-        Of the whole model; 1 for latent rows.
+        Heads of the whole model; 1 for latent rows.
     widths : tuple of int
         Elements per head of K and V; (latent,) for MLA.
     """
@@ -76,13 +76,13 @@ class SavedLayer:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What is saved of layers with a state.
+    """The saved states of a group of layers.
 
     Attributes
     ----------
     layers : tuple of int
     arrays : dict of str to (shape, dtype)
-        Of one layer, on one device.
+        The arrays of one layer on one device.
     """
 
     layers: tuple[int, ...]
@@ -91,30 +91,31 @@ class SavedState:
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """Hold one request as ``PagedKVCacheManager.export_sequence`` wrote it.
+    """One request, as ``PagedKVCacheManager.export_sequence`` wrote it.
 
     Attributes
     ----------
     tokens : int32 [end_idx]
     written : int
-        Of these, the ones whose K, V and state the file has.
+        Number of tokens whose K, V and state are in the file.
     start_idx, active_idx : int
-        Of the context, when it was saved.
+        Indices of the context at the time of the export.
     extra_key, cache_salt : str or None
     extra_keys : tuple of (int, int, bytes)
     model : str or None
-        As it was given to ``export_sequence``.
+        The `model` argument of ``export_sequence``.
     dtype : str
     page_size : int
-        Tokens of a page where it comes from.
+        Tokens per page of the manager that exported the request.
     kv_scale_granularity : int or None
     tensor_parallel_degree : int
     layers : dict of int to SavedLayer
-        Those with K and V of their own, by the model's index.
+        Layers with K and V of their own, by the model's index.
     states : tuple of SavedState
     tensors : dict of str to array
-        "layers.3.k", "layers.3.v" or "layers.3.latent" [tokens, heads, width], with "_scale" behind
-        these [tokens, heads, groups] in a quantised cache; "states.0.conv" [devices, layers, ...].
+        Rows: "layers.3.k", "layers.3.v" or "layers.3.latent" [tokens, heads, width]. Scales of a
+        quantised cache: "layers.3.k_scale" and so on [tokens, heads, groups]. States:
+        "states.0.conv" [devices, layers, ...].
 
     Examples
     --------
@@ -154,7 +155,7 @@ class SavedSequence:
         Raises
         ------
         ValueError
-            A key that does not fit its tokens, or reaches more than 2**20 tokens behind them.
+            An extra key does not fit its tokens, or ends more than 2**20 tokens after them.
         """
         return make_context(
             {
@@ -174,7 +175,7 @@ class SavedSequence:
         )
 
     def packed(self) -> list[Any]:
-        """Return the parts of its file."""
+        """Return the parts of the file."""
         metadata = {
             "format": FORMAT,
             "version": VERSION,
@@ -203,7 +204,7 @@ class SavedSequence:
 
 
 def parts_of_layer(layer: SavedLayer, granularity: int | None) -> Iterable[tuple[str, int, bool]]:
-    """Return suffix, elements per head, and whether it is scales, of a layer's tensors."""
+    """Yield each tensor of a layer: suffix, elements per head, true for scales."""
     names = ("latent",) if len(layer.widths) == 1 else ("k", "v")
     for name, width in zip(names, layer.widths, strict=True):
         yield name, width, False
@@ -222,40 +223,40 @@ def read_sequence(data: Any) -> SavedSequence:
     Returns
     -------
     SavedSequence
-        Whose tensors are read-only views of the bytes. A bytearray, or the memory under a
-        memoryview, remains the caller's: what is written there later is not noticed.
+        Its tensors are read-only views of the bytes. A bytearray, or the memory of a memoryview,
+        is not copied, and later changes to it are not detected.
 
     Raises
     ------
     ValueError
-        Bytes that were changed, cut off or added; another format, or a version of it that this one
-        does not know.
+        Bytes were changed, removed or added, or the file has another format or an unsupported
+        version.
     OSError
         The file cannot be read.
 
     Notes
     -----
-    Costs reading the bytes, and their checksums.
+    Cost: reading the bytes, and their checksums.
     """
     whole = bytes_of(data)
     try:
         return _described(*unpack(whole))
     except _OTHER_SHAPE as error:
-        raise damaged(f"its metadata is of another shape ({str(error)[:80]})") from None
+        raise damaged(f"its metadata has another structure ({str(error)[:80]})") from None
 
 
 def check_sequence(saved: SavedSequence) -> None:
-    """Check that tokens, tensors and indices belong to what is said about them.
+    """Check that the tokens, tensors and indices of a saved request match its description.
 
     Raises
     ------
     ValueError
-        They do not: somebody has made or changed it.
+        They do not match, for example because the sequence was made by hand.
     """
     try:
         _check(saved, len(saved.tokens))
     except _OTHER_SHAPE as error:
-        raise damaged(f"a field is of another type ({str(error)[:80]})") from None
+        raise damaged(f"a field has another type ({str(error)[:80]})") from None
 
 
 def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> SavedSequence:
@@ -266,7 +267,7 @@ def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> Sa
             f"{FORMAT!r} version {VERSION}; read it with the version of kvcore that wrote it"
         )
     if metadata.keys() != _FIELDS:
-        raise damaged(f"its metadata has {sorted(metadata.keys() ^ _FIELDS)} more or less")
+        raise damaged(f"its metadata has extra or missing fields: {sorted(metadata.keys() ^ _FIELDS)}")
     tokens = tensors.pop("tokens")
     saved = SavedSequence(
         tokens=tokens,
@@ -304,11 +305,13 @@ def _check(saved: SavedSequence, end: int) -> None:
         raise damaged(f"it has {saved.written} tokens written of {end}, or other indices")
     wanted = dict(shapes_of(saved))
     if wanted.keys() != saved.tensors.keys():
-        raise damaged(f"its tensors are others than its layers': {_some(wanted, saved.tensors)}")
+        raise damaged(f"its tensors do not match its layers: {_some(wanted, saved.tensors)}")
     for name, (shape, dtype) in wanted.items():
         found = saved.tensors[name]
         if found.shape != shape or found.dtype != numpy_dtype(dtype):
-            raise damaged(f"tensor {name!r} is {found.dtype} {found.shape}, not {dtype} {shape}")
+            raise damaged(
+                f"tensor {name!r} is {found.dtype} {found.shape}, must be {dtype} {shape}"
+            )
 
 
 def _some(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -316,7 +319,7 @@ def _some(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def shapes_of(saved: SavedSequence) -> Iterable[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Return shape and dtype of each tensor that belongs to a description, by name."""
+    """Yield the name, and the shape and dtype, of each tensor that a description requires."""
     for index, layer in saved.layers.items():
         rows = saved.written - layer.first
         _count("first", layer.first)
@@ -339,26 +342,26 @@ def _count(name: str, value: Any, least: int = 0) -> int:
 
 def _text(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise damaged(f"{name} is no text")
+        raise damaged(f"{name} is not a text")
     return value
 
 
 def _dtype(value: Any) -> str:
     if value not in DTYPES or value == "int32":
-        raise damaged(f"dtype is {str(value)[:40]!r}")
+        raise damaged(f"dtype {str(value)[:40]!r} is not supported")
     return str(value)
 
 
 def _index(text: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 9 or str(int(text)) != text:
-        raise damaged(f"a layer is called {text[:40]!r}")
+        raise damaged(f"a layer has index {text[:40]!r}, must be a number")
     return int(text)
 
 
 def _layer(given: Any) -> SavedLayer:
     first, heads, widths = given
     if len(widths) not in (1, 2):
-        raise damaged(f"a layer has {len(widths)} rows for a token")
+        raise damaged(f"a layer has {len(widths)} rows per token, must have 1 or 2")
     return SavedLayer(
         first,
         _count("heads", heads, 1),
@@ -381,7 +384,7 @@ def _extra_key(given: Any) -> tuple[int, int, bytes]:
     start, length, key = given
     found = bytes.fromhex(key)
     if found.hex() != key:
-        raise damaged(f"an extra key is {key[:40]!r}, not in small hex digits")
+        raise damaged(f"an extra key is {key[:40]!r}, must be lower-case hex digits")
     return _count("a key's start", start), _count("a key's length", length, 1), found
 
 
@@ -390,15 +393,15 @@ def _extra_key(given: Any) -> tuple[int, int, bytes]:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Tell where a layer's rows lie, and which of them are read once `n` tokens are written.
+    """The place of a layer's rows, and the rows that are still read after `n` written tokens.
 
     Attributes
     ----------
     place : LayerPlace
     skipped : int
-        The first token that is read again.
+        The first token that a later token reads.
     first : int
-        Where the pages begin that are held for it.
+        The first token of the pages that the layer's group keeps.
     """
 
     place: LayerPlace
@@ -408,18 +411,18 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class Pools:
-    """The memory of a manager, replica by replica, and what its layers have there.
+    """The pools of a manager, and the places of its layers in them.
 
     Parameters
     ----------
     engine : StepEngine
     params : KVCacheParams
     shards : list of list of Shard
-        The pools by replica and device in it.
+        The pools, by replica and device of the replica.
     states : tuple of dict of str to list of array
-        As of ``PagedKVCacheManager.states``.
+        See ``PagedKVCacheManager.states``.
     gpus : DevicePools or None
-        What orders streams; None in host memory.
+        The object that orders streams; None for pools in host memory.
     """
 
     engine: StepEngine
@@ -429,19 +432,19 @@ class Pools:
     gpus: DevicePools | None
 
     def require(self, verb: str) -> None:
-        """Raise ValueError where there is no pool whose bytes could be moved."""
+        """Raise ValueError if the manager has no pool."""
         if self.shards[0][0][0] is None:
             raise ValueError(
-                f"this manager has no pool (blocks=None), so that it has no bytes to {verb}; call "
-                f"it where the pool is, or move pages by get_req_blocks yourself"
+                f"this manager has no pool (blocks=None), so it has no bytes to {verb}; call it in "
+                f"the process with the pool, or copy the pages of get_req_blocks yourself"
             )
 
     def enter(self, replica: int) -> None:
-        """Order what the current streams do next behind whatever uses a replica's pools."""
+        """Make the current streams wait for all earlier work on a replica's pools."""
         if self.gpus is not None:
             self.gpus.enter(replica)
 
-    # ---- what there is -----------------------------------------------------------------------
+    # ---- layers and states -------------------------------------------------------------------
 
     def layers(self, n: int) -> dict[int, LayerRows]:
         """Return the rows of every layer that has K and V of its own."""
@@ -463,7 +466,7 @@ class Pools:
         return rows
 
     def saved_layer(self, rows: LayerRows) -> SavedLayer:
-        """Describe a layer as files do: with the heads of all devices."""
+        """Describe a layer for a file, with the heads of all devices."""
         tp = 1 if self.params.is_mla else self.params.tensor_parallel_degree
         return SavedLayer(rows.first, rows.place.heads * tp, rows.place.widths)
 
@@ -480,7 +483,7 @@ class Pools:
     # ---- rows --------------------------------------------------------------------------------
 
     def parts(self, rows: LayerRows) -> Iterator[tuple[str, int, bool]]:
-        """Return suffix, width and whether it is scales of the tensors of a layer."""
+        """Yield each tensor of a layer: suffix, elements per head, true for scales."""
         granularity = self.params.kv_scale_granularity
         yield from parts_of_layer(self.saved_layer(rows), granularity)
 
@@ -504,7 +507,7 @@ class Pools:
         first: int,
         tensors: dict[str, NDArray[Any]],
     ) -> None:
-        """Write rows from token `first` on into the pages of a layer."""
+        """Write the rows of tokens `first` and later into the pages of a layer."""
         n = first + len(next(iter(tensors.values())))
         table, offset = _table(rows, pages, first, n)
         for shard, pools in enumerate(self._pools(replica, layer, all_shards=True)):
@@ -516,9 +519,9 @@ class Pools:
     def _pools(
         self, replica: int, layer: int, *, all_shards: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """See a layer in the pools of each device: [pages, page_size, heads, width] by suffix.
+        """Yield a layer's view in each device's pools: [pages, page_size, heads, width] by suffix.
 
-        Of latent rows, which every device has, the first device's unless all are asked for.
+        Every device has all latent rows, so their first view is enough, unless `all_shards`.
         """
         layers = LayerMap.of(self.params)
         none = np.zeros((0, 1), np.uint32)
@@ -538,7 +541,7 @@ class Pools:
     # ---- states ------------------------------------------------------------------------------
 
     def state_rows(self, replica: int, slot: int) -> Iterator[tuple[str, list[Any]]]:
-        """Return name and arrays [layers, ...], one per device, of all that a slot holds."""
+        """Yield the name and arrays [layers, ...], one per device, of each state in a slot."""
         tp = self.params.tensor_parallel_degree
         for i, group in enumerate(self.states):
             for name, arrays in group.items():
@@ -549,7 +552,7 @@ class Pools:
 def _table(
     rows: LayerRows, pages: Sequence[int], first: int, n: int
 ) -> tuple[NDArray[np.uint32], int]:
-    """Return the table of the pages of tokens `first` .. `n` - 1, and where in them these begin."""
+    """Return the block table of tokens `first` .. `n` - 1, and the offset of `first` in it."""
     page = rows.place.page_size
     own = pages[first // page : -(-n // page)]
     return np.array([own], np.uint32), first % page
@@ -575,16 +578,16 @@ def _append(pool: Any, table: NDArray[np.uint32], offset: int, rows: NDArray[Any
 # ---- export --------------------------------------------------------------------------------------
 
 
-_TRIES = 16  # of a copy, while other threads go on with the request
+_TRIES = 16  # attempts at a copy, while other threads step the request
 
 
 def export_sequence(pools: Pools, request_id: Hashable, model: str | None) -> SavedSequence:
-    """Copy what a request has written; see ``PagedKVCacheManager.export_sequence``.
+    """Copy the written rows of a request; see ``PagedKVCacheManager.export_sequence``.
 
     Notes
     -----
-    Nothing is held meanwhile, so that nobody's call fails for it. Marks in front of the copy and
-    behind it tell whether its pages were the request's all the time; else it is done again.
+    The copy pins no pages, so it makes no other call fail. Marks of the request before and after
+    the copy show whether its pages have changed; if they have, the copy is repeated.
     """
     pools.require("export")
     for _ in range(_TRIES):
@@ -592,35 +595,34 @@ def export_sequence(pools: Pools, request_id: Hashable, model: str | None) -> Sa
         written = _require_written(request_id, mark)
         try:
             saved = _saved(pools, request_id, mark, written, model)
-        except IndexError:  # a page that was there is left
+        except IndexError:  # a page was freed
             if mark_of(pools.engine, request_id).stamp != mark.stamp:
                 continue
             raise ValueError(
-                f"request {request_id!r} has {written} tokens written, but windows have given back "
-                f"pages that are read from there on; set start_idx no further back than truncate "
-                f"may go"
+                f"request {request_id!r} has {written} tokens written, but windows have freed "
+                f"pages that the next token reads; set start_idx no lower than truncate allows"
             ) from None
         if mark_of(pools.engine, request_id).stamp == mark.stamp:
             return saved
     raise KVCacheError(
-        f"request {request_id!r} was stepped {_TRIES} times while it was exported; export it "
-        f"between two steps"
+        f"request {request_id!r} was stepped {_TRIES} times during its export; export it between "
+        f"two steps"
     )
 
 
 def _require_written(request_id: Hashable, mark: Mark) -> int:
-    """Return the tokens to export, as ``fork`` counts them."""
+    """Return the number of tokens to export, counted as in ``fork``."""
     context = mark.context
     written = 0 if context is None else min(mark.written, int(context.start_idx))
     if written < 1:
         raise ValueError(
             f"request {request_id!r} has 0 tokens written, must have at least 1 to be exported; "
-            f"step it first, or claim it anew where it goes on"
+            f"step it first, or claim a new request in the other manager"
         )
     if mark.slot >= 0 and mark.stands_at != written:
-        at = "further on" if mark.stands_at < 0 else f"at token {mark.stands_at}"
+        at = "a later token" if mark.stands_at < 0 else f"token {mark.stands_at}"
         raise ValueError(
-            f"request {request_id!r} has {written} tokens written, but its state stands {at}; "
+            f"request {request_id!r} has {written} tokens written, but its state is at {at}; "
             f"export it between step and fetch"
         )
     return written
@@ -680,7 +682,7 @@ def _tensors(
 # ---- import --------------------------------------------------------------------------------------
 
 
-#: What every element of a dtype is exactly in.
+#: Dtypes that represent every element of a dtype exactly.
 _HOLD = {
     "float16": ("float32",),
     "bfloat16": ("float32",),
@@ -696,7 +698,7 @@ def import_sequence(
     replica_idx: int | str | None,
     model: str | None,
 ) -> bool:
-    """Give a request the pages of a file; see ``PagedKVCacheManager.import_sequence``."""
+    """Copy a saved request into new pages; see ``PagedKVCacheManager.import_sequence``."""
     pools.require("import")
     check_sequence(saved)
     layers = pools.layers(saved.written)
@@ -719,7 +721,7 @@ def import_sequence(
 
 
 def _undo(pools: Pools, context: Any, active: int) -> None:
-    """Have a request that failed be as it was, unless another thread has released it."""
+    """Release a request after a failed import, and reset the indices of its context."""
     if pools.engine.contains(context.request_id):
         pools.engine.release(context.request_id)
     context.start_idx = 0
@@ -727,16 +729,16 @@ def _undo(pools: Pools, context: Any, active: int) -> None:
 
 
 def _name_space(saved: SavedSequence, layers: dict[int, LayerRows]) -> bytes | None:
-    """Return a namespace that nobody else has where pages lack tokens that others would read.
+    """Return a private namespace if the imported pages lack rows that another request may read.
 
-    The file may begin within a page of this manager's: what is in front of it is read by nobody but
-    a request that hits fewer tokens.
+    The file may begin within a page of this manager. The imported request does not read the rows
+    before that token, but a request with a shorter prefix hit would.
     """
     is_whole = all(saved.layers[layer].first <= rows.first for layer, rows in layers.items())
     return None if is_whole else b"kvcore.import" + os.urandom(16)
 
 
-# ---- what fits -------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------
 
 
 def _refuse(what: str, found: object, wanted: object, remedy: str) -> ValueError:
@@ -759,13 +761,13 @@ def _check_layout(pools: Pools, saved: SavedSequence, layers: dict[int, LayerRow
     ):
         others = ", ".join(_HOLD.get(saved.dtype, ())) if not is_scaled else ""
         wanted = f"{params.dtype}, as the pool" + (f" (it fits in {others})" if others else "")
-        raise _refuse("dtype", saved.dtype, wanted, "nothing is rounded")
+        raise _refuse("dtype", saved.dtype, wanted, "use the same dtype: import never rounds")
     if saved.kv_scale_granularity != params.kv_scale_granularity:
         raise _refuse(
             "kv_scale_granularity",
             saved.kv_scale_granularity,
             params.kv_scale_granularity,
-            "scales are not made anew",
+            "use the same granularity: import never recomputes scales",
         )
     for layer, rows in layers.items():
         _check_layer(pools, saved, layer, rows)
@@ -805,7 +807,7 @@ def _check_states(pools: Pools, saved: SavedSequence) -> None:
             "states of tensor parallel degree",
             saved.tensor_parallel_degree,
             degree,
-            "how states are split is the model's; use the same degree",
+            "use the same degree: the model decides how states are split",
         )
 
 
@@ -833,13 +835,13 @@ def _check_context(context: Any, saved: SavedSequence) -> None:
         own, found = getattr(context, term, None), getattr(saved, term)
         if own != found:
             raise ValueError(
-                f"{name} has {term} {own!r}, must be {found!r} as the saved request; K and V of "
-                f"another namespace are others"
+                f"{name} has {term} {own!r}, must be {found!r} as in the saved request; give the "
+                f"context the same {term}"
             )
     if _keys(extra_keys_of(context), n) != _keys(saved.extra_keys, n):
         raise ValueError(
             f"{name} has other extra keys in its first {n} tokens than the saved request; import "
-            f"it with the same"
+            f"it with the same extra keys"
         )
 
 
@@ -847,7 +849,7 @@ def _keys(keys: Any, n: int) -> tuple[tuple[int, int, bytes], ...]:
     return normalized([key for key in keys if key[0] < n], n)
 
 
-# ---- what is written -------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------
 
 
 def _write(pools: Pools, context: Any, saved: SavedSequence, layers: dict[int, LayerRows]) -> None:

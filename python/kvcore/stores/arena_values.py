@@ -112,8 +112,8 @@ def batches(arena: SharedArena, pages: Sequence[Parts]) -> list[tuple[slice, Are
         size = _HEAD_BYTES + sum(map(len, parts.values()))
         if size > arena.size // 2:
             raise ValueError(
-                f"a page takes {size} bytes of {arena.size} through which pages go; give the tier "
-                f"a buffer of {2 * size} or more"
+                f"a page takes {size} bytes, more than half of the buffer of {arena.size} bytes; "
+                f"give the tier a buffer of {2 * size} or more"
             )
         if i > first and taken + size > arena.size // 4:
             found.append((slice(first, i), ArenaValues(arena, pages[first:i])))

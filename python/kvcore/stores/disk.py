@@ -93,7 +93,9 @@ class DiskStore:
     ) -> None:
         spec = parse_tier(tier) if isinstance(tier, str) else tier
         if not isinstance(spec, DiskTier):
-            raise ValueError(f"tier is {tier!r}, must be one such as 'disk:/var/cache/kv:200GiB'")
+            raise ValueError(
+                f"tier is {tier!r}, must be a disk tier such as 'disk:/var/cache/kv:200GiB'"
+            )
         self._spec = spec
         self._store = _core.DiskStore(
             [(os.fsencode(path), size) for path, size in spec.directories],

@@ -38,9 +38,9 @@ class MooncakeClient:
     Raises
     ------
     OSError
-        From every method: the process has ended, or the engine refuses; TimeoutError if the call
-        takes too long. After a time-out the process is killed, so that it cannot change the arena
-        any more.
+        From every method: the process has ended, or the engine refuses; TimeoutError after the
+        deadline of the call. After a time-out the process is killed, so that it cannot change the
+        arena any more.
     """
 
     def __init__(self, tier: MooncakeTier, arena: SharedArena) -> None:
@@ -98,7 +98,7 @@ class MooncakeClient:
         """Wait until the engine's client is connected, or until its time to connect is over."""
         if not self._is_connected:
             ends = self._gives_up if ends is None else min(ends, self._gives_up)
-            error, _ = first = self._wait_for(self._first, ends, "it has not connected yet")
+            error, _ = first = self._wait_for(self._first, ends, "the client has not connected yet")
             self._first.put(first)  # for other waiting threads
             if error is not None:
                 raise OSError(error)
@@ -112,12 +112,12 @@ class MooncakeClient:
         try:
             with self._sending:  # messages of two threads must not mix
                 self._connection.send((number, verb, *arguments))
-            error, result = self._wait_for(reply, ends, "it took too long")
+            error, result = self._wait_for(reply, ends, "the call took too long")
             is_over = True
         except BlockingIOError:
-            raise TimeoutError("it took too long") from None
+            raise TimeoutError("the call took too long") from None
         finally:
-            if not is_over:  # it would write to memory that is reused soon
+            if not is_over:  # the process would write to memory that is reused soon
                 self.kill()
         if error is not None:
             raise OSError(error)
@@ -126,7 +126,7 @@ class MooncakeClient:
     def kill(self) -> None:
         """End the process and every call in flight. A second call does nothing."""
         self._process.kill()
-        self._process.wait()  # before that, it may change memory
+        self._process.wait()  # until it has ended, it may change memory
         self._fail_all()
 
     def _expect(self) -> tuple[int, SimpleQueue[tuple[str | None, Any]]]:

@@ -87,7 +87,9 @@ class MooncakeStore(ServerStore):
     ) -> None:
         spec = parse_tier(tier) if isinstance(tier, str) else tier
         if not isinstance(spec, MooncakeTier):
-            raise ValueError(f"tier is {tier!r}, must be one such as 'mooncake://127.0.0.1:50051'")
+            raise ValueError(
+                f"tier is {tier!r}, must be a Mooncake tier such as 'mooncake://127.0.0.1:50051'"
+            )
         if find_spec("mooncake") is None:
             raise ImportError("a Mooncake tier needs its client: pip install 'kvcore[mooncake]'")
         self.tier = spec
@@ -261,5 +263,5 @@ def _checked(codes: Sequence[int], known: Collection[int] | None = None) -> Sequ
     """Return the engine's codes if no code is an error."""
     wrong = [code for code in codes if (code < 0 if known is None else code not in known)]
     if wrong:
-        raise OSError(f"the engine answers {wrong[0]}")
+        raise OSError(f"the engine returns {wrong[0]}")
     return codes

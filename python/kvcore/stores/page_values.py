@@ -59,7 +59,7 @@ def _parts(buffers: PageBuffers, *, is_written: bool) -> Parts:
     if not found or len(listed) > _MOST_PARTS:
         raise ValueError(f"a page of {len(found)} parts; must be 1 to {_MOST_PARTS}")
     if is_written and any(view.readonly for view in found.values()):
-        raise ValueError("memory that a page is to be read into is read-only")
+        raise ValueError("the memory to read a page into is read-only; give writable memory")
     return found
 
 
@@ -83,10 +83,10 @@ def _head(sizes: tuple[int, ...]) -> bytes:
 class Found(Enum):
     """Name the results of reading a value from a server."""
 
-    ALL = "what is wanted"
-    SOME = "parts, but not all that are wanted"
-    NONE = "nothing"
-    WRONG = "what is no page, or one of other sizes"
+    ALL = "all wanted parts"
+    SOME = "some parts, but not all wanted parts"
+    NONE = "no value"
+    WRONG = "not a page, or a page of other sizes"
 
 
 class ValueReader(Protocol):

@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 #: The memory of a page: a contiguous object with the buffer protocol, such as a uint8 array; or a
-#: list of these, one for each part (bundle) of the page, with None for missing parts.
+#: list of these objects, part by part (bundle by bundle), with None for missing parts.
 PageBuffers: TypeAlias = Any
 
 

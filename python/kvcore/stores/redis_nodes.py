@@ -60,8 +60,7 @@ class RedisNodes:
         Raises
         ------
         OSError
-            A server is gone, or sends a reply outside the protocol; TimeoutError if it takes too
-            long.
+            A server is gone, or sends a reply outside the protocol; TimeoutError after `seconds`.
         RespError
             The server refuses a command.
         """

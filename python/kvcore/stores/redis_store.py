@@ -86,7 +86,9 @@ class RedisStore(ServerStore):
     ) -> None:
         spec = parse_tier(tier) if isinstance(tier, str) else tier
         if not isinstance(spec, RedisTier):
-            raise ValueError(f"tier is {tier!r}, must be one such as 'redis://127.0.0.1:6379'")
+            raise ValueError(
+                f"tier is {tier!r}, must be a Redis tier such as 'redis://127.0.0.1:6379'"
+            )
         self.tier = spec
         self._nodes = RedisNodes(spec)
         server = f"the Redis server at {spec.host}:{spec.port}"
@@ -196,7 +198,7 @@ class RedisStore(ServerStore):
                 case [bytes(cursor), list(names)] if all(type(n) is bytes for n in names):
                     removed += _unlink(link, names)
                 case other:
-                    raise OSError(f"SCAN answers {other!r:.40}, must be a cursor and names")
+                    raise OSError(f"SCAN returns {other!r:.40}, must be a cursor and names")
             if cursor == b"0":
                 return removed
         raise OSError(f"SCAN has not ended after {most} replies")
@@ -256,7 +258,7 @@ def _capacity_of(connection: RespConnection) -> StoreCapacity:
     info = connection.read_simple()
     pages = connection.read_number()
     if not isinstance(info, bytes):
-        raise OSError(f"INFO answers {info!r:.40}, must be a text")
+        raise OSError(f"INFO returns {info!r:.40}, must be a text")
     found = dict(re.findall(rb"^(maxmemory|used_memory):(\d+)", info, re.M))
     most, used = (int(found.get(name, 0)) for name in (b"maxmemory", b"used_memory"))
     return StoreCapacity(most or None, used, pages)

@@ -53,7 +53,7 @@ class RespConnection:
     ------
     OSError
         From every method if the server is gone, or sends a reply outside the protocol; TimeoutError
-        if it takes too long. The connection cannot be read any more.
+        after the deadline. The connection cannot be read any more.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RespConnection:
             if size is not None and size > _MOST_TEXT:
                 raise OSError(f"a reply has a text of {size} bytes, must be at most {_MOST_TEXT}")
             return None if size is None else self._text(size)
-        raise OSError(f"a reply begins with {kind!r}, which is none of the protocol's")
+        raise OSError(f"a reply begins with {kind!r}, which the protocol does not have")
 
     def read_list(self) -> list[Any]:
         """Read an array of numbers, texts, nils and further arrays."""
@@ -134,7 +134,7 @@ class RespConnection:
         if line[:1] != b"*":
             raise OSError(f"a reply begins with {line[:1]!r}, must be an array")
         if depth == _MOST_DEPTH:
-            raise OSError(f"a reply has arrays in arrays {depth} deep, none of this protocol has")
+            raise OSError(f"a reply has arrays in arrays {depth} deep, must be less")
         found: list[Any] = []
         for _ in range(_number(line[1:])):
             is_list = self._peek() == b"*"
@@ -193,7 +193,7 @@ class RespConnection:
     def end_value(self) -> None:
         """Read the end of a value."""
         if self.read(2) != b"\r\n":
-            raise OSError("a value is longer than the server said")
+            raise OSError("a value is longer than its declared size")
 
     def read_number(self) -> int:
         """Read a number.
@@ -254,12 +254,12 @@ def _size(text: bytes) -> int | None:
     """Return the bytes of a value; None for a nil, whose size is -1."""
     size = _number(text)
     if size < -1:
-        raise OSError(f"a value has {size} bytes")
+        raise OSError(f"the size of a value is {size}, must be at least -1")
     return None if size < 0 else size
 
 
 def _number(text: bytes) -> int:
     digits = text[1:] if text[:1] == b"-" else text
     if not digits.isdigit() or len(digits) > 18:
-        raise OSError(f"a reply has {text[:40]!r} where a number has to be")
+        raise OSError(f"a reply has {text[:40]!r} where a number must be")
     return int(text)

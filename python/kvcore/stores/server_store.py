@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 log = logging.getLogger("kvcore")
 
-_TELL_SECONDS = 10.0  # between two lines of the log
+_TELL_SECONDS = 10.0  # between two warnings in the log
 
 
 class ServerStore:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 __all__ = ["HEAD_ROOM", "SharedArena"]
 
 HEAD_ROOM = _ALIGNMENT = 64
-_LOOK_SECONDS = 0.05  # between two looks for dropped buffers, which notify no thread
+_LOOK_SECONDS = 0.05  # between two checks for dropped buffers, which wake no thread
 
 
 class SharedArena:
@@ -44,7 +44,7 @@ class SharedArena:
 
     def __init__(self, size: int) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("shared memory without a name needs Linux")
+            raise OSError("shared memory without a name (memfd) needs Linux")
         self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.fd = os.memfd_create("kvcore", os.MFD_CLOEXEC)
         try:
@@ -78,7 +78,9 @@ class SharedArena:
             while (begin := self._take(size)) is None:
                 left = ends - monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"nobody has given back memory; {size} bytes are wanted")
+                    raise TimeoutError(
+                        f"the buffer had no room for {size} bytes; give the tier a larger buffer"
+                    )
                 self._changed.wait(min(left, _LOOK_SECONDS))
         try:
             yield begin

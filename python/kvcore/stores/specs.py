@@ -54,7 +54,7 @@ class DiskTier:
             _check_bytes(size)
         paths = [path for path, _ in self.directories]
         if len({*paths}) < len(paths):
-            raise ValueError(f"the directories {paths} name one twice; name each once")
+            raise ValueError(f"the directories {paths} contain one twice; name each once")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class MooncakeTier:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("a Mooncake tier without a host; give it its master's")
+            raise ValueError("a Mooncake tier without a host; give it the host of its master")
         integer("port", self.port, 1, 65_535)
         if not 0 < number("timeout", self.seconds) < math.inf:
             raise ValueError(f"timeout is {self.seconds}, must be more than 0 seconds, and finite")
@@ -218,17 +218,17 @@ def _disk(text: str) -> DiskTier:
 def _directory(text: str) -> tuple[str, int]:
     path, colon, size = text.rpartition(":")
     if not colon:
-        raise ValueError(f"{text!r} lacks a size behind the path")
+        raise ValueError(f"{text!r} lacks a size after the path")
     return path, parse_size(size)
 
 
 def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
     url, options = _split(text, _REDIS_OPTIONS)
     if "ca_certs" in options and not is_tls:
-        raise ValueError("ca_certs is for rediss://")
+        raise ValueError("ca_certs needs rediss://")
     database = url.path.strip("/")
     if database and not database.isdecimal():
-        raise ValueError(f"the database {database!r} is no number")
+        raise ValueError(f"the database {database!r} is not a number")
     user, password = (part and unquote(part) for part in (url.username, url.password))
     options |= {"username": user or None, "password": password or None, "is_tls": is_tls}
     return RedisTier(url.hostname or "", database=int(database or 0), **options)
@@ -237,7 +237,7 @@ def _redis(text: str, *, is_tls: bool = False) -> RedisTier:
 def _mooncake(text: str) -> MooncakeTier:
     url, options = _split(text, _MOONCAKE_OPTIONS)
     if "@" in url.netloc or url.path.strip("/"):
-        raise ValueError("the address of its master is all that it has")
+        raise ValueError("only the address of its master is possible, without a user and a path")
     return MooncakeTier(url.hostname or "", **options)
 
 
@@ -246,21 +246,21 @@ def _split(
 ) -> tuple[SplitResult, dict[str, Any]]:
     """Read the address of a server, its port and the options after it."""
     if not text.startswith("//"):
-        raise ValueError("'//' and the server's name have to follow")
+        raise ValueError("'//' and the server's name must follow")
     url = urlsplit(text)
     if "@" in url.path + url.query + url.fragment:
-        raise ValueError("its password has to be percent-encoded, %2F for / and %40 for @")
+        raise ValueError("its password must be percent-encoded, %2F for / and %40 for @")
     given = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
     options: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise ValueError(f"it has no option {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"it has no option {name!r}; its options are {', '.join(known)}")
         field_name, read = known[name]
         options[field_name] = read(value)
     try:
         port = url.port
     except ValueError:
-        raise ValueError("the port is no number from 1 to 65535") from None
+        raise ValueError("the port is not a number from 1 to 65535") from None
     return url, options if port is None else {**options, "port": port}
 
 

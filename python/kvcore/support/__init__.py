@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every other room uses: checks of arguments, dtypes, sizes as text, threads."""
+"""Helpers of all other packages: argument checks, dtypes, sizes as text, threads."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and flags that callers pass: taken as what they are, never as what they round to."""
+"""Checks of numbers and flags that callers pass; a float is never rounded to an int."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     Raises
     ------
     TypeError
-        No integer; a bool is none.
+        `value` is not an integer, or is a bool.
     ValueError
-        One outside ``least .. most``.
+        `value` is outside ``least .. most``.
     """
     try:
         if isinstance(value, bool):
@@ -41,14 +41,14 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 def integers(
     name: str, values: Any, least: int = -(2**63), most: int = MOST_INT64
 ) -> NDArray[np.int64]:
-    """Return integers of the host's as int64, of the same shape and in C order.
+    """Return host integers as int64, in the same shape and in C order.
 
     Raises
     ------
     TypeError
-        Another dtype; bool and floats are not rounded.
+        The dtype is not an integer dtype; bool and floats are not converted.
     ValueError
-        A number outside ``least .. most``.
+        A number is outside ``least .. most``.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
@@ -63,12 +63,12 @@ def integers(
 
 
 def number(name: str, value: Any) -> float:
-    """Return a float; beyond its range infinity.
+    """Return a float; infinity if `value` is beyond the range of floats.
 
     Raises
     ------
     TypeError
-        No number; a bool or a string is none.
+        `value` is not a number, or is a bool or a string.
     """
     if isinstance(value, bool | str | bytes | bytearray):
         raise TypeError(f"{name} is a {type(value).__name__}, must be a number")
@@ -81,7 +81,7 @@ def number(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a bool; TypeError for anything else."""
+    """Return a bool; raise TypeError for any other type."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"{name} is a {type(value).__name__}, must be a bool")
@@ -93,9 +93,9 @@ def pair_of(name: str, given: Any) -> tuple[Any, Any]:
     Raises
     ------
     TypeError
-        No tuple or list.
+        `given` is not a tuple or list.
     ValueError
-        Another number of items.
+        The number of items is not 2.
     """
     if not isinstance(given, tuple | list):
         raise TypeError(f"{name} is a {type(given).__name__}, must be a pair of arrays")

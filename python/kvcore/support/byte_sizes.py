@@ -16,7 +16,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.ASCII | re.IGNORE
 
 
 def match_quantity(text: str) -> re.Match[str] | None:
-    """Match a number and the letters behind it; ValueError for a text that is far too long."""
+    """Match a number and the letters after it; raise ValueError for a text of extreme length."""
     if len(text) > _MOST_CHARACTERS:
         shown = text[:_MOST_CHARACTERS]
         raise ValueError(f"expected at most {_MOST_CHARACTERS} characters, got '{shown}...'")
@@ -40,7 +40,7 @@ def parse_size(text: str) -> int:
     Raises
     ------
     ValueError
-        For anything else.
+        `text` is not a size.
 
     Examples
     --------

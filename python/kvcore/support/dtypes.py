@@ -10,9 +10,9 @@ import numpy as np
 
 __all__ = ["NARROW", "WIDE", "itemsize", "narrowed", "numpy_dtype"]
 
-#: What K and V come in.
+#: Dtypes of the K and V that callers pass.
 WIDE = ("float32", "float16", "bfloat16")
-#: What they are quantised to.
+#: Dtypes that K and V are quantised to.
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 _ITEMSIZES = {
@@ -28,7 +28,7 @@ _LARGEST_FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 
 def itemsize(name: str) -> int:
-    """Return the bytes of one element; ValueError for a dtype that no cache is stored in."""
+    """Return the bytes of one element; raise ValueError for a dtype that caches do not store."""
     if name not in _ITEMSIZES:
         raise ValueError(f"dtype is {name!r}, must be one of {', '.join(_ITEMSIZES)}")
     return _ITEMSIZES[name]
@@ -48,12 +48,12 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 def narrowed(value: float, dtype: np.dtype[Any]) -> Any:
     """Return the nearest element of a cache dtype, ties to even.
 
-    float8 and int8 take the largest finite element for what is beyond them; NaN stays NaN.
+    Values beyond the range of float8 or int8 become the nearest finite element. NaN stays NaN.
 
     Raises
     ------
     ValueError
-        NaN for int8.
+        `value` is NaN, and the dtype is int8.
     """
     if dtype.name in WIDE:
         with np.errstate(over="ignore"):

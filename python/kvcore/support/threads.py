@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of an owner, which knows each of them, also where an interrupt meets their start."""
+"""Threads of an owner, in a complete list even if an interrupt hits the start of a thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Threads"]
 class Threads:
     """Start daemon threads, and wait for their end.
 
-    ``Thread.start`` waits until the new thread runs. A KeyboardInterrupt that comes meanwhile is
-    raised there although the thread runs, so a list that is written after the start lacks the
-    thread. Here the list is written first, and a start that raises decides with one lock, which
-    the thread takes before its work, whether the thread works or never will.
+    ``Thread.start`` waits until the new thread runs. A KeyboardInterrupt during this wait is raised
+    although the thread runs, so a list that is written after the start misses the thread. This
+    class writes the list first. If the start raises, the starter and the thread compete for one
+    lock: the thread works if it takes the lock first, and never works otherwise.
 
     Parameters
     ----------
@@ -25,9 +25,9 @@ class Threads:
 
     Notes
     -----
-    Any number of threads may call the methods. ``concurrent.futures.ThreadPoolExecutor`` does not
-    serve: its list of threads is written after the start, and the interpreter waits for its threads
-    at exit, so that a store that hangs would keep the program from ending.
+    Any number of threads may call the methods. ``concurrent.futures.ThreadPoolExecutor`` is not
+    suitable: it writes its list of threads after the start, and the interpreter waits for its
+    threads at exit, so a store that hangs would keep the program from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,9 +47,9 @@ class Threads:
         Raises
         ------
         RuntimeError
-            The system starts no more threads; `work` is not called.
+            The system cannot start a thread; `work` is not called.
         BaseException
-            An interrupt. The thread may work all the same: then ``len()`` counts the thread and
+            An interrupt. If the thread works despite the interrupt, ``len()`` counts the thread and
             ``join`` waits for it. Otherwise `work` is not called.
         """
         thread = _Thread(work, self._name)
@@ -62,7 +62,7 @@ class Threads:
             raise
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait `timeout` seconds at most; return whether every thread but the caller has ended."""
+        """Wait at most `timeout` seconds; return true if every thread but the caller has ended."""
         ends = None if timeout is None else monotonic() + timeout
         with self._lock:
             threads = [thread for thread in self._threads if thread is not current_thread()]
@@ -70,12 +70,12 @@ class Threads:
 
 
 class _Thread(Thread):
-    """A thread that works once its starter has not given it up."""
+    """A thread that does its work unless its starter cancels it first."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._work: Callable[[], None] | None = work
-        self._turn = Lock()  # taken once: by the thread that works, or by who cancels the work
+        self._turn = Lock()  # taken once: by the thread for its work, or by ``cancel``
         self._over = Event()
 
     def run(self) -> None:
@@ -88,20 +88,20 @@ class _Thread(Thread):
             self._over.set()
 
     def cancel(self) -> None:
-        """Keep the thread from working, unless it has begun."""
+        """Cancel the work, unless the thread has begun it."""
         if self._turn.acquire(blocking=False):
-            self._work = None  # and what the work holds
+            self._work = None  # also releases the references of the work
             self._over.set()
 
     def is_over(self) -> bool:
-        """Return whether the thread has ended, or never works."""
+        """Return true if the thread has ended, or will never work."""
         return self._over.is_set() and not self.is_alive()
 
     def wait(self, ends: float | None) -> bool:
-        """Wait until the work is over and the thread has ended; return whether it has."""
+        """Wait until the work is over and the thread has ended; return true if it has ended."""
         if not self._over.wait(_left(ends)):
             return False
-        if self.is_alive():  # False as well where the thread was never started
+        if self.is_alive():  # also False if the thread was never started
             self.join(_left(ends))
         return not self.is_alive()
 

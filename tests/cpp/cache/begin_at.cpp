@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests whose first tokens the caller brings: what they hold, what is refused, what is cached.
+// Requests that begin with tokens from the caller (begin_at): held pages, refusals, cached pages.
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -36,7 +36,7 @@ std::int64_t live(ManagerFixture& s, const Request& request, std::int32_t bundle
     return n;
 }
 
-TEST(it_stands_as_behind_a_hit) {
+TEST(begin_at_behaves_like_a_prefix_hit) {
     ManagerFixture s(ManagerFixture::config(4, 16));
     Request request = s.claim(count_up(0, 12));
     CHECK_EQ(begin_at(s, request, 11), ReserveStatus::kOk);
@@ -44,7 +44,7 @@ TEST(it_stands_as_behind_a_hit) {
     CHECK_EQ(request.active, 12);
     CHECK_EQ(s.pages(request).size(), 3U);
     s.check_metrics(1, 11, 0, 0);
-    CHECK_EQ(s.match(count_up(0, 12)), 0);  // nothing is found before it is committed
+    CHECK_EQ(s.match(count_up(0, 12)), 0);  // a page is found only after its commit
     s.commit({&request});
     CHECK_EQ(s.match(count_up(0, 12)), 2);
     CHECK(s.reserve(request));
@@ -56,8 +56,8 @@ TEST(it_stands_as_behind_a_hit) {
     CHECK_EQ(s.available(), 16);
 }
 
-// The cache is not looked at, but equal pages are swapped for it.
-TEST(what_is_cached_takes_the_place_of_what_was_brought) {
+// begin_at does not search the cache. The commit swaps equal pages for the cached pages.
+TEST(commit_swaps_the_callers_pages_for_cached_pages) {
     ManagerFixture s(ManagerFixture::config(4, 16));
     s.put(count_up(0, 8));
     Request request = s.claim(count_up(0, 12));
@@ -68,7 +68,7 @@ TEST(what_is_cached_takes_the_place_of_what_was_brought) {
     CHECK_EQ(s.free(), 13);
 }
 
-TEST(the_active_end_moves_behind_it) {
+TEST(begin_at_moves_the_active_end) {
     ManagerFixture s(ManagerFixture::config(4, 16));
     Request request = s.claim(count_up(0, 12));
     request.active = 3;
@@ -77,7 +77,7 @@ TEST(the_active_end_moves_behind_it) {
     CHECK_EQ(request.active, 9);
 }
 
-TEST(no_room_is_an_answer_and_changes_nothing) {
+TEST(no_space_changes_nothing) {
     ManagerFixture s(ManagerFixture::config(4, 5));
     Request other = s.claim(count_up(50, 12));
     CHECK(s.reserve(other));
@@ -89,7 +89,7 @@ TEST(no_room_is_an_answer_and_changes_nothing) {
     CHECK_EQ(begin_at(s, request, 11), ReserveStatus::kOk);
 }
 
-TEST(what_was_used_is_evicted_for_it) {
+TEST(begin_at_evicts_cached_pages) {
     ManagerFixture s(ManagerFixture::config(4, 5));
     s.put(count_up(50, 16));
     Request request = s.claim(count_up(0, 12));
@@ -114,7 +114,7 @@ TEST(refusals) {
     CHECK_THROWS(kvcore::RequestNotFoundError, s.manager.mark_of(large.sequence));
 }
 
-TEST(windows_get_what_is_read_from_there_on) {
+TEST(windows_hold_only_pages_that_are_still_read) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 40);
     config.groups = {kFull, sliding(4)};
     ManagerFixture s(config);
@@ -124,7 +124,7 @@ TEST(windows_get_what_is_read_from_there_on) {
     CHECK_EQ(live(s, request, 1), 2);  // tokens 27 .. 30
     s.commit({&request});
     CHECK_EQ(s.match(count_up(0, 31)), 7);
-    CHECK_EQ(s.match(count_up(0, 24)), 0);  // its windows are not there
+    CHECK_EQ(s.match(count_up(0, 24)), 0);  // the window pages of this prefix are not cached
     s.manager.release(request.sequence);
     CHECK_EQ(s.available(), 40);
     Request hit = s.claim(count_up(0, 31));
@@ -132,7 +132,7 @@ TEST(windows_get_what_is_read_from_there_on) {
     CHECK_EQ(hit.start, 28);
 }
 
-TEST(states_stand_there_and_leave_no_checkpoint) {
+TEST(states_begin_at_the_position_without_a_checkpoint) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 40);
     config.groups = {kFull};
     config.states = {{0}};
@@ -149,7 +149,7 @@ TEST(states_stand_there_and_leave_no_checkpoint) {
     CHECK(s.manager.take_state_copies().empty());
 }
 
-TEST(marks_change_with_what_was_copied) {
+TEST(marks_change_when_pages_change) {
     ManagerFixture s(ManagerFixture::config(4, 16));
     s.put(count_up(0, 8));
     Request request = s.claim(count_up(0, 12));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A law that does not hold is an exception that names it. An eviction policy that forgets the runs
-// it was told of is the way in from outside: pages that were counted as evictable cannot be had.
+// A broken invariant throws an exception that names the invariant. The tests break an invariant
+// from outside with an eviction policy that forgets its runs, so pages that were counted as
+// evictable cannot be evicted.
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,7 @@ using kvcore::NodeId;
 
 namespace {
 
-/// Names the first `num_named` victims that it is asked for, and no more.
+/// Returns at most `num_named` victims in total.
 class Forgetful final : public kvcore::EvictionPolicy {
    public:
     explicit Forgetful(std::int64_t& num_named) : num_named_(num_named) {}
@@ -69,8 +70,8 @@ kvcore::FetchResult fetch(kvcore::CacheManager& manager, const std::vector<Reque
     return manager.fetch({views.data(), count(views)}, 1, &target);
 }
 
-// The call throws; whoever asks finds the law's name, every page is counted, and the manager goes
-// on working with what is free.
+// The call throws an error that names the invariant. Afterwards every page is counted, and the
+// manager still serves requests from its free pages.
 void a_policy_that_names_nobody_ends_the_call(const Case& given) {
     for (const std::int64_t named : {0, 1}) {
         std::int64_t num_named = 1 << 20;
@@ -133,7 +134,7 @@ void a_policy_that_names_nobody_ends_the_call(const Case& given) {
 TEST(a_policy_that_names_nobody_ends_the_call) {
     for (const bool has_windows : {false, true}) {
         for (const bool has_states : {false, true}) {
-            if (has_windows && has_states) continue;  // useless runs go without the policy
+            if (has_windows && has_states) continue;  // evicts without the policy
             for (const Call call :
                  {Call::kReserve, Call::kAllocate, Call::kFetch, Call::kFetchTwo, Call::kGrow}) {
                 check::note = std::string(has_windows ? "windows, " : "plain, ") +

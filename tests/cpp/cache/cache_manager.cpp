@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reserving, fetching and committing do. Pins, copies and replicas are in
-// test_cache_manager_sharing.cpp, refusals in test_cache_manager_errors.cpp.
+// Reserve, fetch and commit. sharing.cpp tests pins, copies and replicas; errors.cpp tests
+// refusals.
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::cache_manager {
@@ -10,7 +10,7 @@ using kvcore::ReservePlan;
 
 namespace {
 
-// Page size 1, prompt 10..14, then a second request with a common start.
+// Page size 1: a prompt 10..14, and a second request with the same first tokens.
 TEST(two_requests_share_a_prefix) {
     ManagerFixture m(ManagerFixture::config(1, 128));
     Request first = m.claim({10, 11, 12, 13, 14});
@@ -52,7 +52,7 @@ TEST(reserving_is_idempotent_and_grows) {
     CHECK(m.trace({&request}) == once);
     CHECK(m.reserve(request, 5));
     CHECK_EQ(m.pages(request).size(), 4);
-    CHECK(m.reserve(request));  // what is held is kept
+    CHECK(m.reserve(request));  // a request keeps the pages that it holds
     CHECK_EQ(m.pages(request).size(), 4);
     m.check_metrics(9, 0, 0, 0);
 }
@@ -62,7 +62,7 @@ TEST(one_token_is_left_to_run) {
     m.put({1, 2, 3, 4});
     Request same = m.claim({1, 2, 3, 4});
     CHECK(m.reserve(same));
-    CHECK_EQ(same.start, 3);  // a page, and the first token of the next one is copied
+    CHECK_EQ(same.start, 3);  // one page is shared, and the first token of the next page is copied
     Request single = m.claim({1});
     CHECK(m.reserve(single));
     CHECK_EQ(single.start, 0);
@@ -88,7 +88,7 @@ TEST(a_hit_beyond_the_chunk_moves_the_chunk) {
     CHECK_EQ(longer.active, 11);
 }
 
-TEST(a_longer_hit_replaces_own_pages) {
+TEST(a_longer_hit_replaces_the_requests_own_pages) {
     ManagerFixture m(ManagerFixture::config(2, 20));
     Request waiting = m.claim(count_up(1, 9));
     CHECK(m.reserve(waiting));
@@ -108,7 +108,8 @@ TEST(a_longer_hit_replaces_own_pages) {
     CHECK_EQ(row, cached);
 }
 
-// Once fetched, pages do not change until the step is over, whatever is cached meanwhile.
+// After a fetch, the pages of a request do not change until its commit, even if its prefix is
+// cached meanwhile.
 TEST(fetching_ends_prefix_reuse) {
     ManagerFixture m(ManagerFixture::config(2, 20));
     Request request = m.claim(count_up(1, 9));
@@ -120,10 +121,10 @@ TEST(fetching_ends_prefix_reuse) {
     CHECK_EQ(m.pages(request), row);
 }
 
-TEST(plans_come_true) {
+TEST(reserve_does_what_the_plan_says) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     m.put(count_up(1, 7));    // three pages cached
-    m.put(count_up(50, 10));  // five
+    m.put(count_up(50, 10));  // five pages
     Request request = m.claim({1, 2, 3, 9, 9, 9, 9, 9});
     const Trace before = m.trace({&request});
     const ReservePlan plan = m.manager.plan(request.view());
@@ -137,7 +138,7 @@ TEST(plans_come_true) {
     CHECK_EQ(request.start, 3);
     m.check_metrics(7 + 10 + 5, 3, 1, 1);
     CHECK_EQ(m.free(), 0);
-    CHECK_EQ(m.match(count_up(1, 6)), 2);  // the tail of the older prompt went, not the source
+    CHECK_EQ(m.match(count_up(1, 6)), 2);  // the older prompt's tail was evicted, not the source
 
     Request large = m.claim(count_up(100, 16));
     const ReservePlan refused = m.manager.plan(large.view());
@@ -189,7 +190,7 @@ TEST(uncached_managers_share_nothing) {
     CHECK_EQ(m.manager.stats(0).cached_pages, 0);
 }
 
-TEST(kept_twins_of_cached_pages) {
+TEST(without_dedup_a_request_keeps_its_duplicate_pages) {
     kvcore::CacheConfig config = ManagerFixture::config(1, 20);
     config.dedup = false;
     ManagerFixture m(config);
@@ -207,13 +208,14 @@ TEST(kept_twins_of_cached_pages) {
     CHECK_EQ(m.pages(two), before);
     CHECK_EQ(m.manager.stats(0).cached_pages, 3);
     m.manager.release(one.sequence);
-    CHECK_EQ(m.manager.stats(0).evictable_pages, 0);  // the twin's holder holds the node
+    CHECK_EQ(m.manager.stats(0).evictable_pages, 0);  // `two` also holds the cached node
     m.manager.release(two.sequence);
     CHECK_EQ(m.available(), 20);
     CHECK_EQ(m.free(), 17);
 }
 
-// The tokens were cut back into committed pages and written anew: others must not see that.
+// The tokens are cut back into committed pages and written again. Other requests must not see the
+// new tokens.
 TEST(a_rewound_request_writes_pages_of_its_own) {
     ManagerFixture m(ManagerFixture::config(2, 20));
     Request request = m.claim(count_up(1, 8));

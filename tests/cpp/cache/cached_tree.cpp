@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is cached, and in which order it would go.
+// The runs in the cache and the order of their eviction.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -15,7 +15,7 @@ using cache_mover::Run;
 
 namespace {
 
-TEST(runs_follow_their_parents_and_are_ranked_as_they_go) {
+TEST(runs_are_listed_with_their_eviction_rank) {
     ManagerFixture s(ManagerFixture::config(4, 64));
     s.put(count_up(0, 8) + count_up(100, 8));
     s.put(count_up(0, 8) + count_up(200, 8));
@@ -35,7 +35,7 @@ TEST(runs_follow_their_parents_and_are_ranked_as_they_go) {
     CHECK_EQ(rank(common), rank(common + count_up(100, 8)));
 }
 
-TEST(what_somebody_holds_ranks_last) {
+TEST(held_runs_rank_last) {
     ManagerFixture s(ManagerFixture::config(4, 64));
     Request held = served(s, count_up(0, 8), 1);
     s.put(count_up(100, 8));
@@ -45,7 +45,7 @@ TEST(what_somebody_holds_ranks_last) {
     s.manager.release(held.sequence);
 }
 
-TEST(every_policy_tells_its_order) {
+TEST(every_policy_ranks_in_its_eviction_order) {
     for (const kvcore::EvictionOrder order :
          {kvcore::EvictionOrder::kLru, kvcore::EvictionOrder::kLfu, kvcore::EvictionOrder::kSlru,
           kvcore::EvictionOrder::kFifo, kvcore::EvictionOrder::kPriority,
@@ -59,7 +59,7 @@ TEST(every_policy_tells_its_order) {
         CHECK_EQ(runs.size(), 20U);
         std::sort(runs.begin(), runs.end(),
                   [](const Run& a, const Run& b) { return a.rank < b.rank; });
-        Request request = s.claim(count_up(90000, 180));  // takes all that is free, and one more
+        Request request = s.claim(count_up(90000, 180));  // all free pages, and one page more
         CHECK(s.reserve(request));
         CHECK_EQ(s.match(runs[0].tokens), 0);
         for (std::size_t i = 1; i < runs.size(); ++i) CHECK_EQ(s.match(runs[i].tokens), 1);

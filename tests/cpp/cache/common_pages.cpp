@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds which pages in common: shared_prefixes, and forks where cache or dedup are off.
+// The requests that share each page: shared_prefixes, and forks with caching or dedup off.
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::common_pages {
@@ -37,8 +37,8 @@ TEST(groups_are_nested_and_longest_first) {
     CHECK_EQ(m.shared({&half, &all}).size(), 1);
 }
 
-// The page that forks have begun is shared until one of them writes.
-TEST(forks_share_the_page_they_have_begun) {
+// Forks share a partly filled page until a fork writes to it.
+TEST(forks_share_a_partly_filled_page) {
     ManagerFixture m(ManagerFixture::config(4, 30));
     Request parent = served(m, count_up(1, 6), 7);
     Request a = m.fork_of(parent, {8});
@@ -55,7 +55,7 @@ TEST(forks_share_the_page_they_have_begun) {
     a.rewind(5);
     groups = m.shared({&a, &b});
     CHECK_EQ(groups.size(), 1);
-    check_group(groups[0], 0, 4, {0, 1});  // a says that it writes position 4 next
+    check_group(groups[0], 0, 4, {0, 1});  // a writes position 4 next
 }
 
 TEST(rows_are_counted_in_their_replica) {
@@ -73,8 +73,8 @@ TEST(rows_are_counted_in_their_replica) {
     check_group(groups[0], 1, 2, {0, 2});
 }
 
-// Pages kept beside cached twins are not those that the others hold.
-TEST(twins_are_not_shared) {
+// A duplicate of a cached page is not shared with the holders of the cached page.
+TEST(duplicate_pages_are_not_shared) {
     CacheConfig config = ManagerFixture::config(2, 30);
     config.dedup = false;
     ManagerFixture m(config);
@@ -111,14 +111,14 @@ TEST(forks_without_a_cache) {
     CHECK_EQ(m.manager.stats(0).cached_pages, 0);
     m.manager.release(parent.sequence);
     CHECK_EQ(m.free(), 4);
-    // Back into a page that only it holds, then forward again: no copy.
+    // Cut the child back into a page that only the child holds, and go on: no copy.
     child.rewind(2);
     m.manager.truncate(child.sequence, 2);
     m.run(child, 7);
     CHECK(m.manager.take_copies().empty());
 }
 
-// With dedup off a sequence keeps its own page beside the cached twin; so do its forks.
+// With dedup off, a sequence and its forks keep their own page next to the cached duplicate.
 TEST(kept_pages_are_shared_with_forks) {
     CacheConfig config = ManagerFixture::config(2, 8);
     config.dedup = false;
@@ -139,7 +139,7 @@ TEST(kept_pages_are_shared_with_forks) {
     CHECK_EQ(m.free(), 5);
     m.manager.release(child.sequence);
     CHECK_EQ(m.free(), 6);
-    CHECK_EQ(m.available(), 6);  // the first one still holds the cached ones
+    CHECK_EQ(m.available(), 6);  // `first` still holds the cached pages
 }
 
 TEST(a_kept_page_is_copied_while_forks_hold_it) {
@@ -148,7 +148,7 @@ TEST(a_kept_page_is_copied_while_forks_hold_it) {
     ManagerFixture m(config);
     m.put({7, 8, 9});
     Request parent = m.claim({7, 8});
-    parent.active = 1;  // takes no hit, and so gets a twin
+    parent.active = 1;  // a request with one active token takes no hit, so it gets a duplicate page
     CHECK_EQ(m.fetch({&parent}).status, FetchStatus::kOk);
     parent.start = 1;
     parent.active = 2;
@@ -158,7 +158,7 @@ TEST(a_kept_page_is_copied_while_forks_hold_it) {
     CHECK(m.pages(parent)[0] != cached[0]);
     Request child = m.fork_of(parent, {4});
     const BlockId kept = m.pages(parent)[0];
-    parent.rewind(2);  // position 1 is written once more
+    parent.rewind(2);  // position 1 is written again
     m.manager.truncate(parent.sequence, 1);
     CHECK(m.reserve(parent));
     const std::vector<PageMove> copies = m.manager.take_copies();
@@ -166,7 +166,7 @@ TEST(a_kept_page_is_copied_while_forks_hold_it) {
     check_copy(copies[0], kept, m.pages(parent)[0], 1, parent);
     CHECK_EQ(m.pages(child)[0], kept);
     child.rewind(2);
-    CHECK(m.reserve(child));  // the last holder: in place, beside the cached twin
+    CHECK(m.reserve(child));  // the last holder writes in place, although an equal page is cached
     CHECK_EQ(m.pages(child)[0], kept);
     CHECK(m.manager.take_copies().empty());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are wrong or cannot be served: what they answer, and that they leave no trace.
+// Calls that are invalid or cannot be served: their errors, and that they change nothing.
 #include <limits>
 #include <stdexcept>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-/// Cached pages, a running request and one that waits, in a pool that is nearly full.
+/// A nearly full pool with cached pages, a running request and a waiting request.
 struct Scene {
     Scene() : m(scene_config()), running(m.claim(count_up(1, 10))), waiting(m.claim({1, 2, 3, 9})) {
         m.put({1, 2, 3, 4, 5, 6, 7, 8});
@@ -37,7 +37,7 @@ struct Scene {
     Request waiting;
 };
 
-/// The exception is thrown, and everything is as before.
+/// Checks that the call throws and changes nothing.
 template <class Exception, class Call>
 void check_refused(Scene& scene, Call&& call, int line) {
     const Trace before = scene.trace();
@@ -82,7 +82,7 @@ TEST(claims_are_checked) {
     static_cast<void>(manager.claim(1));
 }
 
-TEST(stale_handles_name_nobody) {
+TEST(stale_handles_are_refused) {
     Scene s;
     kvcore::CacheManager& manager = s.m.manager;
     const Request gone = s.m.claim({1, 2, 3, 4});
@@ -151,7 +151,7 @@ TEST(steps_are_checked) {
         CHECK_REFUSED(std::invalid_argument, s, manager.plan(view, steps));
         CHECK_REFUSED(std::invalid_argument, s, manager.fetch({&view, 1}, steps, targets.data()));
     }
-    // 11 tokens, at most 26.
+    // The sequence holds 11 tokens; the pool fits at most 26.
     for (const std::int64_t steps : {std::int64_t{17}, std::int64_t{1} << 40, kMost - 1, kMost}) {
         CHECK_REFUSED(CapacityError, s, manager.reserve(view, steps));
         CHECK_REFUSED(CapacityError, s, manager.fetch({&view, 1}, steps, targets.data()));
@@ -171,7 +171,8 @@ TEST(requests_that_never_fit_are_errors) {
     CHECK(!s.m.manager.plan(view).fits);
     std::vector<RequestView> batch{s.waiting.view(), view};
     CHECK_REFUSED(CapacityError, s, s.m.manager.reserve_batch({batch.data(), 2}));
-    // 24 tokens could, but not now; with one step more they need more than the pool: only "no".
+    // A request of 24 tokens fits the pool, but not now: kNoSpace. One more step would need more
+    // pages than the pool has; the answer is still kNoSpace.
     long_one.rewind(24);
     view = long_one.view();
     const Trace before = s.trace();
@@ -182,7 +183,7 @@ TEST(requests_that_never_fit_are_errors) {
     }
 }
 
-TEST(commits_are_checked_before_any_is_made) {
+TEST(commit_checks_all_requests_before_it_commits) {
     Scene s;
     RequestView written = s.running.view();
     const Tokens tokens = count_up(1, 30);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that leave the cache because what is in them is wrong.
+// Remove pages with wrong contents from the cache (forget).
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::forget {
@@ -20,7 +20,7 @@ Ids cached(ManagerFixture& m, const Tokens& tokens) {
     return ids;
 }
 
-TEST(pages_that_nobody_holds_are_free) {
+TEST(pages_without_a_holder_become_free) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(0, 8));
     m.put({0, 1, 2, 3, 50, 51});
@@ -32,14 +32,14 @@ TEST(pages_that_nobody_holds_are_free) {
     CHECK_EQ(m.match({0, 1, 2, 3, 50, 51}), 3);
     CHECK_EQ(m.free(), 13);
     CHECK_EQ(m.available(), 16);
-    CHECK_EQ(forget(m, {ids[2]}), 0);  // not cached any more
+    CHECK_EQ(forget(m, {ids[2]}), 0);  // no longer cached
     CHECK_EQ(forget(m, {ids[1], ids[0], ids[1]}), 3);
     CHECK_EQ(m.free(), 16);
     m.put(count_up(0, 8));
     CHECK_EQ(m.match(count_up(0, 8)), 4);
 }
 
-TEST(ids_of_no_page_are_refused) {
+TEST(invalid_page_ids_are_refused) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(0, 8));
     const Ids ids = cached(m, count_up(0, 8));
@@ -47,13 +47,13 @@ TEST(ids_of_no_page_are_refused) {
     CHECK_THROWS(InvalidHandleError, forget(m, {ids[0], 16}));
     CHECK_THROWS(InvalidHandleError, forget(m, {ids[0], -1}));
     CHECK_THROWS(std::out_of_range, forget(m, {ids[0]}, 1));
-    CHECK_EQ(forget(m, {15}), 0);  // a free one
+    CHECK_EQ(forget(m, {15}), 0);  // a free page
     CHECK_EQ(forget(m, {}), 0);
     CHECK(m.trace({}) == before);
 }
 
-// Its holder runs on, caches nothing behind the gap, and gives the pages back free.
-TEST(a_request_keeps_what_is_forgotten) {
+// The holder continues. It caches no page after the gap, and its release frees the pages.
+TEST(a_request_keeps_its_forgotten_pages) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request request = served(m, count_up(0, 8), 8);
     const Ids row = m.pages(request);
@@ -71,7 +71,7 @@ TEST(a_request_keeps_what_is_forgotten) {
     CHECK_EQ(m.available(), 16);
 }
 
-TEST(it_commits_again_what_it_has_written_again) {
+TEST(rewritten_pages_are_committed_again) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request request = served(m, count_up(0, 8), 8);
     const Ids row = m.pages(request);
@@ -92,7 +92,7 @@ TEST(it_commits_again_what_it_has_written_again) {
     CHECK_EQ(m.available(), 16);
 }
 
-TEST(holders_of_one_page_let_go_one_by_one) {
+TEST(holders_of_a_forgotten_page_release_it_one_by_one) {
     ManagerFixture m(ManagerFixture::config(2, 32));
     Request first = served(m, count_up(0, 8), 8);
     Request second = served(m, count_up(0, 8), 8);
@@ -103,7 +103,7 @@ TEST(holders_of_one_page_let_go_one_by_one) {
     CHECK_EQ(m.match(count_up(0, 8)), 0);
     for (Request* each : {&first, &second, &child}) m.run(*each, 99);
     m.manager.check_integrity();
-    Request again = served(m, count_up(0, 8), 8);  // computes all of it once more
+    Request again = served(m, count_up(0, 8), 8);  // computes the whole prompt again
     CHECK_EQ(m.match(count_up(0, 8)), 4);
     for (Request* each : {&child, &first, &second}) {
         m.manager.release(each->sequence);
@@ -117,15 +117,15 @@ TEST(holders_of_one_page_let_go_one_by_one) {
     CHECK_EQ(m.available(), 32);
 }
 
-// From the tail to the head, so that each forgotten run hangs on one that is forgotten later.
-TEST(pages_are_forgotten_one_behind_the_other) {
+// The order is from the tail to the head: the parent of each forgotten run is forgotten later.
+TEST(pages_are_forgotten_from_the_tail_to_the_head) {
     ManagerFixture m(ManagerFixture::config(1, 32));
     Request request = served(m, count_up(0, 8), 8);
     Request side = served(m, {0, 1, 2, 50, 51}, 52);
     const Ids row = m.pages(request);
     for (std::size_t i = 8; i-- > 0;) {
         const std::int64_t left = forget(m, {row[i]});
-        CHECK_EQ(left, i == 2 ? 3 : 1);  // with the other branch
+        CHECK_EQ(left, i == 2 ? 3 : 1);  // page 2 takes the other branch with it
     }
     CHECK_EQ(m.manager.stats(0).cached_pages, 0);
     CHECK_EQ(m.available(), 32 - 8 - 2);
@@ -135,7 +135,7 @@ TEST(pages_are_forgotten_one_behind_the_other) {
     CHECK_EQ(m.free(), 32);
 }
 
-// A claim that hit such a page and has not run: it goes on with it, or is truncated to nothing.
+// A page that a claim has hit is forgotten before the claim runs. The claim keeps the page.
 TEST(a_claim_that_has_not_run_keeps_its_hit) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(0, 8));
@@ -159,7 +159,7 @@ TEST(a_claim_that_has_not_run_keeps_its_hit) {
     m.manager.check_integrity();
 }
 
-// What begins as a copy of a forgotten page is not cached either.
+// A page that starts as a copy of a forgotten page is not cached.
 TEST(a_copy_of_a_forgotten_page_is_not_cached) {
     ManagerFixture m(ManagerFixture::config(4, 16));
     m.put(count_up(0, 8));
@@ -177,7 +177,7 @@ TEST(a_copy_of_a_forgotten_page_is_not_cached) {
     CHECK_EQ(m.match(request.tokens()), 2);
 }
 
-TEST(a_reset_forgets_what_is_held_too) {
+TEST(a_reset_also_forgets_held_pages) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request request = served(m, count_up(0, 8), 8);
     CHECK_EQ(forget(m, {m.pages(request)[1]}), 3);
@@ -211,7 +211,7 @@ TEST(windows_and_namespaces) {
     CHECK_EQ(m.available(), all);
 }
 
-TEST(twins_and_states) {
+TEST(duplicate_pages) {
     kvcore::CacheConfig config = ManagerFixture::config(2, 32);
     config.dedup = false;
     ManagerFixture m(config);
@@ -220,7 +220,7 @@ TEST(twins_and_states) {
     CHECK(m.reserve(first) && m.reserve(second));
     m.run(first, 8);
     m.run(second, 8);
-    CHECK_EQ(forget(m, {m.pages(second)[1]}), 0);  // its own: the tree has the other's
+    CHECK_EQ(forget(m, {m.pages(second)[1]}), 0);  // the tree holds the page of `first`
     CHECK_EQ(forget(m, {m.pages(first)[1]}), 3);
     m.run(second, 9);
     m.run(first, 9);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences with a common past: fork and its copy-on-write, the copies it owes.
-// Truncate and refusals are in test_cache_manager_truncate.cpp, shared prefixes in
-// test_cache_manager_common_pages.cpp.
+// Fork and copy-on-write, and the copies that a fork needs. truncate.cpp tests truncate and
+// refusals; common_pages.cpp tests shared prefixes.
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::fork {
@@ -30,7 +29,7 @@ TEST(a_fork_shares_the_written_pages) {
     CHECK_EQ(m.manager.stats(0).num_sequences, 2);
 }
 
-// Pages that the parent has reserved ahead are its own.
+// Pages that the parent reserved ahead belong only to the parent.
 TEST(a_fork_gets_no_page_reserved_ahead) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     Request parent = served(m, {1, 2, 3}, 4);
@@ -40,7 +39,7 @@ TEST(a_fork_gets_no_page_reserved_ahead) {
     CHECK_EQ(m.pages(child).size(), 2);
 }
 
-TEST(a_fork_of_nothing_written_is_a_claim) {
+TEST(a_fork_of_a_parent_without_tokens_is_a_claim) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     m.put({1, 2, 3});
     Request parent = m.claim({1, 2, 3});
@@ -52,10 +51,10 @@ TEST(a_fork_of_nothing_written_is_a_claim) {
     CHECK(m.pages(child).empty());
     child.active = 3;
     CHECK(m.reserve(child));
-    CHECK_EQ(child.start, 2);  // the prefix is still open
+    CHECK_EQ(child.start, 2);  // the child can still take a prefix hit
 }
 
-TEST(a_chunk_that_ends_behind_the_fork_is_kept) {
+TEST(a_chunk_that_ends_after_the_fork_is_kept) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     Request parent = served(m, {1, 2}, 3);
     Request chunk("", {1, 2, 3, 4, 5});
@@ -67,7 +66,7 @@ TEST(a_chunk_that_ends_behind_the_fork_is_kept) {
     CHECK_EQ(late.active, 5);
 }
 
-// Only what was written as of the last commit, and no more than the parent says now.
+// The fork gets the tokens of the last commit, but no token past the parent's current end.
 TEST(a_fork_has_what_was_committed) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request parent = served(m, {1, 2, 3}, 4);
@@ -85,7 +84,7 @@ TEST(a_fork_has_what_was_committed) {
 
 // ---- copy-on-write ---------------------------------------------------------------------------
 
-TEST(whoever_writes_first_copies_the_page) {
+TEST(the_first_writer_copies_the_page) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
@@ -96,7 +95,7 @@ TEST(whoever_writes_first_copies_the_page) {
     const std::vector<PageMove> copies = m.manager.take_copies();
     CHECK_EQ(copies.size(), 1);
     check_copy(copies[0], shared, m.pages(child)[0], 3, child);
-    CHECK_EQ(m.manager.plan(parent.view()).new_pages, 0);  // nobody else holds it now
+    CHECK_EQ(m.manager.plan(parent.view()).new_pages, 0);  // the page has no other holder now
     CHECK(m.reserve(parent));
     CHECK_EQ(m.pages(parent)[0], shared);
     CHECK(m.manager.take_copies().empty());
@@ -104,7 +103,7 @@ TEST(whoever_writes_first_copies_the_page) {
     CHECK_EQ(m.free(), 8);
 }
 
-TEST(the_parent_copies_where_it_writes_first) {
+TEST(the_parent_copies_when_it_writes_first) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
@@ -126,7 +125,7 @@ TEST(whole_pages_need_no_copy) {
     CHECK_EQ(m.free(), 6);
 }
 
-// A page is copied once less than it has holders.
+// A page with n holders is copied n - 1 times.
 TEST(the_last_holder_writes_in_place) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request parent = served(m, {1, 2, 3}, 4);
@@ -144,7 +143,7 @@ TEST(the_last_holder_writes_in_place) {
 }
 
 TEST(no_copy_once_the_others_are_released) {
-    ManagerFixture m(ManagerFixture::config(4, 1));  // there is no page for a copy
+    ManagerFixture m(ManagerFixture::config(4, 1));  // no free page for a copy
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
     CHECK(!m.reserve(child));
@@ -156,7 +155,7 @@ TEST(no_copy_once_the_others_are_released) {
 
 // ---- parent and children in one fetch --------------------------------------------------------
 
-/// A parent of 3 tokens in a page of 4, and forks of it, in a pool of that many pages.
+/// A parent with 3 tokens in a page of 4, and its forks, in a pool of `num_blocks` pages.
 struct Family {
     Family(std::int64_t num_blocks, std::int64_t num_children)
         : m(ManagerFixture::config(4, num_blocks)), parent(served(m, {1, 2, 3}, 4)) {
@@ -175,7 +174,7 @@ struct Family {
     std::vector<Request> children;
 };
 
-TEST(a_family_is_fetched_with_exactly_enough_pages) {
+TEST(a_family_is_fetched_with_exactly_enough_free_pages) {
     for (const bool at_once : {false, true}) {
         Family family(3, 2);
         ManagerFixture& m = family.m;
@@ -189,7 +188,7 @@ TEST(a_family_is_fetched_with_exactly_enough_pages) {
         CHECK_EQ(copies.size(), 2);
         check_copy(copies[0], shared, m.pages(family.parent)[0], 3, family.parent);
         check_copy(copies[1], shared, m.pages(family.children[0])[0], 3, family.children[0]);
-        CHECK_EQ(m.pages(family.children[1])[0], shared);  // the last one writes in place
+        CHECK_EQ(m.pages(family.children[1])[0], shared);  // the last holder writes in place
         if (at_once) {
             m.finish();
             CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kOk);
@@ -199,7 +198,7 @@ TEST(a_family_is_fetched_with_exactly_enough_pages) {
     }
 }
 
-TEST(a_family_is_refused_with_a_page_too_few) {
+TEST(a_family_is_refused_with_one_free_page_less) {
     for (const bool at_once : {false, true}) {
         Family family(2, 2);
         ManagerFixture& m = family.m;
@@ -217,7 +216,7 @@ TEST(a_family_is_refused_with_a_page_too_few) {
     }
 }
 
-// What is evicted for the copies is what is counted as evictable.
+// The fetch evicts the pages that are counted as evictable to make room for the copies.
 TEST(a_family_evicts_for_its_copies) {
     Family family(4, 2);
     ManagerFixture& m = family.m;
@@ -229,7 +228,8 @@ TEST(a_family_evicts_for_its_copies) {
     CHECK_EQ(m.fetch_copying(family.all()).status, FetchStatus::kOk);
 }
 
-// Two rows go on in the same page, the third holder is not of the batch: both copy.
+// Two requests of the batch continue in the same page. Both copy the page, because the third holder
+// is not in the batch.
 TEST(holders_outside_the_batch_count) {
     Family family(3, 2);
     ManagerFixture& m = family.m;
@@ -241,7 +241,7 @@ TEST(holders_outside_the_batch_count) {
     CHECK_EQ(m.fetch({&family.parent}).status, FetchStatus::kOk);
 }
 
-// ---- copies under way ------------------------------------------------------------------------
+// ---- copies in flight ------------------------------------------------------------------------
 
 TEST(a_copy_at_once_holds_its_source) {
     ManagerFixture m(ManagerFixture::config(4, 3));
@@ -252,13 +252,13 @@ TEST(a_copy_at_once_holds_its_source) {
     check_copy(m.transfers.copies[0], m.pages(parent)[0], m.pages(child)[0], 3, child);
     CHECK(m.manager.take_copies().empty());
     m.manager.release(parent.sequence);
-    CHECK_EQ(m.free(), 1);  // the source waits for the copy
+    CHECK_EQ(m.free(), 1);  // the source stays held until the copy is finished
     m.finish();
     CHECK_EQ(m.free(), 2);
 }
 
-// Until the copy is done even the last holder leaves the source alone.
-TEST(a_source_under_way_is_not_written) {
+// Until the copy is finished, even the last holder does not write to the source.
+TEST(the_source_of_a_copy_in_flight_is_not_written) {
     ManagerFixture m(ManagerFixture::config(4, 3));
     Request parent = served(m, {1, 2, 3}, 4);
     Request child = m.fork_of(parent, {9});
@@ -291,7 +291,7 @@ TEST(copies_are_finished_in_any_order) {
     CHECK_EQ(m.available(), 3);
 }
 
-// The copy owed to a page is for all that hold it.
+// A copy that is owed to a page is owed to all holders of the page.
 TEST(a_copy_is_owed_to_the_forks_of_its_page) {
     ManagerFixture m(ManagerFixture::config(4, 6));
     m.put({1, 2, 3, 4, 5});

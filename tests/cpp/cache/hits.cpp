@@ -14,7 +14,7 @@ namespace {
 
 std::int64_t evictable(ManagerFixture& m) { return m.manager.stats(0).evictable_pages; }
 
-TEST(a_hit_is_what_reserve_takes) {
+TEST(allocate_takes_the_hit_that_reserve_would_take) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(1, 8));
     Tokens tokens = count_up(1, 7);
@@ -24,7 +24,7 @@ TEST(a_hit_is_what_reserve_takes) {
     const auto plan = m.manager.plan(view);
     PrefixHit hit = m.manager.match(view);
     CHECK_EQ(hit.num_tokens(), plan.hit_tokens);
-    CHECK_EQ(hit.num_tokens(), 7);  // the last one copied
+    CHECK_EQ(hit.num_tokens(), 7);  // the last token is copied
     CHECK_EQ(hit.num_pages(), 3);
     CHECK_EQ(view.start, 0);
     CHECK_EQ(m.manager.allocate(hit, view, 8), ReserveStatus::kOk);
@@ -32,12 +32,13 @@ TEST(a_hit_is_what_reserve_takes) {
     CHECK_EQ(count(m.manager.pages_of(two.sequence)), 4);
     CHECK_EQ(m.manager.metrics().cache_tokens, 7);
     CHECK_EQ(m.manager.take_copies().size(), 1);
-    CHECK_EQ(hit.num_tokens(), 0);  // used up
+    CHECK_EQ(hit.num_tokens(), 0);  // allocate has used the hit up
     CHECK_THROWS(std::invalid_argument, static_cast<void>(m.manager.allocate(hit, view, 8)));
     m.manager.check_integrity();
 }
 
-// Held pages are nobody's to evict; dropped, they go in the order in which they went before.
+// A hit pins its pages, so they cannot be evicted. After the hit is dropped, they keep their place
+// in the eviction order.
 TEST(a_dropped_hit_leaves_no_trace) {
     ManagerFixture m(ManagerFixture::config(2, 8));
     m.put(count_up(1, 4));
@@ -59,11 +60,12 @@ TEST(a_dropped_hit_leaves_no_trace) {
     CHECK_EQ(m.manager.metrics().cache_tokens, 0);
     Request large = m.claim(count_up(201, 12));  // six of eight pages: two are evicted
     CHECK(m.reserve(large));
-    CHECK_EQ(m.manager.plan(asks.view()).hit_tokens, 0);  // still the oldest
+    CHECK_EQ(m.manager.plan(asks.view()).hit_tokens, 0);  // evicted as the oldest prefix
     m.manager.check_integrity();
 }
 
-// It is not in its own way: what it holds is no longer there to evict, as with `reserve`.
+// A hit pins its pages, so they cannot be evicted for its own request. The same is true of
+// `reserve`.
 TEST(a_hit_that_does_not_fit_is_still_held) {
     ManagerFixture m(ManagerFixture::config(2, 4));
     m.put(count_up(1, 4));
@@ -82,7 +84,7 @@ TEST(a_hit_that_does_not_fit_is_still_held) {
     m.manager.check_integrity();
 }
 
-TEST(a_hit_of_a_request_that_has_moved_is_refused) {
+TEST(a_hit_is_refused_after_its_request_changed) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(1, 4));
     Request asks = m.claim(count_up(1, 8));
@@ -94,7 +96,7 @@ TEST(a_hit_of_a_request_that_has_moved_is_refused) {
     CHECK_EQ(hit.num_tokens(), 4);
 }
 
-// A namespace whose pages go while a hit inside its first page is held.
+// The namespace is reset while a request holds a hit inside its first page.
 TEST(a_hit_outlives_the_pages_around_it) {
     ManagerFixture m(ManagerFixture::config(4, 4));
     m.put(count_up(1, 4), 0, "tenant");
@@ -112,8 +114,8 @@ TEST(a_hit_outlives_the_pages_around_it) {
     m.manager.check_integrity();
 }
 
-// Its end is forgotten while it is held: what the hit reads of windows ends before the pin that
-// keeps the run, which goes then.
+// The last pages of a hit are forgotten while it is held. The hit must end its window reads before
+// it releases the pin, because the run is erased with the pin.
 TEST(a_hit_outlives_what_was_forgotten) {
     for (const bool has_windows : {false, true}) {
         for (const std::size_t bad : {0U, 3U}) {
@@ -143,7 +145,7 @@ TEST(a_hit_outlives_what_was_forgotten) {
     }
 }
 
-TEST(a_hit_goes_on_in_the_host_tier) {
+TEST(a_hit_continues_in_the_host_tier) {
     HostFixture m(8, 8);
     m.put(count_up(1, 8));
     Request asks = m.claim(count_up(1, 10));
@@ -161,8 +163,8 @@ TEST(a_hit_goes_on_in_the_host_tier) {
     m.finish(loads);
 }
 
-// Pages are held for what runs next at least, and for no more than the end.
-TEST(reserve_to_says_how_far) {
+// `reserve_to` reserves at least the pages of the next tokens and at most the pages up to the end.
+TEST(reserve_to_bounds_the_reserved_pages) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request chunked = m.claim(count_up(1, 12));
     RequestView view = chunked.view();
@@ -172,7 +174,7 @@ TEST(reserve_to_says_how_far) {
     CHECK_EQ(m.manager.reserve(view), ReserveStatus::kOk);
     CHECK_EQ(count(m.manager.pages_of(chunked.sequence)), 2);
     view.reserve_to = 7;
-    CHECK_EQ(m.manager.reserve(view, 2), ReserveStatus::kOk);  // a step more adds a token
+    CHECK_EQ(m.manager.reserve(view, 2), ReserveStatus::kOk);  // one more step adds a token
     CHECK_EQ(count(m.manager.pages_of(chunked.sequence)), 4);
     view.reserve_to = 1000;
     CHECK_EQ(m.manager.reserve(view), ReserveStatus::kOk);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that are held by their ids, and where ids begin.
+// Pages that are held by their ids, and `first_page`.
 #include <numeric>
 #include <utility>
 
@@ -44,7 +44,7 @@ TEST(a_held_page_outlives_its_request) {
     CHECK(held.pages().empty());
 }
 
-// With what is in front of it.
+// A held page keeps its whole prefix in the cache.
 TEST(a_held_page_is_not_evicted) {
     ManagerFixture m(ManagerFixture::config(2, 8));
     m.put(count_up(0, 8));
@@ -53,7 +53,7 @@ TEST(a_held_page_is_not_evicted) {
     {
         const HeldPages first = hold(m, {ids[1], ids[1]});
         const HeldPages second = hold(m, {ids[1]});
-        CHECK_EQ(m.available(), 6);  // of the run behind them nothing
+        CHECK_EQ(m.available(), 6);  // the pages after them in the run stay evictable
         Request large = m.claim(count_up(50, 14));
         CHECK(!m.reserve(large));
         m.manager.release(large.sequence);
@@ -71,7 +71,7 @@ TEST(holds_are_refused_without_a_trace) {
     const Trace before = m.trace({});
     CHECK_THROWS(InvalidHandleError, hold(m, {ids[0], 8}));
     CHECK_THROWS(InvalidHandleError, hold(m, {ids[0], -1}));
-    CHECK_THROWS(InvalidHandleError, hold(m, {ids[0], 7}));  // free
+    CHECK_THROWS(InvalidHandleError, hold(m, {ids[0], 7}));  // a free page
     CHECK_THROWS(std::out_of_range, hold(m, {ids[0]}, 1));
     CHECK(m.trace({}) == before);
     HeldPages nothing = hold(m, {});
@@ -79,7 +79,8 @@ TEST(holds_are_refused_without_a_trace) {
     CHECK_THROWS(InvalidHandleError, nothing.let_go());
 }
 
-// A page that is held before it is committed is the tree's then, as if it had been held there.
+// A held page that is committed later belongs to the tree, as if the hold had been made after the
+// commit.
 TEST(held_pages_are_committed) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request request = m.claim(count_up(0, 8));
@@ -135,7 +136,7 @@ TEST(held_pages_are_forgotten) {
     HeldPages held = hold(m, {ids[2]});
     CHECK_EQ(m.manager.forget(0, ids.data() + 1, 1), 3);
     m.manager.check_integrity();
-    HeldPages more = hold(m, {ids[2]});  // held still, so it can be held once more
+    HeldPages more = hold(m, {ids[2]});  // a page that is still held can be held again
     CHECK_THROWS(InvalidHandleError, hold(m, {ids[0], 15}));
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
@@ -145,8 +146,8 @@ TEST(held_pages_are_forgotten) {
     CHECK_EQ(m.available(), 16);
 }
 
-// Nor is a hold on a page that was forgotten any use of what is in front of it.
-TEST(a_reset_forgets_what_is_in_front_of_forgotten_pages) {
+// After a reset, a hold on a forgotten page does not keep the pages before it in the cache.
+TEST(a_reset_forgets_the_prefix_of_forgotten_pages) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put(count_up(0, 16));
     Ids ids;
@@ -162,7 +163,7 @@ TEST(a_reset_forgets_what_is_in_front_of_forgotten_pages) {
     CHECK_EQ(m.free(), 16);
 }
 
-// The same of an export: of its first pages, which were not forgotten, too.
+// An export keeps neither its forgotten pages nor its other pages in the cache after a reset.
 TEST(exported_pages_are_forgotten_and_reset) {
     for (const BlockId bad : {0, 4}) {
         ManagerFixture m(ManagerFixture::config(2, 16));
@@ -187,8 +188,8 @@ TEST(exported_pages_are_forgotten_and_reset) {
     }
 }
 
-// A request that has the same pages keeps its own, and those in front.
-TEST(a_request_keeps_what_is_in_front_of_forgotten_pages) {
+// A request with the same pages keeps its own pages and their prefix.
+TEST(a_request_keeps_the_prefix_of_its_forgotten_pages) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     Request request = m.claim(count_up(0, 9));
     CHECK(m.reserve(request));
@@ -218,8 +219,8 @@ kvcore::CacheConfig with_windows(std::int64_t num_pages) {
     return config;
 }
 
-// A request that has reserved pages, and held ones among them, takes a longer hit: the held pages
-// do not come back, so they are no room for others.
+// A request that has reserved pages takes a longer hit. Its old pages are held by their ids, so
+// they are not freed, and the plan must not count them as free.
 enum class Call { kReserve, kFetch, kFetchTwo, kAllocate };
 
 void held_pages_are_no_room_for_a_longer_hit(bool has_windows, Call call) {
@@ -229,16 +230,16 @@ void held_pages_are_no_room_for_a_longer_hit(bool has_windows, Call call) {
     config.partial_page_reuse = 0;
     ManagerFixture m(config);
     Request request = m.claim(count_up(0, 12));
-    CHECK(m.reserve(request));  // 6 columns of its own
+    CHECK(m.reserve(request));  // 6 columns of its own pages
     Request other = m.claim(count_up(0, 10));
-    m.run(other, 90);  // the same prefix, 5 columns of it cached
+    m.run(other, 90);  // the same prefix: 5 columns are cached
     const Ids row = m.pages(request);
     HeldPages held = hold(m, row);
     m.manager.release(other.sequence);
     CHECK_EQ(m.free(), has_windows ? 2 : 1);
     request.append(91);
     for (TokenId t = 92; t < 97; ++t) request.append(t);
-    request.active = request.end();  // 9 columns: 5 cached, its last one, 3 more
+    request.active = request.end();  // 9 columns: 5 cached, its own last column, 3 new
     Request small = m.claim(count_up(500, 1));
     const Trace before = m.trace({&request, &small});
     const kvcore::ReservePlan plan = m.manager.plan(request.view());
@@ -266,8 +267,8 @@ kvcore::CacheImport import(ManagerFixture& m, const cache_mover::Run& run) {
     return m.manager.import_columns(cache_mover::span_of(m.manager, run), run.columns.data());
 }
 
-// An import fills pages that a caller holds. Before `publish` the hold is a reference of the page;
-// after it, the hold pins the page and its prefix in the tree, and no page behind it.
+// An import fills pages that a caller holds. Before `publish`, the hold is a reference to the page;
+// after it, the hold pins the page and its prefix in the tree, but no page after it.
 void held_pages_are_brought_in(bool has_windows) {
     for (const std::int64_t which : {0, 1, 3}) {
         ManagerFixture m(has_windows ? with_windows(16) : ManagerFixture::config(2, 8));
@@ -284,7 +285,7 @@ void held_pages_are_brought_in(bool has_windows) {
         m.manager.check_integrity();
         twice.let_go();
         m.manager.check_integrity();
-        // Of the column of a held page all windows are held.
+        // A held page also keeps all window pages of its column.
         const std::int64_t kept = has_windows ? which + 2 : which + 1;
         CHECK_EQ(m.available(), 8 * per_column - kept);
         Request large = m.claim(count_up(50, 2 * (8 - which - 1)));
@@ -299,8 +300,8 @@ void held_pages_are_brought_in(bool has_windows) {
     }
 }
 
-// The next part of a run does not join what is held.
-TEST(a_run_grows_behind_a_held_page) {
+// The next part of a run is not merged into a held node.
+TEST(a_run_grows_after_a_held_page) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     cache_mover::Run run;
     run.tokens = count_up(0, 8);
@@ -319,9 +320,9 @@ TEST(a_run_grows_behind_a_held_page) {
     CHECK_EQ(m.available(), 16);
 }
 
-// Two that bring the same, which the tree has but for pages of a window: pages that somebody holds
-// stay with the holder, others fill the hole.
-TEST(held_pages_that_are_brought_in_twice) {
+// Two imports of the same run, whose pages of one window are missing in the tree. A page that is
+// held by its id stays with its holder; a page without a holder fills the hole.
+TEST(two_imports_fill_the_same_hole) {
     ManagerFixture m(with_windows(40));
     cache_mover::Run run;
     run.tokens = count_up(0, 12);
@@ -343,7 +344,7 @@ TEST(held_pages_that_are_brought_in_twice) {
     m.manager.check_integrity();
     CHECK_EQ(cache_mover::save(m.manager)[0].pages[1], filling);
     Request large = m.claim(count_up(500, 30));
-    CHECK(m.reserve(large));  // takes what nobody holds
+    CHECK(m.reserve(large));  // takes all pages without a holder
     for (const std::size_t group : {0U, 1U}) {
         for (const BlockId page : m.manager.pages_of(large.sequence, static_cast<int>(group))) {
             CHECK(page != idle);
@@ -356,7 +357,7 @@ TEST(held_pages_that_are_brought_in_twice) {
     CHECK_EQ(m.available(), 40);
 }
 
-TEST(held_pages_of_an_import_that_is_dropped) {
+TEST(held_pages_of_a_dropped_import) {
     for (const bool is_reset : {false, true}) {
         ManagerFixture m(with_windows(20));
         cache_mover::Run run;
@@ -395,12 +396,12 @@ TEST(a_page_of_a_window_is_held_with_its_column) {
     CHECK_EQ(m.available(), 64);
 }
 
-TEST(quotas_leave_room_or_not) {
+TEST(quotas_limit_held_pages) {
     kvcore::CacheConfig config = ManagerFixture::config(2, 8);
     config.quotas = {{4, 8}};
     config.first_page = 1;
     ManagerFixture m(config);
-    m.put(count_up(0, 8));  // nobody's, as all that follow
+    m.put(count_up(0, 8));  // no tenant is charged for these pages or for the pages below
     Ids ids;
     m.match(count_up(0, 8), 0, "", &ids);
     Request own = m.claim(count_up(50, 3));
@@ -425,8 +426,8 @@ std::int64_t held_by_tenant(const ManagerFixture& m) {
     return m.manager.tenant_stats(0)[0].held_pages;
 }
 
-// What is held by its id counts for its tenant, whoever else had it: after a pin, a request or an
-// export has let go of what was forgotten, and the caches were reset.
+// A held page is charged to its tenant after a pin, a request or an export released the forgotten
+// pages and the caches were reset.
 TEST(a_held_page_counts_for_its_tenant_to_the_end) {
     for (const bool has_windows : {false, true}) {
         const std::int64_t lanes = has_windows ? 2 : 1;
@@ -473,7 +474,8 @@ TEST(a_held_page_counts_for_its_tenant_to_the_end) {
     }
 }
 
-// An export holds the windows of all its columns: it ends where quotas leave no room for these.
+// An export holds the windows of all its columns, so it ends before the first column for which the
+// quotas leave no room.
 TEST(an_export_keeps_to_quotas) {
     kvcore::CacheConfig config = with_quota(with_windows(16), {9, 16});
     ManagerFixture m(config);
@@ -488,7 +490,7 @@ TEST(an_export_keeps_to_quotas) {
     const kvcore::ColumnSpan span = cache_mover::span_of(m.manager, run);
     CHECK_EQ(m.manager.export_columns(span).columns().size(), 3U);
     Request request = m.claim(count_up(50, 1));
-    CHECK(m.reserve(request));  // two more of nobody's
+    CHECK(m.reserve(request));  // two more pages without a tenant
     {
         const kvcore::CacheExport copied = m.manager.export_columns(span);
         CHECK_EQ(copied.columns().size(), 2U);
@@ -500,14 +502,15 @@ TEST(an_export_keeps_to_quotas) {
         kvcore::RequestTerms terms;
         terms.tenant = 0;
         m.manager.set_terms(own.sequence, terms);
-        CHECK(m.reserve(own));  // within what is reserved for it
+        CHECK(m.reserve(own));  // within the tenant's reserved pages
         m.manager.check_integrity();
     }
     m.manager.check_integrity();
 }
 
-// Somebody else caches the first of the columns meanwhile: to hold what is brought in behind them
-// would hold these pages as well, for which a tenant has no room. The held one is given back.
+// Meanwhile another request caches the first columns of the import. Publishing the columns after
+// them would also hold the cached columns for the import's holder, and its tenant has no room for
+// more pages. The held page is not published.
 TEST(held_pages_are_not_brought_in_beyond_quotas) {
     ManagerFixture m(with_quota(ManagerFixture::config(2, 16), {0, 4}));
     cache_mover::Run run;
@@ -528,7 +531,7 @@ TEST(held_pages_are_not_brought_in_beyond_quotas) {
     CHECK_EQ(held_by_tenant(m), 4);
     CHECK(m.manager.publish(taken));
     m.manager.check_integrity();
-    CHECK_EQ(m.match(run.tokens), 4);  // up to the held one
+    CHECK_EQ(m.match(run.tokens), 4);  // up to the held page
     CHECK_EQ(held_by_tenant(m), 4);
     m.manager.release(full.sequence);
     held.let_go();
@@ -536,8 +539,8 @@ TEST(held_pages_are_not_brought_in_beyond_quotas) {
     CHECK_EQ(m.available(), 16);
 }
 
-// Pages of an import count as nobody's while they are brought in and, where somebody holds them,
-// afterwards.
+// Pages of an import have no tenant while they are filled. Held pages of an import have no tenant
+// afterwards either.
 TEST(quotas_count_held_pages_of_imports) {
     for (const bool has_windows : {false, true}) {
         const kvcore::CacheConfig sizes =
@@ -583,7 +586,8 @@ TEST(ids_begin_at_the_first_page) {
     CHECK_THROWS(std::invalid_argument, kvcore::CacheManager{config});
 }
 
-// Those of a request that lets go of them, evicted ones, and those of a reset.
+// Free pages are taken again from the last page on: pages of a released request, evicted pages, and
+// pages of a reset.
 TEST(pages_are_taken_again_from_the_last_one_on) {
     kvcore::CacheConfig config = ManagerFixture::config(2, 4);
     config.first_page = 1;
@@ -597,7 +601,7 @@ TEST(pages_are_taken_again_from_the_last_one_on) {
     m.run(request, 9);
     m.manager.release(request.sequence);
     request = m.claim(count_up(50, 6));
-    CHECK(m.reserve(request));  // evicts three
+    CHECK(m.reserve(request));  // evicts three pages
     CHECK_EQ(m.pages(request), (Ids{1, 2, 3}));
     m.manager.release(request.sequence);
     m.manager.reset_prefix_cache();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservations that are bounded: by a longest hit, by what has to stay free, by what must fit.
+// Options of a reservation: max_hit, keep_free and must_fit.
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
@@ -18,7 +18,8 @@ using kvcore::ReserveStatus;
 
 namespace {
 
-// Reserves as it was planned; what a new claim takes of the pool is what the plan says.
+// Reserves the request and checks the plan: a new claim takes exactly the planned pages from the
+// pool.
 ReserveStatus reserve(kvcore::CacheManager& manager, Request& request,
                       const ReserveOptions& options, kvcore::Transfers* transfers = nullptr) {
     kvcore::RequestView view = request.view();
@@ -52,7 +53,7 @@ ReserveStatus reserve(kvcore::CacheManager& manager, Request& request,
 
 ReserveOptions hit_of(std::int64_t tokens) { return {tokens, 0, 0}; }
 
-TEST(hits_are_as_long_as_they_may_be) {
+TEST(max_hit_bounds_the_hit) {
     ManagerFixture m(ManagerFixture::config(4, 32));
     m.put(count_up(1, 20));
     for (std::int64_t most = 0; most < 24; ++most) {
@@ -73,8 +74,9 @@ TEST(hits_are_as_long_as_they_may_be) {
     }
 }
 
-// A longer hit that a claim has already stays; without a bound the next call takes all there is.
-TEST(bounds_are_those_of_a_call) {
+// A claim keeps a longer hit that it already has. Without the bound, the next call takes the whole
+// hit.
+TEST(a_bound_is_valid_for_one_call) {
     ManagerFixture m(ManagerFixture::config(4, 32));
     m.put(count_up(1, 20));
     Request request = m.claim(count_up(1, 19));
@@ -85,9 +87,9 @@ TEST(bounds_are_those_of_a_call) {
     CHECK_EQ(request.start, 18);
 }
 
-TEST(some_pages_stay_free) {
+TEST(keep_free_leaves_pages_free) {
     ManagerFixture m(ManagerFixture::config(4, 8));
-    m.put(count_up(1, 16));  // evictable, which counts as free
+    m.put(count_up(1, 16));  // evictable pages count as free
     Request request = m.claim(count_up(1, 18));
     for (std::int64_t kept = 8; kept > 3; --kept) {
         CHECK_EQ(reserve(m.manager, request, {16, kept, 0}), ReserveStatus::kNoSpace);
@@ -95,14 +97,14 @@ TEST(some_pages_stay_free) {
     CHECK_EQ(m.match(count_up(1, 16)), 4);
     CHECK_EQ(reserve(m.manager, request, {16, 3, 0}), ReserveStatus::kOk);
     CHECK_EQ(m.available(), 3);
-    // It needs no page any more; what has to stay free is asked all the same.
+    // The request needs no more pages, but keep_free is checked all the same.
     CHECK_EQ(m.fetch({&request}).status, kvcore::FetchStatus::kOk);
     CHECK_EQ(reserve(m.manager, request, {16, 3, 0}), ReserveStatus::kOk);
     CHECK_EQ(reserve(m.manager, request, {16, 4, 0}), ReserveStatus::kNoSpace);
     CHECK(m.reserve(request));
 }
 
-// A page that is copied from is free again once it is copied.
+// The source page of a copy is free again after the copy.
 TEST(sources_of_copies_are_free_afterwards) {
     ManagerFixture m(ManagerFixture::config(4, 3));
     m.put(count_up(1, 4));
@@ -113,7 +115,7 @@ TEST(sources_of_copies_are_free_afterwards) {
     CHECK_EQ(m.match(count_up(1, 4)), 1);
 }
 
-TEST(a_prompt_begins_where_all_of_it_fits) {
+TEST(a_prompt_starts_only_if_all_of_it_fits) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 10);
     config.reserve_chunks = true;
     ManagerFixture m(config);
@@ -134,7 +136,7 @@ TEST(a_prompt_begins_where_all_of_it_fits) {
     CHECK_EQ(m.pages(request).size(), 3);
 }
 
-TEST(room_that_can_never_be_is_an_error) {
+TEST(an_impossible_option_is_an_error) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request request = m.claim(count_up(1, 5));
     kvcore::RequestView view = request.view();
@@ -152,7 +154,7 @@ TEST(room_that_can_never_be_is_an_error) {
     CHECK_EQ(reserve(m.manager, request, {0, 0, 40}), ReserveStatus::kOk);
 }
 
-// Whatever a bound is, the hit is one that all groups can serve in front of it.
+// With every bound, the hit has a length that all groups can serve.
 TEST(hits_of_groups_are_legal) {
     for (const bool by_chunk : {false, true}) {
         for (std::int64_t most = 0; most < 40; ++most) {
@@ -171,7 +173,7 @@ TEST(hits_of_groups_are_legal) {
     }
 }
 
-// What must fit is enough for every later chunk, and not much more than that.
+// must_fit covers every later chunk, and few pages more.
 TEST(what_must_fit_is_enough_for_windows) {
     for (std::int64_t pages = 1; pages < 24; ++pages) {
         for (const std::int64_t chunk : {1, 3, 4, 9}) {
@@ -196,7 +198,7 @@ TEST(what_must_fit_is_enough_for_windows) {
     }
 }
 
-TEST(hits_of_the_host_tier_are_bounded_too) {
+TEST(max_hit_also_bounds_hits_of_the_host_tier) {
     for (std::int64_t most = 0; most < 14; ++most) {
         HostFixture m(HostFixture::config(8, 16));
         Request first = m.claim(count_up(1, 13));
@@ -218,7 +220,7 @@ TEST(hits_of_the_host_tier_are_bounded_too) {
     }
 }
 
-TEST(tokens_behind_the_last_page_are_counted) {
+TEST(tokens_after_the_last_whole_page_are_counted) {
     ManagerFixture m(ManagerFixture::config(4, 16));
     m.put(count_up(1, 8));
     const Tokens tokens = {1, 2, 3, 4, 5, 6, 9, 9};
@@ -229,7 +231,7 @@ TEST(tokens_behind_the_last_page_are_counted) {
     CHECK_EQ(m.manager.match(0, "unknown", tokens.data(), 8, nullptr, &partial), 0);
     CHECK_EQ(partial, 0);
     const Trace before = m.trace({});
-    CHECK_EQ(m.manager.touch(0, "", tokens.data(), 8, &ids, &partial, 0), 1);  // no room: no use
+    CHECK_EQ(m.manager.touch(0, "", tokens.data(), 8, &ids, &partial, 0), 1);  // too many pages
     CHECK(m.trace({}) == before);
     CHECK_EQ(m.manager.touch(0, "", tokens.data(), 8, &ids, &partial, 1), 1);
     CHECK_EQ(ids.size(), 1);
@@ -242,7 +244,7 @@ TEST(plans_need_no_claim) {
     ManagerFixture m(config);
     Request request("", count_up(1, 12));
     CHECK(m.manager.plan(0, request.view()).fits);
-    CHECK(!m.manager.plan(0, request.view(), 1, {}, 0).fits);  // its tenant may hold two
+    CHECK(!m.manager.plan(0, request.view(), 1, {}, 0).fits);  // the tenant may hold only two pages
     const Request claimed = m.claim({1});
     CHECK(m.manager.plan(0, request.view()).fits);
     static_cast<void>(claimed);
@@ -250,7 +252,7 @@ TEST(plans_need_no_claim) {
     CHECK_THROWS(std::invalid_argument, m.manager.plan(0, request.view(), 1, {}, 1));
 }
 
-// A tenant that may share only so much has to fit with pages of its own.
+// With a short hit, a tenant shares fewer pages of other tenants, and its quota must fit the rest.
 TEST(a_bounded_hit_shares_less_with_other_tenants) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 16);
     config.quotas = {{0, 2}, {4, 16}};
@@ -267,7 +269,7 @@ TEST(a_bounded_hit_shares_less_with_other_tenants) {
         Request request = m.claim(count_up(1, 16));
         m.manager.set_terms(request.sequence, terms);
         options.max_hit = most;
-        request.active = 4;  // in chunks
+        request.active = 4;  // in chunks of 4 tokens
         kvcore::RequestView view = request.view();
         const bool fits = most >= 8;
         CHECK_EQ(m.manager.plan(0, view, 1, options, 0).fits, fits);

@@ -49,8 +49,9 @@ TEST(partial_pages_can_be_switched_off) {
     CHECK(m.manager.take_copies().empty());
 }
 
-// The source is the only page that could be evicted: both are dropped.
-TEST(no_partial_hit_where_its_source_must_go) {
+// The source of the partial hit is the only evictable page. It is evicted, so the partial hit is
+// dropped.
+TEST(a_partial_hit_is_dropped_if_its_source_is_evicted) {
     ManagerFixture m(ManagerFixture::config(2, 2));
     m.put({1, 2});
     Request request = m.claim({1, 3, 3, 3});
@@ -68,7 +69,7 @@ TEST(copies_at_once_hold_their_source) {
     CHECK(m.reserve_copying(request));
     CHECK_EQ(request.start, 1);
     CHECK_EQ(m.transfers.copies.size(), 1);
-    CHECK_EQ(m.available(), 2);  // neither the copy nor its source
+    CHECK_EQ(m.available(), 2);  // the copy and its source are not available
     CHECK(m.manager.take_copies().empty());
     m.manager.release(request.sequence);
     CHECK_EQ(m.available(), 2);
@@ -76,8 +77,8 @@ TEST(copies_at_once_hold_their_source) {
     CHECK_EQ(m.available(), 4);
 }
 
-// What the copies of a batch hold is not evicted for rows behind them: those wait.
-TEST(a_batch_stops_where_copies_hold_what_could_be_evicted) {
+// Sources of copies in a batch are not evicted for later requests of the batch: these wait.
+TEST(a_batch_stops_if_only_sources_of_copies_are_evictable) {
     ManagerFixture m(ManagerFixture::config(2, 4));
     m.put({1, 2});
     m.put({3, 4});
@@ -99,7 +100,7 @@ TEST(a_batch_stops_where_copies_hold_what_could_be_evicted) {
     CHECK(transfers.empty());
 }
 
-// Copies of requests that went are forgotten, also by a caller who never asks for any.
+// Copies of released requests are dropped, even if the caller never takes them.
 TEST(copies_of_released_requests_are_not_owed) {
     ManagerFixture m(ManagerFixture::config(2, 40));
     m.put({1, 2});
@@ -117,7 +118,7 @@ TEST(copies_of_released_requests_are_not_owed) {
 
 // ---- batches ---------------------------------------------------------------------------------
 
-TEST(a_batch_is_reserved_up_to_the_first_that_does_not_fit) {
+TEST(a_batch_is_reserved_up_to_the_first_request_that_does_not_fit) {
     ManagerFixture m(ManagerFixture::config(1, 6));
     Request a = m.claim(count_up(0, 3));
     Request b = m.claim(count_up(10, 4));
@@ -148,8 +149,8 @@ TEST(a_fetch_is_all_or_nothing) {
     CHECK_EQ(m.free(), 0);
 }
 
-// One request evicts the rest of the run that another one hits.
-TEST(a_fetch_evicts_behind_the_hits_of_its_rows) {
+// One request evicts the rest of a run after another request's hit.
+TEST(a_fetch_evicts_pages_after_the_hits_of_its_requests) {
     ManagerFixture m(ManagerFixture::config(1, 9));
     m.put(count_up(1, 6));
     m.put({20});
@@ -171,7 +172,7 @@ TEST(a_fetch_evicts_behind_the_hits_of_its_rows) {
     CHECK_EQ(all.size(), 9);
 }
 
-TEST(a_fetch_tells_what_tables_it_needs) {
+TEST(a_fetch_returns_the_table_size_that_it_needs) {
     ManagerFixture m(ManagerFixture::config(2, 20));
     Request a = m.claim(count_up(1, 5));
     Request b = m.claim(count_up(20, 3));
@@ -186,7 +187,7 @@ TEST(a_fetch_tells_what_tables_it_needs) {
     CHECK_EQ(target.rows, 2);
     CHECK_EQ(target.width, 3);
     CHECK_EQ(m.manager.metrics().input_tokens, 8);
-    CHECK_EQ(m.pages(a).size(), 3);  // reserved, but not fetched yet
+    CHECK_EQ(m.pages(a).size(), 3);  // reserved, but not fetched
     memory.assign(8, 7);
     kvcore::LookupTable wide(memory.data(), 2, 4, 99);
     target.table = &wide;
@@ -224,7 +225,7 @@ TEST(pins_keep_whole_pages_from_eviction) {
     CHECK(m.manager.reset_prefix_cache());
 }
 
-TEST(a_pin_is_let_go_once) {
+TEST(a_pin_is_released_only_once) {
     ManagerFixture m(ManagerFixture::config(1, 6));
     m.put({1, 2, 3});
     const PinHandle first = pin(m, {1, 2, 3});
@@ -244,7 +245,7 @@ TEST(a_pin_is_let_go_once) {
     CHECK_THROWS(kvcore::InvalidHandleError, m.manager.unpin(none));
 }
 
-TEST(letting_a_pin_go_is_a_use) {
+TEST(unpin_counts_as_a_use) {
     ManagerFixture m(ManagerFixture::config(1, 4));
     m.put({1, 2});
     m.put({3, 4});
@@ -289,10 +290,10 @@ TEST(replicas_are_separate_and_recommended) {
     CHECK_EQ(m.match(prompt, 0), 0);
     CHECK_EQ(recommended(prompt), 2);  // the longest hit
     Request one = m.claim({7}, 0);
-    CHECK_EQ(recommended({9}), 1);  // as many pages, fewer sequences
+    CHECK_EQ(recommended({9}), 1);  // equal pages, fewer sequences
     CHECK(m.reserve(one));
     Request two = m.claim({7}, 1);
-    CHECK_EQ(recommended({9}), 2);  // most pages
+    CHECK_EQ(recommended({9}), 2);  // most available pages
     CHECK_EQ(m.manager.replica_of(two.sequence), 1);
     CHECK_EQ(m.fetch({&one, &two}).status, FetchStatus::kOk);
     m.put({5, 6}, 0);

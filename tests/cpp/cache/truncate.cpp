@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Truncate, what counts as written, forks beside the prefix tree, refusals.
+// Truncate, the count of written tokens, forks of cached pages, and refusals.
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::truncate {
@@ -12,7 +12,7 @@ namespace {
 
 // ---- truncate --------------------------------------------------------------------------------
 
-// Three drafts are run, one is accepted.
+// Three draft tokens run, and one is accepted.
 TEST(rejected_drafts_are_forgotten) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     Request request = served(m, {1, 2, 3}, 4);
@@ -33,7 +33,7 @@ TEST(rejected_drafts_are_forgotten) {
     CHECK_EQ(m.match({1, 2, 3, 4, 5, 8}), 3);
 }
 
-// A truncated page of the tree stays as it is: the next write into it copies.
+// A page of the tree stays unchanged after a truncation inside it: the next write copies it.
 TEST(committed_pages_are_not_rewritten) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request request = served(m, count_up(1, 8), 9);
@@ -64,7 +64,7 @@ TEST(truncated_pages_of_the_tree_become_evictable) {
     CHECK_EQ(m.match(count_up(1, 8)), 4);
 }
 
-// Whether reserved or fetched, a claim without pages has nothing written.
+// A claim without pages has no written tokens, whether it is reserved or fetched.
 TEST(a_claim_truncated_to_nothing_begins_again) {
     for (const bool is_reserved : {false, true}) {
         ManagerFixture m(ManagerFixture::config(2, 10));
@@ -102,7 +102,7 @@ TEST(copies_owed_to_truncated_pages_are_forgotten) {
     CHECK(m.manager.take_copies().empty());
     Request other = m.fork_of(parent, {8});
     CHECK(m.reserve(other));
-    m.manager.truncate(other.sequence, 2);  // the page stays, and its start is still to be copied
+    m.manager.truncate(other.sequence, 2);  // the kept page still needs its copy
     CHECK_EQ(m.manager.take_copies().size(), 1);
 }
 
@@ -115,7 +115,7 @@ TEST(pages_reserved_ahead_are_given_back) {
     CHECK_EQ(m.free(), 8);
 }
 
-TEST(a_truncation_beyond_what_was_fetched_is_refused) {
+TEST(a_truncation_beyond_the_fetched_tokens_is_refused) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     Request request = m.claim({1, 2, 3});
     CHECK(m.reserve(request));
@@ -134,16 +134,16 @@ TEST(a_truncation_beyond_what_was_fetched_is_refused) {
     CHECK(m.trace({&request}) == before);
 }
 
-// ---- what is written -------------------------------------------------------------------------
+// ---- written tokens --------------------------------------------------------------------------
 
-/// Tokens that a fork would get.
+/// Returns the number of tokens that a fork would get.
 std::int64_t written(ManagerFixture& m, const Request& parent) {
     const Request child = m.fork_of(parent, {99});
     m.manager.release(child.sequence);
     return child.start;
 }
 
-/// Commits a step of `first`, refused for `wrong` behind it.
+/// Commits a step of `first` and `wrong`; the commit is refused because of `wrong`.
 template <class Exception>
 void commit_in_vain(ManagerFixture& m, Request& first, Request wrong) {
     CHECK_EQ(m.fetch({&first}).status, FetchStatus::kOk);
@@ -154,7 +154,7 @@ void commit_in_vain(ManagerFixture& m, Request& first, Request wrong) {
     first.rewind(4);
 }
 
-TEST(a_refused_commit_leaves_what_is_written) {
+TEST(a_refused_commit_keeps_the_written_count) {
     ManagerFixture m(ManagerFixture::config(4, 10));
     Request first = served(m, {1, 2, 3}, 4);
     const Request second = served(m, {7, 8}, 9);
@@ -173,7 +173,7 @@ TEST(a_refused_commit_leaves_what_is_written) {
     CHECK_EQ(written(m, first), 4);
 }
 
-// What is to run again is not written any more, however it gets its pages.
+// Tokens that run again no longer count as written, however the request gets its pages.
 TEST(fetching_rewound_tokens_unwrites_them) {
     for (const std::int64_t num_steps : {1, 4}) {
         ManagerFixture m(ManagerFixture::config(4, 10));
@@ -188,9 +188,10 @@ TEST(fetching_rewound_tokens_unwrites_them) {
     }
 }
 
-// ---- forks beside the tree -------------------------------------------------------------------
+// ---- forks of cached pages -------------------------------------------------------------------
 
-// The parent fills and commits the page that its fork holds: nobody may evict it under the fork.
+// The parent fills and commits a page that its fork also holds. The page must not be evicted while
+// the fork holds it.
 TEST(a_page_committed_under_a_fork_is_not_evicted) {
     ManagerFixture m(ManagerFixture::config(2, 3));
     Request parent = served(m, {1}, 2);
@@ -232,19 +233,19 @@ TEST(a_page_committed_while_it_is_copied_is_not_evicted) {
     CHECK_EQ(m.available(), 1);
     CHECK_EQ(m.match({1, 2}), 1);
     m.manager.reset_prefix_cache();
-    CHECK_EQ(m.match({1, 2}), 0);  // a copy alone is nobody's use of it
+    CHECK_EQ(m.match({1, 2}), 0);  // a copy does not keep its source in the cache after a reset
     CHECK_EQ(m.available(), 1);
     m.finish();
     CHECK_EQ(m.free(), 2);
 }
 
-TEST(forks_find_and_leave_cached_pages) {
+TEST(forks_share_and_release_cached_pages) {
     ManagerFixture m(ManagerFixture::config(2, 10));
     Request parent = served(m, {1, 2, 3}, 4);
     Request same = m.fork_of(parent, {4});
     m.run(parent, 5);
     m.run(same, 6);
-    CHECK_EQ(m.swaps.size(), 1);  // both wrote 4
+    CHECK_EQ(m.swaps.size(), 1);  // both wrote token 4
     CHECK_EQ(m.pages(same), m.pages(parent));
     CHECK_EQ(m.free(), 8);
     m.manager.release(parent.sequence);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between strides and sums of lengths, by emulated lanes.
+// Strided copies and sums of lengths, run by emulated lanes.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,8 +17,8 @@ namespace cuda = kvcore::cuda;
 
 namespace {
 
-/// Sizes in bytes of the memory that an array takes, its axes in a random order of strides, some
-/// of them with gaps.
+/// The stride of each axis and the size of the array in bytes. The axes have a random order, and
+/// some have gaps.
 struct Strides {
     std::vector<std::int64_t> steps;
     std::int64_t bytes;
@@ -94,7 +94,7 @@ TEST(axes_may_run_backwards_and_repeat) {
     CHECK(found == expected);
 }
 
-TEST(more_axes_than_there_can_be_are_refused) {
+TEST(too_many_axes_are_refused) {
     cuda::emulation::reset(1);
     cuda::StridedCopy copy;
     copy.item_bytes = 1;
@@ -122,7 +122,7 @@ TEST(offsets_are_sums) {
     CHECK_EQ(cuda::row_offsets(nullptr, nullptr, -1, kDefault), cuda::kInvalidCall);
 }
 
-/// The digests of a pair of pools, as one.
+/// The digest of a pair of pools is one sum.
 TEST(digests_are_added_up) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens of a batch into pools of another dtype and back by emulated lanes: the CPU's bytes in the
-// whole pool and in all of the tokens' memory.
+// Tokens of a batch are converted into pools of another dtype and back by emulated lanes. The whole
+// pool and the whole token memory must have the bytes of the CPU.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 constexpr cuda::Stream kStream{0, nullptr};
 
-/// How a pool stands to its scales.
+/// The source of a pool's scales.
 enum class Kind : std::uint8_t { kFound, kGiven, kNone };
 
 void append_and_gather(Random& random, const Scene& scene, DType wide, DType stored, Kind kind) {
@@ -79,7 +79,7 @@ TEST(wide_pools_have_the_cpu_s_bytes) {
     }
 }
 
-// K and V in one call, alike or not: of other groups, another dtype, addresses of another width.
+// K and V in one call: with equal or different group sizes, dtypes and alignments.
 TEST(pairs_have_the_cpu_s_bytes) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(63));
@@ -131,7 +131,7 @@ TEST(pairs_have_the_cpu_s_bytes) {
     }
 }
 
-// Scales by head, or one for the tensor, are views with strides of 0.
+// Scales by head, or one scale for the tensor, are views with strides of 0.
 TEST(scales_of_heads_serve_all_tokens) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(63));
@@ -161,7 +161,7 @@ TEST(scales_of_heads_serve_all_tokens) {
     }
 }
 
-// Pools without scales, all of whose codes have one.
+// Pools without a scale tensor: each pool has one scale for all its codes.
 TEST(pairs_have_a_scale_each) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(63));
@@ -195,15 +195,16 @@ TEST(pairs_have_a_scale_each) {
     }
 }
 
-// Each is counted once, whatever its heads and groups; the others are written.
+// A token without a page is counted once for all its heads and groups. The other tokens are
+// written.
 TEST(tokens_without_a_page_are_skipped_and_counted) {
     cuda::emulation::reset(1);
     constexpr std::int64_t kTokens = 5;
     constexpr std::int64_t kDim = 64;
-    const std::vector<std::uint32_t> table{0, 9, 1};  // page 9 is not one of the pool
+    const std::vector<std::uint32_t> table{0, 9, 1};  // the pool has no page 9
     const std::vector<std::uint32_t> begin{1};
-    const std::vector<std::uint32_t> offsets{0, kTokens};  // tokens 1 .. 5, of pages of two
-    // Tokens 2 and 3 are in page 9; with a table of two columns, 4 and 5 are beyond it.
+    const std::vector<std::uint32_t> offsets{0, kTokens};  // tokens 1 .. 5, two a page
+    // Tokens 2 and 3 are in page 9. In a table of two columns, tokens 4 and 5 have no column.
     for (const std::int64_t width : {3, 2}) {
         std::vector<float> source(kTokens * 2 * kDim, 3.0F);
         Bytes pool(std::int64_t{4} * 2 * 2 * kDim, std::byte{0xff});
@@ -233,7 +234,7 @@ TEST(tokens_without_a_page_are_skipped_and_counted) {
     }
 }
 
-/// Zeros that take no memory until they are written.
+/// Zero bytes that take no memory until they are written.
 class Sparse {
    public:
     explicit Sparse(std::int64_t size)
@@ -253,7 +254,7 @@ class Sparse {
     void* memory_;
 };
 
-// Pages, tokens of the source and scales that begin beyond 2^32 bytes.
+// Pages, source tokens and scales that start above 2^32 bytes.
 TEST(offsets_do_not_wrap_around) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(63));
@@ -284,7 +285,7 @@ TEST(offsets_do_not_wrap_around) {
     CHECK(std::memcmp(scales.data(), zeros.data(), zeros.size()) == 0);
 }
 
-TEST(calls_run_in_stream_order_and_nothing_is_not_enqueued) {
+TEST(calls_run_in_stream_order_and_empty_calls_are_not_enqueued) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(63));
     Scene scene(random);
@@ -298,7 +299,7 @@ TEST(calls_run_in_stream_order_and_nothing_is_not_enqueued) {
                              kStream) == cuda::kSuccess);
     CHECK_EQ(cuda::emulation::num_waiting(), 1);
     CHECK(pool.bytes() == before);
-    source.fill(random, scene, DType::kFloat16);  // the call has not waited
+    source.fill(random, scene, DType::kFloat16);  // the kernel has not run yet
     CHECK(cuda::synchronize(kStream) == cuda::kSuccess);
     if (scene.end() > scene.offsets.front()) CHECK(pool.bytes() != before);
     cuda::DeviceBatch empty = scene.device_batch();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example of a program without Python, on an emulated GPU that runs streams in any order.
+// Runs the example program without Python on an emulated GPU that runs its streams in any order.
 #define main run_example
 #include "../../../examples/append_cuda_pages.cpp"  // NOLINT(bugprone-suspicious-include): a program
 #undef main

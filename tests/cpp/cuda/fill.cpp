@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages filled by emulated lanes: the same pool as the CPU's, whatever the alignment.
+// Pages filled by emulated lanes: the pool must have the bytes of the CPU at every alignment.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

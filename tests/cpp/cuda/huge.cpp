@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offsets beyond 2^31 and 2^32, of bytes and of elements: kernels on sparse memory whose pages
-// begin there. What is not touched stays unmapped, so a wrapped offset is a wrong byte or a fault.
+// Offsets above 2^31 and 2^32, of bytes and of elements: kernels on sparse memory with pages at
+// these offsets. Unused addresses stay unmapped, so a wrapped offset gives a wrong byte or a fault.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -48,7 +48,8 @@ class Sparse {
     void* data_;
 };
 
-/// A token's rows lie far apart as well: entries of a page are 2^32 + 64 bytes from each other.
+/// The rows of a token are also far apart: the entries of a page are 2^32 + 64 bytes from each
+/// other.
 constexpr std::int64_t kEntry = (std::int64_t{1} << 32) + 64;
 
 TEST(slots_reach_far_tokens) {

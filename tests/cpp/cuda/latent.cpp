@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent rows by emulated lanes: joint ones, such with their rope part stored apart, and the 656
-// bytes of FP8 codes, scales and bfloat16; the CPU's bytes in the whole pool.
+// Latent rows by emulated lanes: joint rows, rows with a separate rope part, and rows of 656 bytes
+// (FP8 codes, scales and bfloat16). The whole pool must have the bytes of the CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -30,13 +30,13 @@ constexpr cuda::Stream kStream{0, nullptr};
 constexpr std::int64_t kPages = 9;
 constexpr std::int64_t kLayers = 2;
 
-/// Latent rows in a cache, and the tokens of two rows of a batch.
+/// Latent rows in a cache, and a batch of two rows.
 struct Case {
     std::int64_t rank;
     std::int64_t rope;
     DType stored;
     RowFormat format;
-    bool is_apart;  // the rope part
+    bool is_apart;  // the rope part is stored separately
     std::int64_t page_size;
 
     [[nodiscard]] CacheLayout layout() const {
@@ -51,13 +51,13 @@ struct Case {
 void one_case(Random& random, const Case& of, DType wide, DType back) {
     const CacheLayout layout = of.layout();
     std::vector<std::uint32_t> table(kPages);
-    std::iota(table.rbegin(), table.rend(), 0U);  // descending
+    std::iota(table.rbegin(), table.rend(), 0U);  // descending page ids
     const std::vector<std::uint32_t> begin{1, 0};
     const auto n = static_cast<std::uint32_t>(3 * of.page_size - 1);
     const std::vector<std::uint32_t> offsets{2, 2 + n, 2 + 2 * n};
     const kvcore::PageTable pages{table.data(), 4, 4, 2};
     const kvcore::TokenRanges ranges{begin.data(), offsets.data()};
-    const std::int64_t num_tokens = offsets.back() + 5;  // the last ones are padding
+    const std::int64_t num_tokens = offsets.back() + 5;  // the last 5 tokens are padding
     const cuda::DeviceBatch batch{pages, ranges, num_tokens, kPages};
 
     const std::int64_t dim = of.rank + of.rope;
@@ -106,8 +106,8 @@ TEST(latent_rows_have_the_cpu_s_bytes) {
     }
 }
 
-// Codes, scales and rope part where the format has them, by arithmetic of its own.
-TEST(rows_of_656_bytes_are_what_the_format_says) {
+// Computes codes, scales and rope part independently and compares them at the places of the format.
+TEST(rows_of_656_bytes_follow_the_format) {
     cuda::emulation::reset(1);
     constexpr std::int64_t kDim = 576;
     std::vector<float> source(kDim);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all kernels share: divisions, units, grids, and chunks of copies.
+// Parts that all kernels use: division, alignment, grids, and chunks of copies.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -31,7 +31,8 @@ void divide(std::int64_t dividend, std::int64_t divisor, const Divider& divider)
     CHECK_EQ(std::int64_t{divider.small_quotient(small)}, dividend / divisor);
 }
 
-/// Around multiples of the divisor, where a multiplier that is wrong in its last bit shows.
+/// Divides numbers around multiples of the divisor: a wrong last bit of the multiplier shows at
+/// these numbers.
 void divide_at_edges(std::int64_t divisor, Random& random) {
     const Divider divider(divisor);
     CHECK_EQ(divider.divisor(), divisor);
@@ -91,7 +92,7 @@ TEST(alignments_are_the_largest_common_powers) {
     }
 }
 
-TEST(grids_cover_everything_within_their_limits) {
+TEST(grids_cover_all_items_within_their_limits) {
     Random random(check::seed_or(61));
     const Grid none = grid_for(0);
     CHECK_EQ(none.blocks, 0);
@@ -132,7 +133,7 @@ TEST(shapes_are_merged_into_the_longest_runs) {
     const CopyShape rows = CopyShape{64, {16, 512, 700}, {8, 64, 64}}.merged();
     CHECK_EQ(rows.run, 512);
     CHECK_EQ(rows.outer.from, 700);
-    // Heads outside tokens: one run in any order, but not in that of the tokens.
+    // Heads outside tokens: one run, but only if the order of the tokens may change.
     const CopyShape heads{64, {16, 64, 64}, {8, 1024, 1024}};
     CHECK_EQ(heads.merged().run, 64);
     CHECK_EQ(heads.reordered().run, 64 * 8 * 16);
@@ -141,7 +142,7 @@ TEST(shapes_are_merged_into_the_longest_runs) {
     CHECK_EQ(across.bytes(), 64 * 8 * 16);
 }
 
-/// Runs that a chunk gives on, all of them together.
+/// The runs of all chunks together.
 struct Issued {
     std::vector<void*> destinations;
     std::vector<std::size_t> bytes;

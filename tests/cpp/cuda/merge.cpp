@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging by emulated lanes: as in double precision, in place as well, and nothing of an empty
-// state is read.
+// Merging by emulated lanes, out of place and in place: the result equals that of double precision,
+// and the values of an empty state are not read.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace {
 constexpr cuda::Stream kStream{0, nullptr};
 constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
-/// [n, dim] states; some are empty: of NaN, with an LSE of -inf or +inf.
+/// [n, dim] states. Some states are empty: their values are NaN and their LSE is -inf or +inf.
 struct States {
     States(Random& random, std::int64_t n, std::int64_t dim, DType dtype)
         : values(n * dim * kvcore::item_size(dtype),
@@ -49,7 +49,7 @@ struct States {
     std::vector<float> lse;
 };
 
-// One rounding to the dtype, and some of float32 before it.
+// Allows one rounding to the dtype, and a few roundings of float32 before it.
 double tolerance(DType dtype, double value) {
     const double unit = dtype == DType::kFloat16 ? 0x1p-11 : dtype == DType::kBFloat16 ? 0x1p-8 : 0;
     return 4e-7 + std::fabs(value) * unit * 1.01;
@@ -105,8 +105,9 @@ TEST(states_merge_as_in_double_precision) {
     }
 }
 
-// Of equal states the merge is the state; a state that the other outweighs by far is not seen.
-TEST(weights_at_their_ends_are_exact) {
+// The merge of two equal states is that state. A state with a negligible weight does not change the
+// result.
+TEST(extreme_weights_are_exact) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(62));
     for (const DType dtype : conversion::kWide) {
@@ -129,12 +130,12 @@ TEST(weights_at_their_ends_are_exact) {
     }
 }
 
-TEST(nothing_to_do_is_not_enqueued) {
+TEST(empty_calls_are_not_enqueued) {
     cuda::emulation::reset(1);
     cuda::emulation::set_order(cuda::emulation::Order::kAny);
     CHECK(cuda::merge_states(0, 64, DType::kFloat16, {}, {}, nullptr, nullptr, kStream) == 0);
     CHECK_EQ(cuda::emulation::num_waiting(), 0);
-    // States without elements still have an LSE.
+    // A state without elements still has an LSE.
     const float lse_a = 1;
     const float lse_b = 1;
     float lse = 7;

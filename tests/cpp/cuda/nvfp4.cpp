@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVFP4 by emulated lanes: the CPU's bytes for every size and alignment, and nothing else is
-// touched.
+// NVFP4 by emulated lanes: the bytes of the CPU for every size and alignment. No other byte is
+// written.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -50,7 +50,7 @@ TEST(blocks_have_the_cpu_s_bytes) {
         CHECK(codes.taken() == expected_codes);
         CHECK(scales.taken() == expected_scales);
 
-        // Scales of any bits, NaN among them.
+        // Scales with random bits, including NaN.
         for (std::int64_t i = 0; i < blocks; ++i) {
             if (random.chance(10)) scales.data()[i] = static_cast<std::byte>(random.next());
         }
@@ -65,7 +65,7 @@ TEST(blocks_have_the_cpu_s_bytes) {
     }
 }
 
-/// Pools of K and V, heads with or without room between them.
+/// Pools of K and V, with or without gaps between heads.
 struct Pools {
     static constexpr std::int64_t kPages = 6;
     static constexpr std::int64_t kPage = 3;
@@ -172,7 +172,7 @@ TEST(batches_have_the_cpu_s_bytes) {
     constexpr std::uint32_t kOffsets[] = {0, 7, 9};
     const kvcore::PageTable table{kTable, 3, 3, 2};
     const kvcore::TokenRanges ranges{kBegin, kOffsets};
-    // Two tokens behind the last one are padding.
+    // Two tokens after the last row are padding.
     const cuda::DeviceBatch batch{table, ranges, 11, Pools::kPages};
     for (int round = 0; round < 200; ++round) {
         const DType wide = kWide[random.below(3)];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages from and to vLLM's layout by emulated lanes: whole caches as the CPU leaves them.
+// Pages from and to vLLM's layout by emulated lanes: the whole cache must equal the CPU's cache.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,8 +29,8 @@ namespace cuda = kvcore::cuda;
 
 namespace {
 
-/// K or V [layers, pages, heads, units, page_size, unit], its heads and pages at a distance; layers
-/// in one piece or by a table.
+/// K or V [layers, pages, heads, units, page_size, unit], with gaps between heads and between
+/// pages. The layers are in one piece or in a table.
 class Packed {
    public:
     Packed(Random& random, const CacheSizes& sizes, std::int64_t units, std::int64_t unit_bytes,
@@ -137,7 +137,7 @@ TEST(pages_are_packed_and_unpacked_as_on_the_cpu) {
     }
 }
 
-/// Pages that engines have move in one launch; what is no work in none.
+/// Pages of the usual sizes move in one launch. A call without pages or layers needs no launch.
 TEST(whole_tiles_take_one_launch) {
     cuda::emulation::reset(1);
     constexpr CacheSizes kSizes{2, 1, 8, 1, 16, 16, kvcore::DType::kInt8};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages copied, transferred and digested by emulated lanes: whole caches as the CPU leaves them.
+// Pages copied, transferred and digested by emulated lanes: the whole cache must equal the CPU's
+// cache.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -121,7 +122,7 @@ TEST(whole_pages_are_copied_and_digested) {
     }
 }
 
-/// So many that a team takes more than one round of a page, and a page more than one team.
+/// A team needs several rounds for a page, and a page needs several teams.
 TEST(many_pages_are_digested) {
     cuda::emulation::reset(1);
     constexpr std::int64_t kPageBytes = 4 * 1024 + 8;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantising and back by emulated lanes: the CPU's bytes for every code, size and alignment, and
-// nothing else is touched.
+// Quantising and back by emulated lanes: the bytes of the CPU for every code, size and alignment.
+// No other byte is written.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ std::int64_t scales_of(Groups shape) { return shape.groups; }
 std::int64_t elements_of(HeadRows shape) { return shape.rows * shape.heads * shape.dim; }
 std::int64_t scales_of(HeadRows shape) { return shape.heads; }
 
-/// The sides of a conversion, each aligned to nothing or to 64 bytes.
+/// The source and destination of a conversion, each unaligned or aligned to 64 bytes.
 struct Sides {
     Sides(Random& random, DType wide, std::int64_t elements, std::int64_t num_scales)
         : source(elements * kvcore::item_size(wide), shift(random, wide)),
@@ -67,7 +67,7 @@ void one_conversion_has_the_cpu_s_bytes(Random& random, Shape shape) {
     Sides sides(random, wide, elements_of(shape), scales_of(shape));
     Bytes codes(n);
     std::vector<float> scales(static_cast<std::size_t>(scales_of(shape)), -1.0F);
-    std::memset(sides.scales.data(), 0xff, scales.size() * 4);  // NaN that nobody may count on
+    std::memset(sides.scales.data(), 0xff, scales.size() * 4);  // NaN: must not be read
     kvcore::quantize(shape, wide, sides.source.data(), narrow, codes.data(), scales.data());
     CHECK(cuda::quantize(shape, wide, sides.source.data(), narrow, sides.codes.data(),
                          sides.factors(), kStream) == cuda::kSuccess);
@@ -132,7 +132,7 @@ TEST(given_scales_have_the_cpu_s_bytes) {
     }
 }
 
-// All elements of two bytes; of four, some of every binade.
+// All elements of two bytes; for four bytes, a sample of every binade.
 TEST(every_element_has_the_cpu_s_code) {
     cuda::emulation::reset(1);
     for (const DType wide : kWide) {
@@ -179,7 +179,7 @@ TEST(every_code_has_the_cpu_s_value) {
     }
 }
 
-TEST(nothing_to_do_is_not_enqueued) {
+TEST(empty_calls_are_not_enqueued) {
     cuda::emulation::reset(1);
     cuda::emulation::set_order(cuda::emulation::Order::kAny);
     std::byte source[64] = {};
@@ -194,7 +194,7 @@ TEST(nothing_to_do_is_not_enqueued) {
     CHECK(cuda::quantize(HeadRows{3, 0, 8}, kBFloat16, source, kInt8, codes, &scale, kStream) == 0);
     CHECK_EQ(cuda::emulation::num_waiting(), 0);
     CHECK_EQ(scale, 7.0F);
-    // Heads without rows have the smallest scale, as on the CPU.
+    // Heads without rows get the smallest scale, as on the CPU.
     CHECK(cuda::quantize(HeadRows{0, 1, 8}, kBFloat16, source, kInt8, codes, &scale, kStream) == 0);
     CHECK(cuda::synchronize(kStream) == cuda::kSuccess);
     CHECK_EQ(scale, 1e-12F);

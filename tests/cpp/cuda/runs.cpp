@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of runs by their numbers: where they begin, below 2^31 parts and beyond.
+// The start of each part of a run by its number, below and above 2^31 parts.
 #include <cstddef>
 #include <cstdint>
 
@@ -19,7 +19,7 @@ struct Cut {
     std::int64_t of_part;  // pieces
 };
 
-// What the part of a token, a head, a group and a number is, by multiplications.
+// Computes the expected part from its token, head, group and number by multiplication.
 void check_part(const cuda::RunParts<1>& parts, const Runs& runs, Cut cut, std::int64_t i) {
     const std::int64_t pieces = runs.group / cut.piece;
     const std::int64_t of_run = (pieces + cut.of_part - 1) / cut.of_part;
@@ -50,7 +50,7 @@ TEST(parts_are_found) {
         runs.heads = random.between(1, 9);
         runs.groups = random.chance(50) ? 1 : random.between(1, 4);
         runs.group = 8 * random.between(1, 20);
-        // NOLINTBEGIN(performance-no-int-to-ptr): nobody follows them
+        // NOLINTBEGIN(performance-no-int-to-ptr): no code reads these addresses
         runs.source = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});
         runs.destination = reinterpret_cast<std::byte*>(std::uintptr_t{8192});
         // NOLINTEND(performance-no-int-to-ptr)

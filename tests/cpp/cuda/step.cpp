@@ -84,8 +84,9 @@ TEST(lengths_are_the_cpu_s) {
     }
 }
 
-/// Whatever a list holds: rows, the end, rows that do not ascend or that are none.
-TEST(rows_that_stay_are_the_cpu_s) {
+/// The list may contain any value: rows, the end, rows in descending order, or rows that do not
+/// exist.
+TEST(compacted_rows_are_the_cpu_s) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(64));
     for (int i = 0; i < 1000; ++i) {
@@ -127,7 +128,7 @@ TEST(rows_that_stay_are_the_cpu_s) {
     }
 }
 
-TEST(tables_are_edited_in_their_place) {
+TEST(tables_are_edited_in_place) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(64));
     for (int i = 0; i < 300; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels in the order of streams and events; calls that enqueue and nothing else; devices that do
-// not exist.
+// The order of kernels by streams and events, calls that only enqueue work, and devices that do not
+// exist.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ namespace emulation = kvcore::cuda::emulation;
 
 namespace {
 
-/// Fills page 0 on one stream, copies it to page 1 on another, and answers what arrived.
+/// Fills page 0 on one stream, copies it to page 1 on another, and returns a byte of page 1.
 std::byte fill_and_copy(std::uint64_t seed, bool waits) {
     emulation::reset(1);
     emulation::set_order(emulation::Order::kAny, seed);
@@ -48,10 +48,10 @@ TEST(events_order_kernels_of_two_streams) {
         CHECK(fill_and_copy(seed, true) == std::byte{9});
         wrong += fill_and_copy(seed, false) != std::byte{9} ? 1 : 0;
     }
-    CHECK(wrong > 0);  // what nobody orders is seen
+    CHECK(wrong > 0);  // without an event, some orders give a wrong byte
 }
 
-/// Every verb of the copying kernels on small sizes.
+/// Every copying function on small sizes.
 struct Calls {
     Bytes memory = Bytes(256, std::byte{1});
     Bytes rows = Bytes(64, std::byte{2});
@@ -82,7 +82,7 @@ struct Calls {
     }
 
     using Call = std::function<cuda::Status(std::int64_t n, cuda::Stream stream)>;
-    /// `n` items of work each, 1 where it is not 0 or negative.
+    /// Each call has `n` items of work, or 1 item if `n` is not 0 or negative.
     std::vector<Call> all() {
         using N = std::int64_t;
         using S = cuda::Stream;
@@ -147,13 +147,13 @@ struct Calls {
     }
 };
 
-TEST(calls_enqueue_and_touch_nothing) {
+TEST(calls_only_enqueue_and_touch_no_memory) {
     emulation::reset(1);
     emulation::reset(1);
     emulation::set_order(emulation::Order::kAny, 1);
     Calls calls;
     const Bytes before = calls.memory;
-    // Copies of memory that the driver does not know would be made at once.
+    // The driver would copy at once from memory that is not pinned.
     for (Bytes* bytes : {&calls.memory, &calls.rows}) {
         CHECK_EQ(cuda::pin_memory(0, bytes->data(), cuda_scene::size_of(*bytes)), cuda::kSuccess);
     }
@@ -174,7 +174,7 @@ TEST(calls_enqueue_and_touch_nothing) {
     }
 }
 
-TEST(wrong_calls_answer_a_status) {
+TEST(invalid_calls_return_a_status) {
     emulation::reset(1);
     Calls calls;
     const Bytes before = calls.memory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens by slots and by batches, moved by emulated lanes: the CPU's pools, whole, for every
-// alignment; padding, bad slots and missing pages.
+// Tokens moved by slots and by batches, by emulated lanes: the whole pool must equal the CPU's pool
+// for every alignment. Covers padding, bad slots and missing pages.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +28,8 @@ namespace cuda = kvcore::cuda;
 
 namespace {
 
-/// A layer of K and perhaps V with gaps, at the same offset of any memory of its size.
+/// A layer of K, and sometimes V, with gaps. In all memory of its size, it starts at the same
+/// offset.
 struct Layer {
     explicit Layer(Random& random) : alignment(random_alignment(random)) {
         view.pages = random.between(1, 6);
@@ -41,7 +42,7 @@ struct Layer {
         if (random.chance(75)) size = lay_out(random, view.v, dtype, first_v) + 64;
     }
 
-    /// The first byte behind a tensor that begins at `first`.
+    /// Returns the offset of the first byte after a tensor that starts at `first`.
     std::int64_t lay_out(Random& random, PagedTensor<std::byte>& tensor, DType dtype,
                          std::int64_t first) const {
         const bool is_hnd = random.chance(40);
@@ -72,7 +73,7 @@ struct Layer {
     std::int64_t size = 0;
 };
 
-/// Slots of a layer, each at most once, with padding and slots that it does not have.
+/// Slots of a layer, each at most once, mixed with padding and with slots out of range.
 template <class Slot>
 std::vector<Slot> random_slots(Random& random, std::int64_t capacity) {
     std::vector<Slot> slots;
@@ -90,7 +91,7 @@ void tokens_go_to_the_cpu_s_slots(Random& random) {
         const Layer layer(random);
         const auto slots = random_slots<Slot>(random, layer.view.pages * layer.view.page_size);
         const std::int64_t n = size_of(slots);
-        // Fused rows: keys and values of all heads, and something that is neither.
+        // Fused rows: keys and values of all heads, and other data after them.
         const std::int64_t item = kvcore::item_size(layer.view.k.dtype);
         const std::int64_t k_head = layer.view.k.dim * item;
         const std::int64_t v_head = layer.view.v.dim * item;
@@ -125,7 +126,7 @@ TEST(bad_slots_are_counted_once_even_without_bytes) {
         cuda::append_slots(pool, {nullptr, 0, 0}, {nullptr, 0, 0}, slots.data(), 5, &bad, kDefault),
         cuda::kSuccess);
     CHECK_EQ(bad, 2);
-    // Rows that many teams share.
+    // Rows that many teams copy together.
     Bytes memory(std::size_t{1} << 20);
     const Bytes row(std::size_t{1} << 16);
     pool.heads = 1;
@@ -136,8 +137,8 @@ TEST(bad_slots_are_counted_once_even_without_bytes) {
     CHECK_EQ(bad, 4);
 }
 
-/// A batch over a pool [pages, page_size, heads, head_bytes]; some columns name no page, some
-/// tokens lie beyond the table.
+/// A batch over a pool [pages, page_size, heads, head_bytes]. Some columns have no page, and some
+/// tokens are past the end of the table.
 struct Batch {
     explicit Batch(Random& random)
         : alignment(random_alignment(random)),
@@ -157,11 +158,11 @@ struct Batch {
             for (std::int64_t column = 0; column < kWidth; ++column) {
                 const std::uint32_t page = pages[static_cast<std::size_t>(row * kWidth + column)];
                 const auto none = static_cast<std::uint32_t>(num_pages + random.below(3));
-                // A window may have left behind what lies in front of the tokens.
+                // A window may have given up the pages before the tokens.
                 const bool is_behind = (column + 1) * page_size <= begin.back();
                 table.push_back(random.chance(is_behind ? 50 : 5) ? none : page);
             }
-            table.push_back(0xffffffffU);  // nobody's column
+            table.push_back(0xffffffffU);  // padding of the table, not a column
         }
         num_tokens = offsets.back() + random.below(5);
         head_stride = random.chance(60) ? shape.head_bytes : round_up(shape.head_bytes, alignment);
@@ -186,7 +187,8 @@ struct Batch {
                 num_tokens,
                 num_pages};
     }
-    /// Calls visit(token, byte of the pool or -1) for all tokens, and answers how many lack a page.
+    /// Calls visit(token, byte of the pool or -1) for all tokens and returns the number of tokens
+    /// without a page.
     template <class Visit>
     std::int64_t for_each_token(const Visit& visit) const {
         std::int64_t missing = 0;
@@ -223,7 +225,7 @@ struct Batch {
     std::int64_t page_size;
     kvcore::TokenShape shape;
     std::int64_t batch;
-    bool is_even;  // rows are equally long
+    bool is_even;  // all rows have the same length
     std::int64_t num_pages = 0;
     std::int64_t num_tokens = 0;
     std::int64_t head_stride = 0;
@@ -237,7 +239,7 @@ struct Batch {
     std::vector<std::uint32_t> offsets;
 };
 
-TEST(batches_go_where_single_tokens_go) {
+TEST(batches_write_where_single_tokens_write) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(62));
     for (int i = 0; i < 600; ++i) {
@@ -279,7 +281,7 @@ TEST(batches_go_where_single_tokens_go) {
     }
 }
 
-/// Pools of one batch with rows of their own, at the same offset of memory of its size.
+/// Moves the rows of one batch from or to a pool. Memory of equal size has equal offsets.
 template <class Byte, class RowByte>
 cuda::TokenMove<Byte, RowByte> move_of(const Batch& batch, Byte* pool, RowByte* rows) {
     return {
@@ -288,12 +290,12 @@ cuda::TokenMove<Byte, RowByte> move_of(const Batch& batch, Byte* pool, RowByte* 
         {rows, batch.row_stride, batch.row_head}};
 }
 
-TEST(pairs_are_moved_as_one_by_one) {
+TEST(pairs_move_like_two_single_calls) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(62));
     for (int i = 0; i < 200; ++i) {
         const Batch batch(random);
-        const std::int64_t apart = random.chance(60) ? 0 : 2;  // aligned otherwise
+        const std::int64_t apart = random.chance(60) ? 0 : 2;  // 2: V has another alignment than K
         const Bytes k = random_bytes(random, batch.rows_bytes());
         const Bytes v = random_bytes(random, batch.rows_bytes() + apart);
         Bytes k_pool = random_bytes(random, batch.pool_bytes());
@@ -338,7 +340,7 @@ TEST(pairs_are_moved_as_one_by_one) {
     }
 }
 
-TEST(pairs_are_one_launch) {
+TEST(pairs_move_in_one_launch) {
     cuda::emulation::reset(1);
     constexpr std::int64_t kBytes = 256;
     Bytes pools(4 * kBytes);
@@ -358,7 +360,7 @@ TEST(pairs_are_one_launch) {
     CHECK_EQ(cuda::append_batch(move(0, 1), move(kBytes, 1), batch, nullptr, kDefault),
              cuda::kSuccess);
     CHECK_EQ(cuda::emulation::num_waiting(), 1);
-    // Units of two bytes would be slow for K too.
+    // Units of two bytes would also be slow for K, so V gets its own launch.
     CHECK_EQ(cuda::append_batch(move(0, 1), move(kBytes + 2, 1), batch, nullptr, kDefault),
              cuda::kSuccess);
     CHECK_EQ(cuda::emulation::num_waiting(), 3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the calls of CUDA's runtime are made: the sources that make them, on a fake of it.
+// The calls to CUDA's runtime: the sources that make them run against a fake runtime.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ namespace cuda = kvcore::cuda;
 namespace {
 
 void* address(std::uintptr_t number) {
-    return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr): nobody follows it
+    return reinterpret_cast<void*>(number);  // NOLINT(performance-no-int-to-ptr): never read
 }
 
 const FakeRuntime::Call& call_of(const std::string& name) {
@@ -29,7 +29,7 @@ const FakeRuntime::Call& call_of(const std::string& name) {
     return fake.calls.front();
 }
 
-/// Such calls end the captures of other threads, except by threads that say they may be made.
+/// In another capture mode, these calls would end the captures of other threads.
 TEST(calls_that_captures_forbid_are_made_in_relaxed_mode) {
     fake = {};
     void* memory = nullptr;
@@ -51,7 +51,7 @@ TEST(calls_that_captures_forbid_are_made_in_relaxed_mode) {
     CHECK_EQ(fake.mode, cudaStreamCaptureModeGlobal);
 }
 
-TEST(the_legacy_stream_is_not_asked_whether_it_is_captured) {
+TEST(the_legacy_stream_is_not_queried_for_capture) {
     fake = {};
     fake.is_capturing = true;
     bool answer = true;
@@ -66,8 +66,9 @@ TEST(the_legacy_stream_is_not_asked_whether_it_is_captured) {
     }
 }
 
-/// Neighbours may be of two allocations, which no copy may go across.
-TEST(copies_stay_what_the_caller_made_them) {
+/// Adjacent copies must not be merged: they may belong to two allocations, and a copy must not
+/// cross allocations.
+TEST(adjacent_copies_are_not_merged) {
     for (const std::uintptr_t stream : {0, 64}) {
         fake = {};
         void* destinations[] = {address(100), address(110), address(200)};
@@ -79,7 +80,7 @@ TEST(copies_stay_what_the_caller_made_them) {
     }
 }
 
-TEST(the_device_is_current_for_the_call_alone) {
+TEST(the_device_is_current_only_during_the_call) {
     for (const int set : {0, 1, 2}) {
         fake = {};
         fake.device = set;
@@ -89,7 +90,7 @@ TEST(the_device_is_current_for_the_call_alone) {
         CHECK_EQ(fake.calls.size(), 1U);
     }
     fake = {};
-    fake.pushed = {1};  // somebody's context of the device
+    fake.pushed = {1};  // the application's own context of the device
     fake.contexts = {1};
     CHECK_EQ(cuda::record({1, address(64)}, {1, address(128)}), cuda::kSuccess);
     CHECK(fake.references.empty());
@@ -97,7 +98,7 @@ TEST(the_device_is_current_for_the_call_alone) {
     CHECK(fake.pushed == std::vector<int>{1});
 }
 
-/// Each call, of device 1.
+/// Each call on device 1.
 std::vector<std::function<cuda::Status()>> calls_of_device_one() {
     static void* memory;
     static std::int64_t free, total;
@@ -130,7 +131,8 @@ std::vector<std::function<cuda::Status()>> calls_of_device_one() {
     };
 }
 
-/// A context takes hundreds of megabytes of a GPU, also of one that nobody here works on.
+/// A context takes hundreds of megabytes of GPU memory, also on a GPU that the process does not
+/// use.
 TEST(no_other_device_gets_a_context) {
     for (const auto& call : calls_of_device_one()) {
         fake = {};

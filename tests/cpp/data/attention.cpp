@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over pages against double precision: layouts, dtypes, scales, windows, chunks, caps,
-// sinks.
+// Attention over pages against double precision: layouts, dtypes, scales, windows, chunks, logit
+// caps and sinks.
 #include <algorithm>
 #include <cstdlib>
 
@@ -80,7 +80,7 @@ void draw_rule(Random& random, Case& of, std::vector<float>& sinks) {
     }
 }
 
-TEST(random_batches_are_attended_as_in_double_precision) {
+TEST(random_batches_equal_double_precision) {
     Random random(check::seed_or(4));
     for (int i = 0; i < check::rounds(250); ++i) {
         const Shape shape = random_shape(random);
@@ -98,11 +98,11 @@ TEST(random_batches_are_attended_as_in_double_precision) {
     }
 }
 
-// Contexts of many items, whose parts are merged.
-TEST(long_contexts_are_cut_and_merged) {
+// Contexts that are split into many work items, whose partial results are merged.
+TEST(long_contexts_are_split_and_merged) {
     Random random(check::seed_or(4));
     for (const std::int64_t group : {1, 5, 20}) {
-        for (const std::int64_t window : {0, 1500, -1100, -17}) {  // those below zero: chunks
+        for (const std::int64_t window : {0, 1500, -1100, -17}) {  // negative: chunk size
             Shape shape;
             shape.group = group;
             shape.heads = 1;
@@ -120,10 +120,11 @@ TEST(long_contexts_are_cut_and_merged) {
     }
 }
 
-// Weights of zero do not help against NaN: what a token does not see must not be multiplied.
-TEST(what_a_token_does_not_see_has_no_part_in_it) {
+// A weight of zero times NaN is NaN, so values of tokens outside the mask must not be multiplied at
+// all.
+TEST(tokens_outside_the_mask_have_no_effect) {
     Random random(check::seed_or(4));
-    for (const std::int64_t group : {1, 16, 20, -1, -16}) {  // those below zero: of scaled codes
+    for (const std::int64_t group : {1, 16, 20, -1, -16}) {  // negative: codes with scales
         Shape shape;
         shape.group = std::abs(group);
         if (group < 0) {
@@ -135,7 +136,7 @@ TEST(what_a_token_does_not_see_has_no_part_in_it) {
         Case of(random, shape);
         of.rule().window = 40;
         const attention_case::Outcome before = attention_case::run(of, {});
-        of.poison(0, 75);  // the last token's; also what windows have left behind
+        of.poison(0, 75);  // the last token; token 30 is before the window
         of.poison(0, 30);
         const attention_case::Outcome after = attention_case::run(of, {});
         const auto size = static_cast<std::ptrdiff_t>(before.values.size());
@@ -145,7 +146,7 @@ TEST(what_a_token_does_not_see_has_no_part_in_it) {
     }
 }
 
-TEST(chunks_end_where_the_next_one_begins) {
+TEST(a_chunk_ends_where_the_next_chunk_begins) {
     Random random(check::seed_or(4));
     for (const std::int64_t group : {1, 20}) {
         Shape shape;
@@ -166,13 +167,14 @@ TEST(chunks_end_where_the_next_one_begins) {
     }
 }
 
-// Work goes by what is seen: as long a window costs the same at the end of every row.
-TEST(what_is_not_seen_costs_nothing) {
+// The cost depends only on the visible tokens: a window of the same length costs the same at the
+// end of every row.
+TEST(tokens_outside_the_mask_cost_nothing) {
     Random random(check::seed_or(4));
     for (const bool is_chunk : {false, true}) {
         for (const std::uint32_t added : {1U, 40U}) {
             std::int64_t cost = 0;
-            for (const std::uint32_t cached : {1063U, 4263U}) {  // as deep in a chunk
+            for (const std::uint32_t cached : {1063U, 4263U}) {  // same place in a chunk
                 Shape shape;
                 shape.heads = 1;
                 shape.cached = {cached};
@@ -189,8 +191,8 @@ TEST(what_is_not_seen_costs_nothing) {
     }
 }
 
-// A token that sees one key answers its value: of every code, read directly or staged, NaN
-// included.
+// A token that sees only one key returns the value of that key. This holds for every code,
+// including NaN, on the direct and on the staged path.
 TEST(all_codes_are_read_exactly) {
     Random random(check::seed_or(4));
     for (const DType dtype : {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8}) {
@@ -217,7 +219,7 @@ TEST(all_codes_are_read_exactly) {
     }
 }
 
-// Weights of almost nothing but one key: neither an overflow nor a NaN.
+// One key has almost the whole weight: no overflow and no NaN.
 TEST(large_scores_do_not_overflow) {
     Random random(check::seed_or(4));
     for (const std::int64_t group : {2, 17}) {
@@ -231,8 +233,8 @@ TEST(large_scores_do_not_overflow) {
     }
 }
 
-// Pages whose bytes begin beyond 2^31 and 2^32, in memory that is there only where it is written.
-TEST(pages_may_lie_gigabytes_apart) {
+// Pages that start above 2^31 and 2^32 bytes, in memory that is mapped only where it is written.
+TEST(pages_may_be_gigabytes_apart) {
     Random random(check::seed_or(4));
     for (const bool is_quantized : {false, true}) {
         Shape shape;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging states of attention, and reading what rows share once for all of them.
+// Merging of attention states, and pages that several rows share and that are read once for all
+// these rows.
 #include <limits>
 
 #include "kvcore/attention.hpp"
@@ -22,7 +23,7 @@ struct States {
     std::vector<float> lse;
 };
 
-// Some are empty: of NaN, with an LSE of -inf or +inf.
+// Some states are empty: their values are NaN and their LSE is -inf or +inf.
 States random_states(Random& random, std::int64_t n, std::int64_t dim, DType dtype) {
     const std::int64_t item = kvcore::item_size(dtype);
     States states{Bytes(static_cast<std::size_t>(n * dim * item), std::byte{255}), {}};
@@ -55,7 +56,7 @@ TEST(states_merge_as_in_double_precision) {
         const States b = random_states(random, n, dim, dtype);
         States out[3] = {a, random_states(random, n, dim, dtype),
                          random_states(random, n, dim, dtype)};
-        for (int i = 0; i < 3; ++i) {  // the first one in place
+        for (int i = 0; i < 3; ++i) {  // the first merge is in place
             const States& first = i == 0 ? out[0] : a;
             kvcore::merge_states(n, dim, dtype, {first.values.data(), first.lse.data()},
                                  {b.values.data(), b.lse.data()}, out[i].values.data(),
@@ -87,8 +88,8 @@ TEST(states_merge_as_in_double_precision) {
     }
 }
 
-// Rows in groups that lie in each other, with pages in common as far as the longest.
-TEST(what_rows_share_is_read_for_all_of_them) {
+// Groups of rows, nested or side by side, that share pages up to the end of the longest group.
+TEST(shared_pages_are_read_once_for_all_rows) {
     Random random(check::seed_or(17));
     for (int round = 0; round < check::rounds(60); ++round) {
         Shape shape;

@@ -23,7 +23,7 @@ std::uint32_t bit_by_bit(const unsigned char* at, std::size_t bytes, std::uint32
     return ~state;
 }
 
-// Vectors of RFC 3720, B.4, and the usual check value.
+// Vectors of RFC 3720, B.4, and the common check value.
 TEST(known_values) {
     CHECK_EQ(kvcore::crc32c("123456789", 9), 0xe3069283U);
     const Bytes zeros(32, 0);

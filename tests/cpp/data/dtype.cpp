@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions between float and the dtypes of a cache: all codes back and forth, and the nearest
-// code for floats, found by looking at all codes.
+// code of a float, found by a search over all codes.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -14,7 +14,7 @@ using kvcore::DType;
 
 namespace {
 
-/// A format as the list of its finite values by code, ascending, without sign.
+/// The finite values of a format in ascending order of their codes, without sign.
 template <class Code, Code (*kTo)(float), float (*kFrom)(Code)>
 struct Format {
     Format(std::uint32_t num_codes, bool saturates) : saturates(saturates) {
@@ -33,7 +33,7 @@ struct Format {
         }
     }
 
-    // The two neighbours by bisection; the nearer one, the even one of a tie.
+    // Finds the two neighbours by bisection and returns the nearer code; of a tie, the even code.
     std::uint32_t nearest(float magnitude) const {
         std::size_t low = 0;
         std::size_t high = values.size() - 1;
@@ -56,7 +56,7 @@ struct Format {
         CHECK_EQ(kTo(value), static_cast<Code>(expected));
     }
 
-    // Floats of all sizes, halfway points and their neighbours.
+    // Floats of all magnitudes, halfway points and their neighbours.
     void check_random(Random& random, std::uint32_t sign) const {
         for (int i = 0; i < 200'000; ++i) {
             const auto exponent = static_cast<std::uint32_t>(random.between(80, 160));
@@ -85,7 +85,7 @@ TEST(half_is_ieee) {
     const Format<std::uint16_t, kvcore::to_half, kvcore::from_half> half(0x7c00, false);
     half.check_codes(0x8000);
     half.check_random(random, 0x8000);
-    CHECK_EQ(kvcore::to_half(65520.0F), 0x7c00);  // halfway to the next: infinity
+    CHECK_EQ(kvcore::to_half(65520.0F), 0x7c00);  // halfway to the next value: infinity
     CHECK_EQ(kvcore::to_half(65519.0F), 0x7bff);
     CHECK_EQ(kvcore::to_half(-kInfinity), 0xfc00);
     CHECK(kvcore::from_half(0x7c00) == kInfinity);
@@ -100,7 +100,7 @@ TEST(bfloat16_is_the_upper_half_of_a_float) {
     bfloat.check_random(random, 0x8000);
     CHECK_EQ(kvcore::to_bfloat16(kInfinity), 0x7f80);
     CHECK_EQ(kvcore::to_bfloat16(std::numeric_limits<float>::max()), 0x7f80);
-    // A NaN whose bits are all in the lower half.
+    // A NaN with bits only in the lower half.
     CHECK(std::isnan(kvcore::from_bfloat16(kvcore::to_bfloat16(kvcore::float_of(0x7f800001)))));
 }
 

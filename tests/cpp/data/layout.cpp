@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layouts against counting: every byte of a cache is one byte of one row, at the place that the
-// order of the axes says.
+// Layouts against counting: every byte of a cache is a byte of exactly one row, at the place that
+// follows from the order of the axes.
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -66,7 +66,7 @@ std::int64_t count_of(const CacheSizes& sizes, char axis) {
     }
 }
 
-/// Calls visit(row) in the order in which the rows lie in memory.
+/// Calls visit(row) in the order of the rows in memory.
 template <class Visit>
 void walk(const CacheSizes& sizes, std::string_view shape, std::size_t depth, Row& row,
           const Visit& visit) {
@@ -92,7 +92,7 @@ CacheSizes random_sizes(Random& random) {
     return sizes;
 }
 
-TEST(rows_lie_one_behind_the_other_as_the_shape_says) {
+TEST(rows_follow_each_other_in_the_order_of_the_axes) {
     Random random(check::seed_or(11));
     for (int i = 0; i < 300; ++i) {
         const CacheSizes sizes = random_sizes(random);
@@ -131,7 +131,7 @@ TEST(offsets_do_not_wrap) {
     CHECK_EQ(layout.v.offset(4096, 0, 0, 1), (std::int64_t{1} << 32) + (1 << 19) + 512);
     CHECK_EQ(layout.k.offset(1 << 20, 0, 0, 0), std::int64_t{1} << 40);
     CHECK_EQ(layout.bytes, std::int64_t{1} << 41);
-    // Bytes one by one: a one-byte row at 2^31 - 1.
+    // Rows of one byte, for example at 2^31 - 1.
     const CacheSizes tiny{std::int64_t{1} << 41, 1, 1, 1, 1, 0, DType::kInt8};
     const CacheLayout bytes = laid_out(LayoutName::kPageUnified, tiny);
     const std::int64_t places[] = {(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31,
@@ -144,7 +144,7 @@ TEST(offsets_do_not_wrap) {
     }
 }
 
-TEST(what_int64_does_not_hold_is_refused) {
+TEST(sizes_beyond_int64_are_refused) {
     for (int name = 0; name < kvcore::kNumLayouts; ++name) {
         const auto layout = static_cast<LayoutName>(name);
         const CacheSizes half{std::int64_t{1} << 60, 1, 1, 1, 2, 2, DType::kInt8};
@@ -165,7 +165,7 @@ TEST(what_int64_does_not_hold_is_refused) {
     CHECK_EQ(kvcore::row_bytes(RowFormat::kInlineScale, DType::kInt8, kLargest), -1);
 }
 
-TEST(views_of_a_layer_see_the_rows_of_the_layout) {
+TEST(layer_views_have_the_rows_of_the_layout) {
     Random random(check::seed_or(11));
     for (int i = 0; i < 200; ++i) {
         CacheSizes sizes = random_sizes(random);
@@ -203,7 +203,7 @@ TEST(views_of_a_layer_see_the_rows_of_the_layout) {
 
 TEST(latents_are_keys_and_values) {
     std::vector<std::byte> memory(std::size_t{1} << 20);
-    // Joint rows: 512 latents and 64 of rope.
+    // Joint rows: 512 elements of latent and 64 of rope.
     const CacheSizes joint{3, 2, 4, 1, 576, 0, DType::kBFloat16};
     const CacheLayout layout = laid_out(LayoutName::kMax, joint);
     auto view = kvcore::latent_view(layout, memory.data(), 1, 512);
@@ -215,7 +215,7 @@ TEST(latents_are_keys_and_values) {
     CHECK_EQ(view.v.dim, 512);
     CHECK_EQ(view.rope.dim, 64);
     CHECK_EQ(kvcore::latent_view(layout, memory.data(), 1, 576).rope.dim, 0);
-    // Apart: the rope part in the place of V.
+    // Separate rows: the rope part is in the place of V.
     const CacheSizes apart{3, 2, 4, 1, 512, 64, DType::kBFloat16};
     const CacheLayout pair = laid_out(LayoutName::kLayerFirstNhd, apart);
     view = kvcore::latent_view(pair, memory.data(), 1, 512);

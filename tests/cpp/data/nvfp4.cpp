@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVFP4 on the CPU: every instruction set and number of threads gives the bytes of the scalar
-// conversions, and touches nothing else.
+// NVFP4 on the CPU: every instruction set and every number of threads gives the bytes of the scalar
+// conversions. No other byte is written.
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -65,7 +65,7 @@ struct Coded {
     Bytes scales;
 };
 
-// The steps of kvcore/nvfp4.hpp, element by element.
+// Follows the steps of kvcore/nvfp4.hpp, element by element.
 Coded coded(DType wide, const std::byte* elements, std::int64_t blocks, float global) {
     Coded found;
     for (std::int64_t block = 0; block < blocks; ++block) {
@@ -152,7 +152,7 @@ TEST(every_table_agrees_with_the_scalar_conversions) {
     }
 }
 
-// All codes beside all scales, NaN among them.
+// All codes with all scales, including NaN.
 TEST(every_code_and_scale_has_the_value_of_the_scalar_conversion) {
     Coded all;
     for (int scale = 0; scale < 256; ++scale) {
@@ -197,7 +197,7 @@ TEST(threads_do_not_change_a_byte) {
 
 // ---- pools --------------------------------------------------------------------------------------
 
-/// K in pages, each head followed by room that nobody may write to.
+/// K in pages. A gap that must not be written follows each head.
 struct Pool {
     static constexpr std::int64_t kPages = 9;
     static constexpr std::int64_t kPage = 4;
@@ -240,7 +240,7 @@ TEST(tokens_are_written_to_slots_and_read_from_pages) {
         const std::int64_t tokens = random.below(15);
         Bytes rows(static_cast<std::size_t>(tokens * Pool::kHeads * head_bytes));
         conversion::fill_elements(random, wide, rows.data(), tokens * Pool::kHeads * pool.dim);
-        // Every second slot, some of padding, one beyond the pool.
+        // Every second slot: some are padding, and one is past the end of the pool.
         std::vector<std::int64_t> slots;
         std::int64_t beyond = 0;
         for (std::int64_t i = 0; i < tokens; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches against one token at a time, for every number of threads; pages that are missing.
+// Batches against single tokens, for every number of threads, and missing pages.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kNoPage = 1000;
 
-/// A pool [pages, page_size, heads, head_bytes] with gaps, and a batch whose pages lie anywhere.
+/// A pool [pages, page_size, heads, head_bytes] with gaps, and a batch with pages in random order.
 struct Scene {
     explicit Scene(Random& random)
         : page_size(random.between(1, 9)),
@@ -61,7 +61,7 @@ struct Scene {
         for (std::byte& byte : pool) byte = static_cast<std::byte>(random.next());
         return pool;
     }
-    // Byte of the pool where token `at` of the contiguous memory begins.
+    // Returns the offset in the pool of token `at` of the contiguous memory.
     [[nodiscard]] std::int64_t place(std::int64_t row, std::int64_t at) const {
         const std::int64_t token =
             begin[static_cast<std::size_t>(row)] + at - offsets[static_cast<std::size_t>(row)];
@@ -95,7 +95,7 @@ struct Scene {
     std::vector<std::uint32_t> offsets;
 };
 
-TEST(batches_go_where_single_tokens_go) {
+TEST(batches_write_where_single_tokens_write) {
     Random random(check::seed_or(21));
     for (int i = 0; i < 2000; ++i) {
         const Scene scene(random);
@@ -133,7 +133,7 @@ TEST(batches_go_where_single_tokens_go) {
     }
 }
 
-// Large enough for several threads, with a cut inside a row and rows without tokens.
+// A batch that is large enough for several threads, with a split inside a row and with empty rows.
 TEST(threads_do_not_change_a_byte) {
     constexpr std::int64_t kTokens = 6000;
     std::vector<std::uint32_t> table(3 * kTokens);
@@ -153,12 +153,12 @@ TEST(threads_do_not_change_a_byte) {
     CHECK(pools[0] == pools[1]);
 }
 
-TEST(the_first_missing_page_is_named) {
+TEST(the_error_names_the_first_missing_page) {
     Random random(check::seed_or(21));
     for (int i = 0; i < 2000; ++i) {
         Scene scene(random);
         if (scene.total() == 0) continue;
-        // Any page that a range touches.
+        // A random page that a range uses.
         std::int64_t row = 0;
         const std::int64_t at = random.below(scene.total());
         while (at >= scene.offsets[static_cast<std::size_t>(row) + 1]) ++row;

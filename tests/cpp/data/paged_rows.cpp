@@ -20,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 
 std::byte& at(Bytes& bytes, std::int64_t index) { return bytes[static_cast<std::size_t>(index)]; }
 
-/// Byte strides of the axes (outer, middle, head) for sizes in any nesting, with gaps.
+/// Byte strides of the axes (outer, middle, head), in any nesting, with gaps.
 struct Strides {
     std::int64_t outer;
     std::int64_t token;
@@ -37,7 +37,7 @@ Strides strides_of(std::int64_t outer, std::int64_t tokens, TokenShape shape, bo
     return {inner, shape.heads * run, run, outer * inner};
 }
 
-/// Sizes, layouts and a scrambled row of blocks, all drawn from the seed.
+/// Sizes, layouts and a shuffled list of blocks, all drawn from the seed.
 struct Case {
     explicit Case(Random& random)
         : shape{random.between(1, 4), random.between(1, 9)},
@@ -57,7 +57,7 @@ struct Case {
 
     static std::int64_t gap(Random& random) { return random.chance(50) ? 0 : random.between(1, 3); }
 
-    // Where a byte of a token of the sequence stands, by the definition of a page table.
+    // Returns the offset of a byte of a token of the sequence, by the definition of a page table.
     [[nodiscard]] std::int64_t in_pool(std::int64_t token, std::int64_t head,
                                        std::int64_t byte) const {
         const BlockId block = ids[static_cast<std::size_t>(token / block_size)];
@@ -102,7 +102,7 @@ Bytes random_bytes(Random& random, std::int64_t n) {
     return bytes;
 }
 
-// Every byte of the whole memory is compared: those between and behind the rows stay as they are.
+// Compares every byte of the memory: bytes between and after the rows must not change.
 void rows_go_where_the_page_table_says(Random& random) {
     const Case c(random);
     const Bytes source = random_bytes(random, c.rows.total);
@@ -131,8 +131,8 @@ TEST(rows_may_run_backwards) {
     CHECK((pool == Bytes{std::byte{3}, std::byte{2}, std::byte{1}}));
 }
 
-// Products of an id and a stride are formed in 64 bits.
-TEST(offsets_pass_the_bounds_of_32_bits) {
+// The product of an id and a stride has 64 bits.
+TEST(offsets_may_exceed_32_bits) {
     const std::vector<BlockId> ids = {1, 2, 1 << 20, 2147483647};
     const std::int64_t two_31 = std::int64_t{1} << 31;
     for (const std::int64_t stride : {two_31 - 1, two_31, 2 * two_31, std::int64_t{1} << 20}) {

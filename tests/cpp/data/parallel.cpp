@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work shared between threads where the system has no more of them.
+// Work is divided among threads although the system cannot start all of them.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tests::data::parallel {
 
 namespace {
 
-/// Starts `left` threads, then none.
+/// Starts `left` threads. Every later start throws.
 template <class Error>
 struct StartSome {
     std::atomic<int>* left;
@@ -35,7 +35,7 @@ std::system_error no_thread() {
     return std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
 }
 
-/// How often each of 0 .. n was worked on.
+/// Counts how often each of 0 .. n was processed.
 struct Tally {
     explicit Tally(std::int64_t n) : times(static_cast<std::size_t>(n)) {}
 
@@ -59,7 +59,8 @@ void everything_is_done_once_however_many_threads_start(const Error& error) {
                 const Tally tally(n);
                 kvcore::cpu::parallel_for(n, 1, threads, tally, StartSome<Error>{&left, error});
                 CHECK(tally.times == std::vector<int>(static_cast<std::size_t>(n), 1));
-                // The same parts as with all threads: each may have memory of its own.
+                // The number of parts does not depend on the started threads: each part may have
+                // its own memory.
                 CHECK_EQ(tally.parts,
                          std::max<std::int64_t>(1, std::min<std::int64_t>(threads, n)));
             }
@@ -67,7 +68,7 @@ void everything_is_done_once_however_many_threads_start(const Error& error) {
     }
 }
 
-TEST(what_the_caller_throws_reaches_it_with_all_threads_joined) {
+TEST(an_exception_of_the_caller_is_thrown_after_all_threads_joined) {
     std::atomic<int> done{0};
     bool is_caught = false;
     const std::thread::id caller = std::this_thread::get_id();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantising and back: every instruction set and number of threads gives the bytes of the scalar
-// conversions, for odd sizes and offsets, and touches nothing else.
+// Quantising and back: every instruction set and every number of threads gives the bytes of the
+// scalar conversions, at odd sizes and offsets. No other byte is written.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -28,7 +28,7 @@ Bytes random_bytes(Random& random, std::int64_t n) {
     return bytes;
 }
 
-// Mostly moderate numbers; infinities, NaN and subnormals among them.
+// Mostly moderate numbers, with some infinities, NaN and subnormals.
 Bytes random_elements(Random& random, DType dtype, std::int64_t n) {
     Bytes bytes = random_bytes(random, n * kvcore::item_size(dtype));
     for (std::int64_t i = 0; i < n; ++i) {
@@ -39,7 +39,7 @@ Bytes random_elements(Random& random, DType dtype, std::int64_t n) {
     return bytes;
 }
 
-/// Memory with a guard of known bytes on both sides, and a start that is aligned to nothing.
+/// Memory with guard bytes on both sides and an unaligned start.
 class Guarded {
    public:
     Guarded(Random& random, std::int64_t n)
@@ -83,7 +83,7 @@ std::vector<const kvcore::cpu::KernelTable*> tables() {
     return found;
 }
 
-// Groups one behind the other.
+// Groups in consecutive memory.
 kvcore::cpu::Tile line(DType in, const std::byte* source, DType out, std::byte* destination,
                        std::vector<float>& scales, std::int64_t group) {
     kvcore::cpu::Tile tile{};
@@ -141,7 +141,7 @@ TEST(every_table_agrees_with_the_scalar_conversions) {
     }
 }
 
-// All elements of two bytes; of four, some of every binade.
+// All elements of two bytes; for four bytes, a sample of every binade.
 Bytes all_elements(DType dtype, float largest_magnitude) {
     Bytes found;
     const std::int64_t size = kvcore::item_size(dtype);
@@ -156,7 +156,8 @@ Bytes all_elements(DType dtype, float largest_magnitude) {
     return found;
 }
 
-// One group of all elements that a dtype has codes for, and one with NaN and what saturates.
+// One group with all elements that the dtype can represent, and one group with NaN and elements
+// that saturate.
 TEST(every_element_has_the_code_of_the_scalar_conversion) {
     for (const kvcore::cpu::KernelTable* table : tables()) {
         for (int w = 0; w < 3; ++w) {
@@ -184,7 +185,7 @@ TEST(every_element_has_the_code_of_the_scalar_conversion) {
     }
 }
 
-// In blocks with and without NaN among them, and behind the last block.
+// In blocks with NaN, in blocks without NaN, and after the last whole block.
 TEST(every_code_has_the_value_of_the_scalar_conversion) {
     Bytes codes;
     for (int code = 0; code < 256; ++code) codes.push_back(static_cast<std::byte>(code));

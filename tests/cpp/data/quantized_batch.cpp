@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens of a batch into pools of another dtype and back: what contiguous arrays give, at the
-// places where single tokens go, for every number of threads; nothing else is touched.
+// Tokens of a batch are converted into pools of another dtype and back. For every number of
+// threads, they have the codes of a contiguous array at the places of single tokens. No other byte
+// is written.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -25,7 +26,7 @@ namespace {
 constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
 
-/// Numbers [tokens, heads, dim] with some bytes between tokens and heads.
+/// Numbers [tokens, heads, dim] with gaps between tokens and between heads.
 struct Tokens {
     Tokens(Random& random, DType of, std::int64_t n, std::int64_t num_heads, std::int64_t dim)
         : dtype(of),
@@ -52,7 +53,7 @@ struct Tokens {
     [[nodiscard]] kvcore::TokenRows<const std::byte> rows() const {
         return {bytes.data(), token_stride, head_stride};
     }
-    /// The same without gaps.
+    /// Returns the numbers without gaps.
     [[nodiscard]] Bytes dense(std::int64_t n) const {
         Bytes found;
         for (std::int64_t run = 0; run < n * heads; ++run) {
@@ -70,7 +71,7 @@ struct Tokens {
     Bytes bytes;
 };
 
-/// Rows whose pages lie anywhere in a pool [pages, page_size, heads, dim] with gaps.
+/// Rows whose pages are in random order in a pool [pages, page_size, heads, dim] with gaps.
 struct Scene {
     explicit Scene(Random& random)
         : page_size(random.between(1, 9)),
@@ -114,7 +115,7 @@ struct Scene {
                 head_stride,
                 {scales, page_size * heads * row, heads * row, row, group}};
     }
-    /// Calls visit(index of a code in the pool, of a scale, run of the tokens) for all runs.
+    /// Calls visit(index of a code in the pool, index of a scale, run of the tokens) for all runs.
     template <class Visit>
     void for_each_run(const Visit& visit) const {
         for (std::size_t row = 0; row < begin.size(); ++row) {
@@ -149,7 +150,7 @@ std::byte* bytes_of(std::vector<float>& floats) {
     return reinterpret_cast<std::byte*>(floats.data());
 }
 
-TEST(tokens_are_quantised_where_they_go) {
+TEST(tokens_are_quantised_in_their_places) {
     Random random(check::seed_or(31));
     for (int i = 0; i < 600; ++i) {
         const Scene scene(random);
@@ -193,7 +194,8 @@ TEST(tokens_are_quantised_where_they_go) {
     }
 }
 
-// Large enough for several threads, with a cut inside a row; latent rows of 656 bytes.
+// A batch that is large enough for several threads, with a split inside a row; latent rows of 656
+// bytes.
 TEST(threads_do_not_change_a_byte) {
     Random random(check::seed_or(31));
     constexpr std::int64_t kTokens = 3001;

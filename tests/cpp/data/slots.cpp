@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots of batches, tokens written by slots, lengths: against one token at a time.
+// Slots of batches, tokens written by slots, and lengths, each against single tokens.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -69,7 +69,7 @@ TEST(slots_do_not_wrap) {
     CHECK_EQ(slots[1], (std::int64_t{1} << 42) + 1);
 }
 
-/// A layer [pages, page_size, heads, dim] of K and perhaps V with gaps, in one piece of memory.
+/// A layer [pages, page_size, heads, dim] of K, and sometimes V, with gaps, in one piece of memory.
 struct Pool {
     explicit Pool(Random& random) : page_size(random.between(1, 5)), heads(random.between(1, 4)) {
         view.pages = random.between(1, 6);
@@ -119,13 +119,13 @@ void tokens_go_to_their_slots(Random& random) {
                 ++beyond;
             }
         }
-        const bool is_shuffled = random.chance(60);  // else most follow each other
+        const bool is_shuffled = random.chance(60);  // otherwise most slots are consecutive
         for (std::size_t j = slots.size(); j > 1 && is_shuffled; --j) {
             std::swap(slots[j - 1],
                       slots[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(j)))]);
         }
         const auto n = static_cast<std::int64_t>(slots.size());
-        // A fused row: keys and values of all heads, and something that is neither.
+        // A fused row: keys and values of all heads, and other data after them.
         const std::int64_t item = kvcore::item_size(pool.view.k.dtype);
         const std::int64_t k_head = pool.view.k.dim * item;
         const std::int64_t v_head = pool.view.v.dim * item;
@@ -156,7 +156,7 @@ void tokens_go_to_their_slots(Random& random) {
     }
 }
 
-/// Enough bytes for streamed writes and for threads.
+/// The tokens have enough bytes for streamed writes and for several threads.
 TEST(many_tokens_are_the_same_for_all_threads) {
     Random random(check::seed_or(13));
     constexpr std::int32_t kTokens = 4096;
@@ -192,7 +192,7 @@ TEST(lengths_grow_where_rows_are_active) {
     CHECK(lengths == (std::vector<std::uint32_t>{7, 0, 14, 4000000001U}));
 }
 
-/// A batch in memory of its own, with a gap behind each row of its table.
+/// A batch in its own memory, with a gap after each row of its table.
 struct Batch {
     Batch(Random& random, std::int64_t num_rows, std::int64_t width)
         : rows(num_rows), columns(width), stride(width + random.below(3)) {
@@ -213,7 +213,7 @@ struct Batch {
     [[nodiscard]] kvcore::BatchRows view() {
         return {pages.data(), stride, columns, rows, lengths.data(), offsets.data()};
     }
-    /// The same with rows taken one by one.
+    /// Returns the batch with the kept rows, copied one by one.
     [[nodiscard]] Batch of(const std::vector<std::uint32_t>& kept) const {
         Batch found = *this;
         for (std::int64_t row = 0; row < rows; ++row) {
@@ -242,7 +242,7 @@ struct Batch {
     std::vector<std::uint32_t> pages, lengths, offsets;
 };
 
-TEST(rows_that_stay_move_to_the_front) {
+TEST(kept_rows_move_to_the_front) {
     Random random(check::seed_or(13));
     for (int i = 0; i < 2000; ++i) {
         Batch batch(random, random.below(30), random.below(9));
@@ -263,7 +263,7 @@ TEST(rows_that_stay_move_to_the_front) {
     }
 }
 
-/// Enough columns for threads; nothing but a table.
+/// The table has enough columns for several threads. The batch has no lengths and offsets.
 TEST(columns_of_a_table_are_shared_among_threads) {
     Random random(check::seed_or(13));
     std::vector<std::uint32_t> kept;

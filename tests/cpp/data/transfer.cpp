@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers between all layouts and starts of pages, byte by byte against the layout's offsets;
-// whole caches are compared, so what must not be touched is shown to be untouched.
+// Transfers between all layouts, and copies of the first tokens of pages, byte by byte against the
+// offsets of the layout. The tests compare whole caches, so they also check that no other byte is
+// written.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -34,7 +35,7 @@ Bytes random_bytes(Random& random, std::int64_t n) {
 std::vector<std::int64_t> shuffled(Random& random, std::int64_t n) {
     std::vector<std::int64_t> ids(static_cast<std::size_t>(n));
     std::iota(ids.begin(), ids.end(), 0);
-    if (random.chance(30)) return ids;  // neighbours
+    if (random.chance(30)) return ids;  // consecutive ids
     for (std::int64_t i = n - 1; i > 0; --i) {
         std::swap(ids[static_cast<std::size_t>(i)],
                   ids[static_cast<std::size_t>(random.below(i + 1))]);
@@ -42,7 +43,7 @@ std::vector<std::int64_t> shuffled(Random& random, std::int64_t n) {
     return ids;
 }
 
-/// A cache at an odd address, perhaps with a table of its layers.
+/// A cache at an odd address, sometimes with a table of its layers.
 struct Cache {
     Cache(Random& random, const CacheSizes& sizes, LayoutName name)
         : layout(kvcore::layout_of(name, sizes).value_or(CacheLayout{})),
@@ -223,7 +224,7 @@ struct PackedCache {
     Bytes v;
 };
 
-/// Calls copy(byte of the packed cache, byte of the other) for all bytes of a page.
+/// Calls copy(byte of the packed cache, byte of the plain cache) for all bytes of a page.
 template <class Copy>
 void for_each_byte(PackedCache& packed, Cache& plain, std::int64_t packed_page,
                    std::int64_t plain_page, LayerRange layers, const Copy& copy) {
@@ -280,7 +281,7 @@ TEST(vllm_pages_are_packed_and_unpacked) {
     }
 }
 
-/// Runs at all offsets from a line and of all lengths, streamed and not.
+/// Runs of all lengths at all offsets in a cache line, streamed and not streamed.
 TEST(runs_are_copied_and_filled_exactly) {
     Random random(check::seed_or(12));
     constexpr std::int64_t kSize = 1 << 16;
@@ -311,7 +312,7 @@ TEST(runs_are_copied_and_filled_exactly) {
     }
 }
 
-/// Enough bytes to be streamed, on one thread and on three.
+/// The transfer has enough bytes to be streamed, on one thread and on three threads.
 TEST(large_transfers_are_the_same_for_all_threads) {
     Random random(check::seed_or(12));
     const CacheSizes sizes{40, 2, 16, 4, 256, 256, DType::kFloat16};

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every order in which three requests can call a manager with groups of layers and their copies can
-// end or fail, up to a depth: what a request reads and what the tree has was written for just those
-// tokens, in every bundle, and each request has the pages that its windows cover and no others.
+// Run every order in which three requests can call a manager with groups of layers and in which
+// their copies can end or fail, up to a depth. Check that the pages that a request reads and the
+// cached pages were written for exactly their tokens, in every bundle, and that each request has
+// exactly the pages that its windows cover.
 //   explore_groups [--depth N] [--contents]
-// --contents leaves out the laws of check_integrity and which pages requests have: what breaks one
-// of those shows in what somebody reads a few steps later.
+// --contents checks neither the laws of check_integrity nor the pages that requests have. A broken
+// law then shows a few steps later, in the content that a request reads.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -38,7 +39,7 @@ struct Scene {
 const Scene* scene_run = nullptr;
 Trail trail_run;
 
-// However the program ends while it searches.
+// Runs whichever way the program ends during a search.
 void report() {
     if (scene_run == nullptr) return;
     static const char* const names[] = {"reserve", "fetch", "step", "release", "take_owed",
@@ -268,7 +269,7 @@ std::vector<Action> all_actions() {
     return actions;
 }
 
-// From the beginning each time: a manager cannot be copied.
+// Replay from the start each time: a manager cannot be copied.
 std::int64_t search(bool asks_for_laws, int depth) {
     static const std::vector<Action> actions = all_actions();
     const auto replay = [&] {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every order in which three requests can call a CacheManager and their copies can be made, end and
-// fail, up to a depth: what a row or a cached page shows is the prefix that it stands for. All that
-// changes a manager happens under one mutex, so these orders are what threads can do to it.
+// Run every order in which three requests can call a CacheManager and in which their copies can be
+// made, end and fail, up to a depth. Check that each row and each cached page has the content of
+// its prefix. One mutex guards every change of a manager, so threads cannot reach any other order.
 //
 //     explore_interleavings [--depth N] [--scenario NAME] [--host] [--pages N] [--contents]
 //
-// Without options a few seconds are spent on all scenarios. --host leaves out those without a host
-// tier, --contents the laws of check_integrity and of the transfers: what breaks one of them shows
-// in what somebody reads a few steps later.
+// Without options, the program spends a few seconds on all scenarios. --host skips scenarios
+// without a host tier. --contents skips the laws of check_integrity and of the transfers: a broken
+// law then shows a few steps later, in the content that a request reads.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -40,14 +40,14 @@ const Scenario* scenario_run = nullptr;
     std::_Exit(1);
 }
 
-// A law that breaks where nothing may be thrown ends the program: it still says where it was.
+// A law that breaks in a noexcept function ends the program: print the trail before that.
 [[noreturn]] void report_end() {
     try {
         if (std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
     } catch (const std::exception& error) {
         report(error.what());
     } catch (...) {
-        report("the program ended with an exception that is none of std's");
+        report("the program ended with an exception that is no std::exception");
     }
     report("the program ended");
 }
@@ -55,7 +55,7 @@ const Scenario* scenario_run = nullptr;
 void report_signal(int) { report("the program was stopped by a signal"); }
 
 struct Options {
-    int depth = 0;  // 0: that of each scenario
+    int depth = 0;  // 0: the depth of each scenario
     std::int64_t pages = 0;
     std::string scenario;
     bool host_only = false;

@@ -5,8 +5,8 @@
 
 #include "explore/explored_world.hpp"
 
-/// What can happen next in a world: its verbs where their callers may call them. Calls that have to
-/// be refused are no actions: see explored_checks.hpp.
+/// The possible next actions in a world: its verbs, where callers may call them. Calls that must be
+/// refused are not actions: see explored_checks.hpp.
 class ExploredActions {
    public:
     explicit ExploredActions(const ExploredWorld& world) : world_(world) {
@@ -16,7 +16,7 @@ class ExploredActions {
             const ExploredRequest& request = requests[i];
             if (request.is_claimed) {
                 add_verbs(i, request);
-            } else if (i == 0 || requests[i - 1u].is_known) {  // in order: it is one of them
+            } else if (i == 0 || requests[i - 1u].is_known) {  // in order: requests are alike
                 add(Verb::kReserve, i);
                 add(Verb::kFetch, i);
             }

@@ -8,8 +8,8 @@
 #include "explore/explored_nodes.hpp"
 #include "explore/explored_world.hpp"
 
-/// What holds in every world, whatever happened before. Throws Violation; leaves the world as it
-/// was, but for what its manager keeps for its memory alone.
+/// The laws that hold in every world, after any actions. Throws Violation. Leaves the world
+/// unchanged, except for memory that the manager keeps for itself.
 class ExploredChecks {
    public:
     explicit ExploredChecks(ExploredWorld& world) : world_(world) {}
@@ -36,7 +36,7 @@ class ExploredChecks {
         }
     }
 
-    /// Right after a reset: nothing is found, whoever holds it.
+    /// Right after a reset: a lookup finds no page, even if a request holds it.
     void check_reset() const {
         const kvcore::CacheManager& manager = world_.manager();
         check_empty(Probe::tree(manager));
@@ -47,7 +47,7 @@ class ExploredChecks {
     using Probe = kvcore::CacheManagerProbe;
     using Pages = std::vector<kvcore::BlockId>;
 
-    // A page in a tree can be found by anybody at any time.
+    // A lookup can find a page in the tree at any time.
     static void check_tree(const kvcore::PrefixTree& tree, const ExploredMemory& memory) {
         const std::int32_t page = tree.page_size();
         const TreeNodes nodes(tree);
@@ -67,7 +67,7 @@ class ExploredChecks {
     static void check_empty(const kvcore::PrefixTree& tree) {
         const TreeNodes nodes(tree);
         for (const kvcore::TreeNode* node : nodes.all()) {
-            require(node->is_root(), "a reset leaves something to be found");
+            require(node->is_root(), "a reset leaves a page that a lookup finds");
         }
     }
 
@@ -89,7 +89,8 @@ class ExploredChecks {
         return std::find(pages.begin(), pages.end(), page) != pages.end();
     }
 
-    // What is written is written by one of them, and read by none.
+    // Check that one copy at most writes a page, and that no copy reads a page that another one
+    // writes.
     static void check_apart(Pages written, const Pages& read, const kvcore::BlockPool& pool) {
         std::sort(written.begin(), written.end());
         require(std::adjacent_find(written.begin(), written.end()) == written.end(),
@@ -115,7 +116,7 @@ class ExploredChecks {
             }
         });
         for (const ExploredTicket& ticket : world_.tickets()) {
-            require(is_known(ticket.transfers.ticket), "a ticket given out is not known any more");
+            require(is_known(ticket.transfers.ticket), "the manager has forgotten an open ticket");
         }
     }
 
@@ -127,7 +128,7 @@ class ExploredChecks {
                std::any_of(flights.begin(), flights.end(), is_its);
     }
 
-    // Pages that transfers into this request's row write.
+    // The pages that transfers into this request's row write.
     [[nodiscard]] Pages awaited(const ExploredRequest& request) const {
         Pages pages;
         for (const Probe::Copy& copy : Probe::copies(world_.manager())) {
@@ -145,10 +146,10 @@ class ExploredChecks {
         const kvcore::Sequence& sequence = world_.sequence_of(request);
         const Pages own = awaited(request);
         require(!world_.scenario().asks_for_laws || own.empty() == (sequence.num_pending == 0),
-                "a request knows what it waits for");
+                "a request counts the transfers that it waits for");
         for (const kvcore::BlockId page : sequence.pages.ids()) {
             require(!has(written_, page) || has(own, page),
-                    "a page in a row is written by a copy for somebody else");
+                    "a page in a row is written by a copy for another request");
         }
         const std::int32_t page = world_.scenario().page_size;
         const std::int64_t end = request.has_run ? request.active : request.start;
@@ -172,10 +173,10 @@ class ExploredChecks {
         if (is_busy || world_.pin() || !world_.tickets().empty()) return;
         const kvcore::PoolStats stats = world_.manager().stats(0);
         require(stats.free_pages + stats.evictable_pages == world_.scenario().num_pages,
-                "without requests every page can be had");
+                "without requests every page is available");
         const kvcore::TierIndex* store = Probe::host(world_.manager());
         require(store == nullptr || store->num_available() == world_.scenario().host_pages,
-                "without requests every host page can be had");
+                "without requests every host page is available");
     }
 
     void check_pin() const {
@@ -189,7 +190,7 @@ class ExploredChecks {
         require(found * world_.scenario().page_size >= pin->num_tokens, "a pinned prefix is found");
     }
 
-    // Answers that change nothing.
+    // Check calls that are refused and must not change anything.
     void check_refusals(const ExploredRequest& request) {
         const std::uint64_t before = ExploredDigest(world_).word();
         kvcore::CacheManager& manager = world_.manager();
@@ -218,12 +219,12 @@ class ExploredChecks {
         });
         if (!world_.is_owed(request)) {
             require(manager.take_owed(request.sequence, transfers) == kvcore::OwedStatus::kUnderWay,
-                    "what is under way is not given out again");
+                    "a copy in flight is not handed out again");
         }
-        require(transfers.empty(), "what is refused gives nothing out");
+        require(transfers.empty(), "a refused call hands out no transfers");
         require(view.start == request.start && view.active == request.active,
-                "what is refused moves no request");
-        require(ExploredDigest(world_).word() == before, "what is refused changes nothing");
+                "a refused call moves no request");
+        require(ExploredDigest(world_).word() == before, "a refused call changes nothing");
     }
 
     template <class Call>

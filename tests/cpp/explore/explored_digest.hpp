@@ -9,10 +9,10 @@
 #include "explore/explored_nodes.hpp"
 #include "explore/explored_world.hpp"
 
-/// A word for a world's state: equal where what can happen from there on is the same.
+/// A word for a world's state. States with equal words have the same future.
 ///
-/// Pages are numbered as they are met, so that it does not matter which of the free ones a request
-/// was given; tickets are in an order of their own; the order of eviction counts, times do not.
+/// Pages get numbers in the order of the visit, so it does not matter which free page a request
+/// got. Tickets have an order of their own. The order of eviction counts, times do not.
 class ExploredDigest {
    public:
     explicit ExploredDigest(const ExploredWorld& world)
@@ -66,7 +66,7 @@ class ExploredDigest {
         for (std::int32_t i = 0; i < pages.memory.page_size(); ++i) add(words[i]);
     }
 
-    // Which ticket was given out first makes no difference: those of a request stand together.
+    // The order in which tickets were handed out does not matter: sort them by request.
     void order_tickets() {
         const std::vector<ExploredTicket>& all = world_.tickets();
         const auto key = [&](std::size_t i) {
@@ -78,7 +78,7 @@ class ExploredDigest {
         std::sort(tickets_.begin(), tickets_.end(),
                   [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
     }
-    // 0 for none.
+    // Return 0 if no ticket matches.
     [[nodiscard]] int number_of(std::uint64_t ticket) const {
         for (std::size_t i = 0; i < tickets_.size(); ++i) {
             if (world_.tickets()[tickets_[i]].transfers.ticket == ticket) {

@@ -8,7 +8,7 @@
 #include "kvcore/block_pool.hpp"
 #include "kvcore/types.hpp"
 
-/// A word that follows from another one and a number.
+/// Return a word that depends on another word and a number.
 [[nodiscard]] inline std::uint64_t mixed(std::uint64_t word, std::uint64_t number) noexcept {
     word ^= number + 0x9e3779b97f4a7c15U + (word << 6) + (word >> 2);
     word *= 0xff51afd7ed558ccdU;
@@ -17,7 +17,7 @@
     return word ^ (word >> 29);
 }
 
-/// What K and V of the last of `n` tokens depend on: all of them.
+/// A word for K and V of the last of `n` tokens, which depend on all of the tokens.
 [[nodiscard]] inline std::uint64_t content_of(const kvcore::TokenId* tokens, std::int64_t n) {
     std::uint64_t content = 1;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -26,9 +26,9 @@
     return content;
 }
 
-constexpr std::uint64_t kGarbage = 0;  // content of a slot that nobody may read
+constexpr std::uint64_t kGarbage = 0;  // content of a slot that no request may read
 
-/// Pages of a pool, in place of K and V a word for each slot of a token.
+/// Pages of a pool, with a word in place of K and V for each token slot.
 class ExploredMemory {
    public:
     ExploredMemory(std::int64_t num_pages, std::int32_t page_size)
@@ -47,7 +47,7 @@ class ExploredMemory {
     void spoil(kvcore::BlockId which, std::int64_t from = 0) {
         std::fill(page(which) + from, page(which) + page_size_, kGarbage);
     }
-    /// Nobody has to find in a free page what it held.
+    /// Overwrite free pages: no reader may depend on their old content.
     void spoil_free_pages(const kvcore::BlockPool& pool) {
         for (kvcore::BlockId id = 0; id < num_pages_; ++id) {
             if (pool.ref_count(id) == 0) spoil(id);

@@ -13,7 +13,7 @@ class TreeNodes {
    public:
     explicit TreeNodes(const kvcore::PrefixTree& tree)
         : page_size_(tree.page_size()), policy_(tree.policy()) {
-        static_cast<void>(tree.num_evictable());  // counts what is protected
+        static_cast<void>(tree.num_evictable());  // updates the counts of protected pages
         nodes_.push_back(tree.find_namespace(""));
         for (std::size_t i = 0; i < nodes_.size(); ++i) {
             kvcore::for_each_child(nodes_[i],
@@ -22,7 +22,7 @@ class TreeNodes {
     }
 
     [[nodiscard]] const std::vector<const kvcore::TreeNode*>& all() const { return nodes_; }
-    /// -1 for a node that is not there.
+    /// Return -1 for a node that the tree does not have.
     [[nodiscard]] int index_of(const kvcore::TreeNode* node) const {
         const auto found = std::find(nodes_.begin(), nodes_.end(), node);
         return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());

@@ -11,17 +11,17 @@
 
 /// A request as its user sees it.
 struct ExploredRequest {
-    bool is_known = false;    // was claimed once
-    bool is_claimed = false;  // is now
-    bool has_run = false;     // the model has, and the step is still to come
-    bool is_sealed = false;   // the model has run since the claim began
+    bool is_known = false;    // was claimed before
+    bool is_claimed = false;  // is claimed now
+    bool has_run = false;     // the model has run, and the step follows
+    bool is_sealed = false;   // the model has run since the claim
     kvcore::SequenceHandle sequence;
     std::vector<kvcore::TokenId> tokens;
     std::int64_t start = 0;
     std::int64_t active = 0;
     std::int64_t chunk = 0;
-    std::uint32_t seen_version = 0;             // of its row, when that was fetched last
-    std::vector<kvcore::BlockId> seen_columns;  // of the row then
+    std::uint32_t seen_version = 0;             // of its row, at the last fetch
+    std::vector<kvcore::BlockId> seen_columns;  // of its row, at the last fetch
 
     [[nodiscard]] kvcore::RequestView view() const {
         return {sequence, tokens.data(), start, active, static_cast<std::int64_t>(tokens.size()),
@@ -29,7 +29,7 @@ struct ExploredRequest {
     }
     [[nodiscard]] std::int64_t end() const { return static_cast<std::int64_t>(tokens.size()); }
 
-    /// What a page of its row has to hold of that prefix: `n` words.
+    /// Return the `n` words that a page of its row must have for this prefix.
     [[nodiscard]] std::vector<std::uint64_t> contents_of(const std::vector<kvcore::BlockId>& row,
                                                          kvcore::BlockId page, std::int64_t n,
                                                          std::int32_t page_size) const {

@@ -9,7 +9,7 @@
 #include "kvcore/cache_config.hpp"
 #include "kvcore/types.hpp"
 
-/// Something that must not be the case: what the search looks for.
+/// A broken law: the search looks for these.
 class Violation : public std::runtime_error {
    public:
     using std::runtime_error::runtime_error;
@@ -20,26 +20,26 @@ inline void require(bool holds, const std::string& what) {
 }
 
 enum class Verb : std::uint8_t {
-    kReserve,      // claims first where that was not done
-    kFetch,        // and runs the model, should it succeed
-    kFetchPair,    // of two requests in one batch
-    kReservePair,  // the same
-    kStep,         // the next token, and commit
+    kReserve,      // claims the request first if necessary
+    kFetch,        // and runs the model if the call succeeds
+    kFetchPair,    // fetches two requests in one batch
+    kReservePair,  // reserves two requests in one batch
+    kStep,         // appends the next token and commits
     kFork,
     kTruncate,
-    kRewind,  // without a word to the manager
+    kRewind,  // sets a request back without a call
     kRelease,
     kBeginAgain,
     kTakeOwed,
-    kMove,    // the bytes of a ticket
-    kFinish,  // after that
-    kFail,    // instead of it, leaving the destinations half written
+    kMove,    // makes the copies of a ticket
+    kFinish,  // ends a ticket after its copies were made
+    kFail,    // ends a ticket with half-written destinations
     kReset,
     kPin,
     kUnpin,
 };
 
-/// A verb and what it is about: requests, a ticket by its place among those under way, or tokens.
+/// A verb and its arguments: requests, a ticket by its position among the open tickets, or tokens.
 struct Action {
     Verb verb = Verb::kReset;
     std::uint8_t first = 0;
@@ -61,11 +61,11 @@ inline std::string text_of(const Action& action) {
     return text + ")";
 }
 
-/// Where a search begins.
+/// The start of a search.
 struct Scenario {
     struct Prompt {
         std::vector<kvcore::TokenId> tokens;
-        std::int64_t chunk;  // tokens that run at a time
+        std::int64_t chunk;  // tokens per step
     };
     std::string name;
     std::int32_t page_size = 2;
@@ -76,16 +76,16 @@ struct Scenario {
     std::vector<Prompt> prompts;    // of the three requests
     std::size_t longest = 7;        // tokens of a request
     std::size_t pinned_tokens = 4;  // of the first prompt
-    std::vector<Action> prologue;   // done before the search begins
+    std::vector<Action> prologue;   // done before the search
     int depth = 4;                  // of the short search
-    bool asks_for_laws = true;      // false: contents and answers alone are looked at
+    bool asks_for_laws = true;      // false: check only contents and results
 };
 
 inline void append(std::vector<Action>& actions, const std::vector<Action>& more) {
     actions.insert(actions.end(), more.begin(), more.end());
 }
 
-/// All of them. Prompts share whole pages and parts of a page.
+/// All scenarios. Prompts share whole pages and parts of a page.
 inline std::vector<Scenario> all_scenarios() {
     using kvcore::TokenId;
     constexpr std::int64_t kWhole = 99;
@@ -106,7 +106,7 @@ inline std::vector<Scenario> all_scenarios() {
     forks.prologue = one_has_run;
     forks.prologue.push_back({Verb::kFork, 0, 1});
 
-    Scenario twins = forks;  // pages that are equal to cached ones stay
+    Scenario twins = forks;  // pages that equal cached pages stay
     twins.name = "twins";
     twins.page_size = 2;
     twins.num_pages = 5;
@@ -119,7 +119,7 @@ inline std::vector<Scenario> all_scenarios() {
     host.prompts = prompts;
     host.depth = 6;
 
-    // The tier has two pages of the first prompt, of which the pool has none any more.
+    // The tier has two pages of the first prompt; the pool has evicted both.
     Scenario loads = host;
     loads.name = "loads";
     loads.depth = 7;
@@ -132,8 +132,8 @@ inline std::vector<Scenario> all_scenarios() {
                                                   {Verb::kRelease, 1}};
     append(loads.prologue, goes_for_another);
 
-    // Forks share pages that were loaded and that nobody has committed; of the first of them a
-    // third request brings another copy.
+    // Forks share loaded pages that no request has committed. A third request brings another copy
+    // of the first page.
     Scenario heirs = loads;
     heirs.name = "heirs";
     heirs.depth = 4;
@@ -142,7 +142,7 @@ inline std::vector<Scenario> all_scenarios() {
     heirs.prompts[2] = {{1, 2, 9}, kWhole};
     append(heirs.prologue, {{Verb::kFetch, 0}, {Verb::kMove, 0}, {Verb::kFinish, 0}});
     append(heirs.prologue, {{Verb::kFork, 0, 1}, {Verb::kFetch, 2}, {Verb::kMove, 0}});
-    // What was cached goes down when others need its place.
+    // Cached pages are stored in the host tier when other requests need their room.
     Scenario back = host;
     back.name = "back";
     back.write_policy = kvcore::WritePolicy::kWriteBack;

@@ -13,12 +13,12 @@
 #include "explore/explored_checks.hpp"
 #include "explore/explored_digest.hpp"
 
-/// Words seen before: an open table, since there are millions.
+/// The words seen before: an open-addressing table, because there are millions.
 class SeenWords {
    public:
     SeenWords() : slots_(1U << 16U, 0) {}
 
-    /// False when it was there.
+    /// Return false if the word is already in the table.
     [[nodiscard]] bool insert(std::uint64_t word) {
         if (2 * (size_ + 1) > slots_.size()) grow();
         if (!put(word | 1U)) return false;
@@ -46,14 +46,14 @@ class SeenWords {
     std::size_t size_ = 0;
 };
 
-/// Every order of actions from a scenario's beginning, shortest first. A state that was met before
-/// is not gone on from; a manager cannot be copied, so a state is had by doing again what led to
-/// it.
+/// Runs every order of actions from a scenario's start, shortest first. The search does not
+/// continue from a state that it has seen before. A manager cannot be copied, so the search replays
+/// the actions that lead to a state.
 class ExploredSearch {
    public:
     explicit ExploredSearch(const Scenario& scenario) : scenario_(scenario) {}
 
-    /// Does what the scenario begins with.
+    /// Run the scenario's prologue.
     void begin() {
         ExploredWorld world(scenario_);
         for (const Action& action : scenario_.prologue) {
@@ -65,7 +65,8 @@ class ExploredSearch {
         level_end_ = states_.size();
     }
 
-    /// Goes on until all states of that depth are known, or there is no other. Prints each depth.
+    /// Continue until all states at this depth are known, or no new state exists. Prints each
+    /// depth.
     void run(int depth) {
         for (int level = 1; level <= depth && level_begin_ < level_end_; ++level) {
             for (std::size_t at = level_begin_; at < level_end_; ++at) expand(at);
@@ -78,7 +79,7 @@ class ExploredSearch {
         }
     }
 
-    /// What led to where the search is.
+    /// Return the actions that lead to the current state.
     [[nodiscard]] const std::vector<Action>& trail() const { return trail_; }
 
    private:
@@ -88,7 +89,7 @@ class ExploredSearch {
         Action action;
     };
 
-    // Checks it, should it be a new one.
+    // Check the state if it is new.
     void add(ExploredWorld& world, std::uint64_t word, std::size_t parent, Action action) {
         if (!seen_.insert(word)) return;
         states_.push_back({word, static_cast<std::uint32_t>(parent), action});

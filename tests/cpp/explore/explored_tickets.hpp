@@ -10,17 +10,18 @@
 #include "explore/explored_scenario.hpp"
 #include "kvcore/page_moves.hpp"
 
-/// Transfers that a call gave out.
+/// The transfers that a call handed out.
 struct ExploredTicket {
     using Words = std::vector<std::uint64_t>;
     kvcore::Transfers transfers;
     std::vector<kvcore::SequenceHandle> rows;  // of the call's batch
-    std::vector<Words> copied;                 // what each page copy has to find
-    std::vector<Words> moved;                  // the same of each host copy
+    std::vector<Words> copied;                 // expected content of each page copy
+    std::vector<Words> moved;                  // expected content of each host copy
     bool is_moved = false;
 };
 
-/// The memory of both tiers and the transfers under way, in the order in which they were given out.
+/// The memory of both tiers, and the transfers in flight in the order in which they were handed
+/// out.
 class ExploredTickets {
    public:
     ExploredTickets(std::int64_t num_pages, std::int64_t host_pages, std::int32_t page_size)
@@ -32,7 +33,7 @@ class ExploredTickets {
     [[nodiscard]] ExploredMemory& host() { return host_; }
     [[nodiscard]] const ExploredMemory& host() const { return host_; }
 
-    /// From now on until it is over the destinations may hold anything.
+    /// From now until the ticket ends, the destinations may have any content.
     void add(ExploredTicket ticket) {
         for (const kvcore::PageMove& copy : ticket.transfers.copies) {
             device_.spoil(copy.destination);
@@ -47,7 +48,7 @@ class ExploredTickets {
         tickets_.push_back(std::move(ticket));
     }
 
-    /// Moves the bytes of a ticket.
+    /// Make the copies of a ticket.
     void move(std::size_t index) {
         for_each_copy(tickets_[index],
                       [](const auto* source, auto* destination, const auto& words) {
@@ -58,7 +59,7 @@ class ExploredTickets {
         tickets_[index].is_moved = true;
     }
 
-    /// Takes a ticket off: done, so that its bytes are there, or failed half way.
+    /// Remove a ticket: its copies are done, or they failed half-way.
     [[nodiscard]] ExploredTicket take(std::size_t index, bool done) {
         ExploredTicket ticket = std::move(tickets_[index]);
         tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(index));
@@ -71,7 +72,7 @@ class ExploredTickets {
     }
 
    private:
-    // Calls visit(source, destination, words that have to arrive) for each copy of a ticket.
+    // Call visit(source, destination, words that must arrive) for each copy of a ticket.
     template <class Visit>
     void for_each_copy(const ExploredTicket& ticket, const Visit& visit) {
         const kvcore::Transfers& transfers = ticket.transfers;

@@ -13,9 +13,9 @@
 #include "kvcore/errors.hpp"
 #include "support/manager_probe.hpp"
 
-/// A manager, its three requests, the memory of its pages and what is being copied.
+/// A manager, its three requests, the memory of its pages, and the copies in flight.
 ///
-/// Each verb checks what it is answered; anything that must not be is a Violation.
+/// Each verb checks its result; a wrong result is a Violation.
 class ExploredWorld {
    public:
     using Probe = kvcore::CacheManagerProbe;
@@ -39,7 +39,7 @@ class ExploredWorld {
     [[nodiscard]] const kvcore::Sequence& sequence_of(const ExploredRequest& request) const {
         return *Probe::find(manager_, request.sequence);
     }
-    /// The request that a sequence is, -1 when that is gone.
+    /// Return the request of a sequence, or -1 if the sequence has ended.
     [[nodiscard]] int request_of(kvcore::SequenceHandle sequence) const {
         for (std::size_t i = 0; i < kRequests; ++i) {
             const ExploredRequest& request = requests_[i];
@@ -47,7 +47,7 @@ class ExploredWorld {
         }
         return -1;
     }
-    /// Transfers into its pages are under way.
+    /// Return true if transfers into its pages are in flight.
     [[nodiscard]] bool is_under_way(const ExploredRequest& request) const {
         const auto& copies = Probe::copies(manager_);
         const auto& flights = Probe::flights(manager_).all();
@@ -59,7 +59,7 @@ class ExploredWorld {
                    return flight.sequence == request.sequence && flight.is_load;
                });
     }
-    /// Copies into its pages have failed.
+    /// Return true if copies into its pages have failed.
     [[nodiscard]] bool is_owed(const ExploredRequest& request) const {
         const auto& copies = Probe::copies(manager_);
         return std::any_of(copies.begin(), copies.end(), [&](const Probe::Copy& copy) {
@@ -175,7 +175,7 @@ class ExploredWorld {
         request.is_sealed = false;
     }
 
-    // Where a request stands once it is reserved. What it is going to write into may hold anything.
+    // Set a request to its position after a reservation. Its pages to write may have any content.
     void stand(ExploredRequest& request, const kvcore::RequestView& view) {
         require(view.start >= 0 && view.start < view.active && view.active <= view.end,
                 "a reserved request has a token to run");
@@ -200,10 +200,10 @@ class ExploredWorld {
         const bool waits_for_room =
             answer.status == kvcore::ReserveStatus::kPending && make_room(transfers);
         require(plan.fits == (answer.reserved > 0) || waits_for_room,
-                "plan says what reserve does");
+                "plan predicts the result of reserve");
         const bool is_partial = answer.reserved < static_cast<std::int64_t>(rows.size());
         require(is_partial == (answer.status != kvcore::ReserveStatus::kOk),
-                "rows left have a why");
+                "a reservation of some rows returns a status other than kOk");
         require(answer.status != kvcore::ReserveStatus::kPending || !transfers.empty() ||
                     waits_for_room,
                 "a request waits only for transfers");
@@ -214,7 +214,8 @@ class ExploredWorld {
         issue(std::move(transfers), rows);
     }
 
-    /// They store what makes room; where there are none, those of a call before do.
+    /// Return true if the call's transfers store pages to make room. If the call has no transfers,
+    /// look at the transfers in flight.
     [[nodiscard]] bool make_room(const kvcore::Transfers& transfers) const {
         const auto& flights = Probe::flights(manager_).all();
         return std::any_of(flights.begin(), flights.end(), [&](const Probe::Flight& flight) {
@@ -223,7 +224,7 @@ class ExploredWorld {
         });
     }
 
-    // A request on its own always fits, but for what others hold and what it had reserved ahead
+    // A request without others always fits, unless others hold pages or it reserved more pages
     // before it was set back.
     void require_full(const Rows& rows) const {
         const ExploredRequest& first = *rows[0];
@@ -233,7 +234,7 @@ class ExploredWorld {
         for (const ExploredRequest& request : requests_) {
             is_alone = is_alone && (!request.is_claimed || &request == rows[0]);
         }
-        require(!is_alone, "a request that is alone fits");
+        require(!is_alone, "a request without others fits");
     }
 
     void fetch(const Rows& rows) {
@@ -262,7 +263,7 @@ class ExploredWorld {
         }
     }
 
-    // The model reads what is cached and writes what is active.
+    // The model reads cached tokens and writes active tokens.
     void run(ExploredRequest& request, const std::uint32_t* row) {
         const std::int32_t page = scenario_->page_size;
         for (std::int64_t i = 0; i < request.active; ++i) {
@@ -305,11 +306,11 @@ class ExploredWorld {
         made.sequence = view.sequence;
         made.start = view.start;
         made.active = view.active;
-        require(made.start == parent.start, "a fork has what its parent has written");
+        require(made.start == parent.start, "a fork has the tokens that its parent has written");
         child = std::move(made);
     }
 
-    // The tokens from there on are others.
+    // From position `n` on, the tokens are new.
     void set_back(ExploredRequest& request, std::int64_t n) {
         request.tokens.resize(static_cast<std::size_t>(n));
         request.tokens.push_back(50 + index_of(request));
@@ -321,7 +322,7 @@ class ExploredWorld {
     void take_owed(ExploredRequest& request) {
         kvcore::Transfers transfers;
         const kvcore::OwedStatus status = manager_.take_owed(request.sequence, transfers);
-        require(status == kvcore::OwedStatus::kTaken, "what is owed can be taken");
+        require(status == kvcore::OwedStatus::kTaken, "an owed copy can be taken");
         issue(std::move(transfers), {&request});
     }
 
@@ -356,7 +357,7 @@ class ExploredWorld {
 
     void finish(std::size_t index, bool done) {
         const ExploredTicket ticket = tickets_.take(index, done);
-        std::vector<bool> is_loaded;  // of the rows
+        std::vector<bool> is_loaded;  // by row
         for (const kvcore::SequenceHandle row : ticket.rows) {
             is_loaded.push_back(has_load(ticket, row));
         }

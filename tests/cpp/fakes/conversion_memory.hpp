@@ -10,7 +10,7 @@
 #include "support/check.hpp"
 #include "support/random.hpp"
 
-/// What tests of conversions draw their elements from and write them to.
+/// Random elements for tests of conversions, and guarded memory for their results.
 namespace conversion {
 
 using Bytes = std::vector<std::byte>;
@@ -20,7 +20,7 @@ constexpr kvcore::DType kWide[] = {kvcore::DType::kFloat32, kvcore::DType::kFloa
 constexpr kvcore::DType kNarrow[] = {kvcore::DType::kFloat8E4M3FN, kvcore::DType::kFloat8E5M2,
                                      kvcore::DType::kInt8};
 
-/// Mostly moderate numbers; infinities, NaN and subnormals among them.
+/// Fill in moderate numbers, with some infinities, NaN and subnormals.
 inline void fill_elements(Random& random, kvcore::DType dtype, std::byte* to, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
         std::byte* at = to + i * kvcore::item_size(dtype);
@@ -35,7 +35,7 @@ inline void fill_elements(Random& random, kvcore::DType dtype, std::byte* to, st
     }
 }
 
-/// Memory that begins so many bytes behind a multiple of 64, with a guard on both sides.
+/// Memory that starts `shift` bytes after a multiple of 64, with a guard on both sides.
 class Guarded {
    public:
     Guarded(std::int64_t n, std::int64_t shift)
@@ -49,7 +49,7 @@ class Guarded {
         const auto first = bytes_.begin() + first_;
         return {first, first + size_};
     }
-    /// Nothing outside was written.
+    /// Check that no byte outside was written.
     void check() const {
         for (std::int64_t i = 0; i < static_cast<std::int64_t>(bytes_.size()); ++i) {
             if (i < first_ || i >= first_ + size_) {

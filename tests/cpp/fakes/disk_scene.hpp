@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory that goes away, pages whose bytes follow from their keys, and a disk that fails.
+// A temporary directory, pages whose bytes follow from their keys, and a disk that fails.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ using kvcore::DiskStore;
 using kvcore::DiskStoreConfig;
 using kvcore::StoreKey;
 
-/// A new directory, removed with all that is in it.
+/// A new directory, which is removed with its content.
 class TemporaryDirectory {
    public:
     TemporaryDirectory() {
@@ -48,7 +48,7 @@ inline StoreKey key_of(std::uint64_t number) {
     return key;
 }
 
-/// What part `part` of page `number` holds.
+/// The bytes of part `part` of page `number`.
 inline std::vector<std::byte> content(std::uint64_t number, std::int32_t part, std::int64_t bytes) {
     std::vector<std::byte> out(static_cast<std::size_t>(bytes));
     Random random(number * 64 + static_cast<std::uint64_t>(part) + 1);
@@ -59,7 +59,7 @@ inline std::vector<std::byte> content(std::uint64_t number, std::int32_t part, s
     return out;
 }
 
-/// Puts and gets pages of one part, or of several of the same size, and checks what comes.
+/// Puts and gets pages of one part, or of several parts of the same size, and checks their bytes.
 class Pages {
    public:
     explicit Pages(DiskStore& store, std::int64_t part_bytes) : store_(store), bytes_(part_bytes) {}
@@ -77,7 +77,7 @@ class Pages {
         }
         return store_.put(std::move(pages));
     }
-    /// Pages served, each of which is right.
+    /// The number of served pages, after a check of their bytes.
     std::int64_t get(const std::vector<std::uint64_t>& numbers,
                      const std::vector<std::int32_t>& parts = {0}) {
         std::vector<std::vector<std::byte>> memory;
@@ -106,21 +106,21 @@ class Pages {
     std::int64_t bytes_;
 };
 
-/// The system's files, but for what a test asks for.
+/// The system's file operations, with faults that a test chooses.
 class FaultyOps final : public kvcore::FileOps {
    public:
-    std::atomic<int> read_error{0};   // errno of every read; 0: none
-    std::atomic<int> write_error{0};  // of every write
+    std::atomic<int> read_error{0};   // errno of every read; 0: no error
+    std::atomic<int> write_error{0};  // errno of every write
     std::atomic<int> allocate_error{0};
-    std::atomic<std::int64_t> disk_bytes{std::int64_t{1} << 60};  // of the longest file
-    std::atomic<int> interruptions{0};                            // of allocations to come
-    std::atomic<int> open_error{0};                               // of every opening
-    std::atomic<std::int64_t> bad_from{-1};  // where a file can be neither read ...
-    std::atomic<std::int64_t> bad_to{-1};    // ... nor written
+    std::atomic<std::int64_t> disk_bytes{std::int64_t{1} << 60};  // size limit of a file
+    std::atomic<int> interruptions{0};                            // next allocations, with EINTR
+    std::atomic<int> open_error{0};                               // errno of every open
+    std::atomic<std::int64_t> bad_from{-1};  // start of the range of a file that fails ...
+    std::atomic<std::int64_t> bad_to{-1};    // ... in every read and write, and its end
     std::function<void()> before_allocate;
-    std::atomic<int> refuse_direct{0};     // errno of opening or reading past the page cache
-    std::atomic<bool> short_reads{false};  // one block at a time, and nothing at last
-    std::atomic<bool> small_moves{false};  // one block at a time, all of them
+    std::atomic<int> refuse_direct{0};     // errno of an O_DIRECT open
+    std::atomic<bool> short_reads{false};  // one block per read, and none in the end
+    std::atomic<bool> small_moves{false};  // one block at a time, until the end
     std::function<void()> before_move;
 
     int open(const char* path, int flags) override;
@@ -176,7 +176,7 @@ inline int FaultyOps::open(const char* path, int flags) {
     return FileOps::open(path, flags);
 }
 
-/// A store whose disk fails when a test says so, on a clock that stands still.
+/// A store whose disk fails when a test chooses, on a clock that the test moves.
 struct FaultyScene {
     explicit FaultyScene(DiskStoreConfig config) : config(std::move(config)) { open(); }
     void open() {
@@ -191,7 +191,7 @@ struct FaultyScene {
     std::unique_ptr<DiskStore> store;
 };
 
-/// For `pages` pages of one part.
+/// Return a configuration for `pages` pages of one part.
 inline DiskStoreConfig disk_config(const std::string& path, std::int64_t page_bytes,
                                    std::int64_t pages) {
     const std::int64_t slot = 4096 + (page_bytes + 4095) / 4096 * 4096;

@@ -10,20 +10,20 @@
 
 #include "fakes/simulated_memory.hpp"
 
-/// As if the host tier were a pool of its own.
+/// The configuration of the host tier as a pool of its own.
 inline kvcore::CacheConfig host_config(kvcore::CacheConfig config) {
     config.num_pages = config.host_pages;
     return config;
 }
 
-/// A place for a request that any thread may use, one at a time. Free while others copy for it.
+/// A slot for a request that any thread may use, one thread at a time. Unlocked during copies.
 struct Slot {
     std::mutex mutex;
     std::unique_ptr<Request> request;  // nullptr: empty
     std::int32_t replica = 0;
 };
 
-/// What all threads share.
+/// The data that all threads share.
 struct Shared {
     static constexpr std::int64_t kSlots = 18;
 
@@ -34,7 +34,7 @@ struct Shared {
     SimulatedMemory memory;
     SimulatedMemory host;
     std::array<Slot, static_cast<std::size_t>(kSlots)> slots;
-    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::vector<std::vector<TokenId>> prompts;  // constant once the threads run
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
     std::atomic<std::int64_t> num_loads{0};

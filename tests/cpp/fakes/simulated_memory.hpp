@@ -6,8 +6,8 @@
 
 #include "support/request.hpp"
 
-/// The memory behind the page ids: one digest per token slot, so that whoever reads a page that is
-/// not its own, not written or written over finds out.
+/// The memory of the pages: one digest per token slot. A check then finds a read of a page that
+/// belongs to another request, is not written, or is overwritten.
 class SimulatedMemory {
    public:
     explicit SimulatedMemory(const kvcore::CacheConfig& config)
@@ -25,7 +25,7 @@ class SimulatedMemory {
                     static_cast<std::size_t>(copy.num_tokens) * sizeof(Digest));
     }
 
-    /// What the kernels of one step do: write positions first .. last - 1 of a request.
+    /// The writes of one step's kernels: positions first .. last - 1 of a request.
     void write(std::int32_t replica, const std::vector<BlockId>& row, const Request& request,
                std::int64_t first, std::int64_t last) {
         for (std::int64_t i = first; i < last; ++i) {
@@ -33,7 +33,7 @@ class SimulatedMemory {
         }
     }
 
-    /// Fails unless the request reads its own first `n` tokens back.
+    /// Fail unless the request's pages have the content of its first `n` tokens.
     void check_contents(std::int32_t replica, const std::vector<BlockId>& row,
                         const Request& request, std::int64_t n) {
         for (std::int64_t i = 0; i < n; ++i) {

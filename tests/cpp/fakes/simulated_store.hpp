@@ -17,19 +17,19 @@
 #include "support/group_probe.hpp"
 #include "support/random.hpp"
 
-/// The bytes behind the parts of the host tier, as words, and what they should be.
+/// The memory of the host tier's parts, in words, and the expected words.
 struct StoredWords {
     std::function<std::int64_t(std::int32_t part)> size;
     std::function<Digest&(std::int32_t replica, std::int32_t part, BlockId page, std::int64_t i)>
         word;
-    /// `ends`: digests of the tokens up to each one of a column.
+    /// `ends`: digests of the tokens up to each token of a column.
     std::function<Digest(const std::vector<Digest>& ends, std::int32_t part, std::int64_t i)>
         expected;
 };
 
-/// A store below a manager's host tier, which is written and read while others use the manager.
-/// Knows by itself which key a prefix has. What it is given to keep has to be what was written for
-/// just those tokens; what it brings is what it was given.
+/// A store below a manager's host tier, which is written and read while others use the manager. It
+/// computes the key of each prefix itself. The content that it gets must have been written for
+/// exactly the tokens of the key, and it returns this content.
 class SimulatedStore {
    public:
     using Words = std::vector<Digest>;
@@ -39,13 +39,13 @@ class SimulatedStore {
 
     [[nodiscard]] std::int64_t num_written() const { return num_written_; }
     [[nodiscard]] std::int64_t num_filled() const { return num_filled_; }
-    /// Hits that were as long as what was brought for them should have made them.
+    /// Hits that had the full length of the fills for them.
     [[nodiscard]] std::int64_t num_complete() const { return num_complete_; }
 
-    /// Nothing of the tier is held for a store.
+    /// Return true if no transfer holds pages of the tier.
     [[nodiscard]] bool is_idle() const { return writes_.empty() && fills_.empty(); }
 
-    /// Some verb of who writes.
+    /// Make a random call of a writer.
     void write() {
         const std::int64_t dice = random_.below(3);
         if (writes_.empty() || (dice == 0 && writes_.size() < 4)) {
@@ -55,7 +55,7 @@ class SimulatedStore {
         if (!write.is_copied) return copy(write);
         finish(write);
     }
-    /// Some verb of who reads, for a prompt.
+    /// Make a random call of a reader, for a prompt.
     void read(std::int32_t replica, const Request& prompt) {
         if (random_.chance(30)) return begin(replica, prompt, true);
         if (fills_.empty() || (fills_.size() < 3 && random_.chance(50))) {
@@ -65,13 +65,13 @@ class SimulatedStore {
         if (!fill.is_copied) return copy(fill);
         finish(fill);
     }
-    /// What the tier had then need not be kept: what waited was forgotten.
+    /// A reset forgot the waiting writes: the tier's records from before need not be kept.
     void note_reset() {
         for (std::int32_t r = 0; r < manager_.config().num_replicas; ++r) {
             for (const auto& [digest, record] : records(r)) forgotten_.insert({r, digest});
         }
     }
-    /// All that arrived is written, unless it was forgotten.
+    /// Finish all fills, and write all columns that were not forgotten.
     void drain() {
         while (!fills_.empty()) {
             if (!fills_[0].is_copied) copy(fills_[0]);
@@ -91,7 +91,7 @@ class SimulatedStore {
    private:
     struct Write {
         kvcore::StoreMoves moves;
-        std::vector<std::vector<Digest>> ends;  // of each column
+        std::vector<std::vector<Digest>> ends;  // digests of each column
         bool is_copied = false;
     };
     struct Fill {
@@ -114,7 +114,7 @@ class SimulatedStore {
         chain.extend(tokens.data(), count(tokens));
         return chain.keys();
     }
-    // Of a record, by the tokens in front of its end.
+    // The key of a record, from the tokens up to its end.
     [[nodiscard]] kvcore::PageKey key_of(const Cached& records, Digest end) const {
         std::vector<TokenId> tokens;
         auto at = records.find(end);
@@ -154,7 +154,7 @@ class SimulatedStore {
         return words;
     }
 
-    // What is given out are records of the tier with all that they have, and with their keys.
+    // Take writes: they must be records of the tier with all their parts, and with their keys.
     void take(std::int64_t most) {
         Write write;
         const bool has = manager_.take_writes(most, write.moves);
@@ -188,7 +188,7 @@ class SimulatedStore {
         if (random_.chance(20)) check_keys(now, moves.replica);
         writes_.push_back(std::move(write));
     }
-    // A known key is the record's, and those in front of it are known.
+    // A known key must be the record's key, and the parent's key must also be known.
     void check_keys(const Cached& now, std::int32_t replica) const {
         const kvcore::Replica& home = kvcore::CacheManagerProbe::replica(manager_, replica);
         for (const auto& [digest, record] : now) {
@@ -211,7 +211,7 @@ class SimulatedStore {
         }
         return n;
     }
-    // Long after it was given out.
+    // Copy the parts, long after they were handed out.
     void copy(Write& write) {
         for_each_part(write.moves, [&](std::size_t i, kvcore::StoredPart part) {
             const Words words = words_of(write.moves.replica, part);
@@ -243,7 +243,7 @@ class SimulatedStore {
         return manager_.search_below(replica, prompt.name_space(), prompt.tokens().data(),
                                      prompt.end());
     }
-    // Keys by what is known of the prefix, from its start or from what the tier has.
+    // Compute the keys from the start of the prefix, and from the end of the tier's prefix.
     [[nodiscard]] std::vector<kvcore::PageKey> ask_keys(const Request& prompt,
                                                         const kvcore::StoreSearch& found) const {
         const TokenId* tokens = prompt.tokens().data();
@@ -288,7 +288,7 @@ class SimulatedStore {
                                  count_bits(items) == count(fill.moves.parts);
         fills_.push_back(std::move(fill));
         if (!is_whole || !is_complete) return;
-        // Nobody comes in between: then a hit is as long as was said.
+        // No other call comes between: the hit must have the promised length.
         fills_.back().arrives = count(items);
         copy(fills_.back());
         finish(fills_.back());
@@ -318,7 +318,7 @@ class SimulatedStore {
         }
         return n;
     }
-    // Of what was asked for, from the front on.
+    // Check that a fill has only parts that were asked for.
     void check_given(const kvcore::StoreMoves& moves, const std::vector<kvcore::ColumnParts>& items,
                      const std::vector<kvcore::PageKey>& keys) const {
         std::map<kvcore::PageKey, std::uint64_t> asked;
@@ -328,7 +328,7 @@ class SimulatedStore {
             CHECK((asked.at(moves.keys[i]) >> part.part & 1) != 0);
         });
     }
-    // What does not arrive is rubbish.
+    // Parts that do not arrive are garbage.
     void copy(Fill& fill) {
         if (fill.arrives == 0) {
             const std::int64_t n = count(fill.moves.keys);
@@ -345,7 +345,7 @@ class SimulatedStore {
         fill.is_copied = true;
     }
     void finish(Fill& fill) {
-        // Nobody else has written there.
+        // No other writer has changed the pages.
         for_each_part(fill.moves, [&](std::size_t i, kvcore::StoredPart part) {
             if (static_cast<std::int64_t>(i) >= fill.arrives) return;
             CHECK(words_of(fill.moves.replica, part) == kept_.at(fill.moves.keys[i]).at(part.part));

@@ -12,8 +12,8 @@
 
 namespace attention_case {
 
-/// A tensor whose pages lie so far apart that the last ones begin beyond 2^32 bytes. The view looks
-/// at the copy as long as that lives.
+/// A copy of a tensor with pages so far apart that the last pages start after 2^32 bytes. The view
+/// uses the copy during the copy's lifetime.
 class SparseCopy {
    public:
     SparseCopy(kvcore::PagedTensor<const std::byte>& view, std::int64_t pages)

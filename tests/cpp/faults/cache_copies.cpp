@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaves the cache and is brought back when memory runs out: a call that throws has changed
-// nothing, and what is held ends without any.
+// Exports and imports of the cache when memory runs out: a call that throws changes nothing, and
+// holds end without memory.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -30,7 +30,7 @@ constexpr Use kUses[] = {{"plain", false, false, false},
                          {"windows, quotas", true, false, true},
                          {"states", true, true, false}};
 
-/// A cache that has a part of what another one has.
+/// A cache with a part of the contents of another cache.
 struct Scene {
     explicit Scene(const Use& use) : scene(config_of(use)) {
         GroupScene from(config_of(use));
@@ -66,7 +66,7 @@ struct Scene {
         scene.put(tokens);
         static_cast<void>(scene.manager.take_state_copies());
     }
-    /// All that one can see of it.
+    /// Returns all observable state of the cache.
     std::string text() {
         kvcore::CacheManager& manager = scene.manager;
         manager.check_integrity();
@@ -82,7 +82,8 @@ struct Scene {
         manager.check_integrity();
         std::int64_t columns = 0;
         for (const Run& run : cache_mover::save(manager)) {
-            // Not where runs end: a held page ends its run, but for want of memory.
+            // The ends of runs are left out: a held page ends its run, except after a failed
+            // allocation.
             const std::size_t lanes = run.pages.size() / run.columns.size();
             for (std::size_t i = 0; i < run.columns.size(); ++i) {
                 for (std::size_t l = 0; l < lanes; ++l) add(run.pages[i * lanes + l]);
@@ -100,11 +101,11 @@ struct Scene {
 
     GroupScene scene;
     std::vector<Run> runs;
-    Run whole;  // offered, from the first column on
-    Run here;   // cached
+    Run whole;  // offered from its first column on
+    Run here;   // already cached
     CacheExport held;
     CacheImport taken;
-    kvcore::HeldPages pages;  // of the import
+    kvcore::HeldPages pages;  // held pages of the import
 };
 
 using ScenePtr = std::unique_ptr<Scene>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events when memory runs out: calls that change caches do what they do without them, and whoever
-// reads on knows what is cached.
+// Cache events when memory runs out: calls that change a cache work without their events, and the
+// reader still gets a correct list of the cache.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -33,7 +33,7 @@ CacheConfig config_of(bool has_groups) {
     return config;
 }
 
-/// A manager and a reader that knows of everything but the last prompt.
+/// A manager, and a reader that has not read the events of the last prompt.
 struct Scene {
     explicit Scene(const CacheConfig& config) : manager(config), mirror(config) {
         run(0, "a namespace of its own, with a name that needs memory");
@@ -65,10 +65,10 @@ struct Scene {
 
     CacheManager manager;
     EventMirror mirror;
-    std::vector<kvcore::CacheEvent> taken;  // and not read yet
+    std::vector<kvcore::CacheEvent> taken;  // taken, but not read yet
 };
 
-/// The call with each of its allocations failing; returns how many it has.
+/// Repeats the call with each of its allocations failing, and returns the number of allocations.
 template <class Call>
 std::int64_t at_each_site(const char* name, bool has_groups, const Call& call) {
     for (const Failing failing : {Failing::kOnce, Failing::kFromThereOn}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A manager's verbs when memory runs out: what cannot be done leaves no trace, and what gives
-// things up needs no memory. Reservations, commits and transfers have programs of their own.
+// Calls of a manager when memory runs out: a call that fails changes nothing, and a call that
+// releases something needs no memory. reserve.cpp, commit.cpp and transfers.cpp test reservations,
+// commits and transfers.
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@ namespace {
 
 const char* const kTenant = "the namespace of one of many tenants";
 
-/// Sequences of every kind: decoding, forked, with pages of their own beside the tree's twins, cut;
-/// pinned and cached prompts; two namespaces and replicas.
+/// Sequences of every kind: decoding, forked, truncated, and with their own pages next to equal
+/// pages of the tree; pinned and cached prompts; two namespaces and two replicas.
 void build_all_kinds(ManagerScene& s) {
     const std::size_t a = s.served(count_up(10, 22), 5);
     s.fork(a, {7, 8});
@@ -105,7 +106,7 @@ TEST(released) {
             s.pins.clear();
         });
     });
-    // Without room that its tree kept for its growth there is nothing to move either.
+    // A tree without spare room for growth has nothing to move.
     const Build exact = [](ManagerScene& s) {
         const std::size_t a = s.served(count_up(10, 6), 5);
         s.fork(a, {7, 8});
@@ -121,7 +122,7 @@ TEST(released) {
     });
 }
 
-TEST(looked_at) {
+TEST(queried) {
     in_all_modes(build_all_kinds, [](const State& state) {
         leaves_no_trace("match", state, [](ManagerScene& s) {
             const Tokens& tokens = s.at(0).tokens();
@@ -178,7 +179,7 @@ TEST(pinned) {
 }
 
 TEST(forked) {
-    // The parent's committed prefix ends inside a run, so that it has to be cut.
+    // The committed prefix of the parent ends inside a run, so the run must be split.
     const Build cut = [](ManagerScene& s) {
         const std::size_t a = s.served(count_up(10, 22), 5);
         s.fork(a, {7, 8});
@@ -196,7 +197,7 @@ TEST(forked) {
         s.parent = s.at(a).view();
         s.choose({s.child_of(a, {1}), s.child_of(a, {2, 3})});
     };
-    // Copies into the parent's page are on the list: its forks inherit them.
+    // The list has copies into the parent's page: the forks inherit them.
     const Build owed = [](ManagerScene& s) {
         const std::size_t a = s.served(count_up(10, 6), 5);
         const std::size_t b = s.fork(a, {7, 8});
@@ -250,7 +251,8 @@ TEST(refused) {
             s.choose({});
             static_cast<void>(s.manager.fetch({views, 3}, 1, s.targets.data(), s.given()));
         });
-        // What the rows before have written is not taken back at the last one alone.
+        // The last view is invalid: the commit must not change the written counts of the first
+        // views.
         is_refused<std::invalid_argument>("commit", state, [](ManagerScene& s) {
             kvcore::RequestView views[] = {s.at(0).view(), s.at(2).view(), s.at(1).view()};
             views[0].start = 11;

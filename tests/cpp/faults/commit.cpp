@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commits when memory runs out: a page for which there is none stays the sequence's own, and a
-// later commit finds it.
+// Commits when memory runs out: a page that cannot be stored for lack of memory stays with its
+// sequence, and a later commit stores it.
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +19,7 @@ namespace {
 using Rows = std::vector<std::size_t>;
 using Builds = std::vector<std::pair<std::string, Build>>;
 
-// All that the rows have was run, and `next` sampled.
+// Runs all tokens of the rows and samples the next token.
 void choose_run(ManagerScene& s, const Rows& rows) {
     CHECK(s.fetch(rows));
     for (const std::size_t i : rows) s.sample(i, static_cast<TokenId>(80 + i));
@@ -36,7 +36,7 @@ void add_rows(Builds& builds) {
     add(builds, "first page of a namespace", [](ManagerScene& s) {
         choose_run(s, {s.claim(count_up(10, 5), "the namespace of one of many tenants")});
     });
-    add(builds, "goes on with a run", [](ManagerScene& s) {
+    add(builds, "continues a run", [](ManagerScene& s) {
         const std::size_t a = s.served(count_up(10, 5), 5);
         s.grow(a, 20, 5);
         s.grow(a, 30, 1);
@@ -49,7 +49,7 @@ void add_rows(Builds& builds) {
         choose_run(s, {s.claim(tokens)});
     });
     for (const TokenId siblings : {1, 7, 8, 9, 40}) {
-        add(builds, "beside " + std::to_string(siblings), [siblings](ManagerScene& s) {
+        add(builds, "siblings " + std::to_string(siblings), [siblings](ManagerScene& s) {
             for (TokenId k = 0; k < siblings; ++k) s.put(count_up(1000 + 10 * k, 4), "tenant");
             choose_run(s, {s.claim(count_up(1, 5), "tenant")});
         });
@@ -59,13 +59,13 @@ void add_rows(Builds& builds) {
 }
 
 void add_twins(Builds& builds) {
-    add(builds, "its pages are there", [](ManagerScene& s) {
+    add(builds, "its pages are cached", [](ManagerScene& s) {
         const std::size_t a = s.claim(count_up(10, 13));
         CHECK(s.fetch({a}));
         s.put(count_up(10, 13));
         choose_run(s, {a});
     });
-    add(builds, "some of its pages are there", [](ManagerScene& s) {
+    add(builds, "some of its pages are cached", [](ManagerScene& s) {
         const std::size_t a = s.claim(count_up(10, 13));
         CHECK(s.fetch({a}));
         s.put(count_up(10, 23));
@@ -82,7 +82,7 @@ void add_twins(Builds& builds) {
         s.grow(a, 40, 1);
         choose_run(s, {a});
     });
-    // Without the room of their own in which the first one goes on.
+    // No request has room of its own to go on.
     add(builds, "forks hold all pages", [](ManagerScene& s) {
         const std::size_t a = s.claim(count_up(10, 14));
         CHECK(s.fetch({a}));
@@ -96,10 +96,10 @@ void add_twins(Builds& builds) {
     });
 }
 
-// The tree has another page for one that they hold, so they keep theirs behind the next.
+// The tree has another page for a page that the forks hold, so the forks keep their own page.
 void add_forks_of_own_pages(Builds& builds) {
-    add(builds, "forks hold pages that found no memory", [](ManagerScene& s) {
-        s.served({1, 2, 3, 4, 5}, 5, "other");  // the scratch of a commit is there
+    add(builds, "forks hold pages without memory", [](ManagerScene& s) {
+        s.served({1, 2, 3, 4, 5}, 5, "other");  // allocates the scratch memory of a commit
         const std::size_t a = s.claim(count_up(10, 14));
         choose_run(s, {a});
         {
@@ -131,7 +131,7 @@ void add_batches(Builds& builds) {
 }
 
 void add_stores(Builds& builds) {
-    add(builds, "goes on in the host tier", [](ManagerScene& s) {
+    add(builds, "continues in the host tier", [](ManagerScene& s) {
         s.put(count_up(10, 12));
         Tokens tokens = count_up(10, 8);
         for (int k = 0; k < 9; ++k) tokens.push_back(k);
@@ -141,13 +141,13 @@ void add_stores(Builds& builds) {
         for (TokenId k = 1; k < 5; ++k) s.put(count_up(1000 * k, 12), k % 2 == 0 ? "" : "tenant");
         choose_run(s, {s.claim(count_up(10, 9))});
     });
-    add(builds, "shares nearly all there is of the host tier", [](ManagerScene& s) {
+    add(builds, "shares most pages of the host tier", [](ManagerScene& s) {
         s.served(count_up(10, 40), 5);
         Tokens tokens = count_up(10, 32);
         for (int k = 0; k < 5; ++k) tokens.push_back(k);
         choose_run(s, {s.claim(tokens)});
     });
-    add(builds, "behind what is on its way", [](ManagerScene& s) {
+    add(builds, "continues a store in flight", [](ManagerScene& s) {
         const std::size_t a = s.claim(count_up(10, 9));
         choose_run(s, {a});
         s.call_commit();
@@ -178,7 +178,7 @@ std::vector<std::vector<BlockId>> pages_of(ManagerScene& scene) {
     return pages;
 }
 
-// Every page that a row has instead of another was reported, once, and nothing else.
+// Checks that every swapped page was reported exactly once, and that no other page was reported.
 void check_swaps(ManagerScene& scene, std::vector<std::vector<BlockId>> before) {
     for (const kvcore::PageSwap& swap : scene.swaps) {
         BlockId& page = item(item(before, swap.row), swap.column);
@@ -188,7 +188,7 @@ void check_swaps(ManagerScene& scene, std::vector<std::vector<BlockId>> before) 
     CHECK(pages_of(scene) == before);
 }
 
-// So that a commit has something to store again, should it have stored nothing.
+// Gives a commit another page to store if the first commit stored no page.
 void run_another_page(ManagerScene& scene) {
     const Rows rows = scene.rows;
     scene.end_open();
@@ -200,7 +200,7 @@ void run_another_page(ManagerScene& scene) {
     }
 }
 
-// Rows of a batch may come by pages of the tier in another order.
+// The rows of a batch may get pages of the host tier in another order.
 std::string end_of(ManagerScene& scene) {
     return ManagerText(scene).of_state(scene.requests.size() == 1);
 }
@@ -235,7 +235,7 @@ void a_failed_commit_can_be_made_again(const State& state) {
     each_outcome("commit", state, commit, judge);
 }
 
-// Which of two equal rows the tree takes the pages of depends on which one finds memory first.
+// Of equal rows, the tree takes the pages of the row that finds memory first.
 TEST(equal_rows_end_with_the_same_pages) {
     for (const Mode& mode : kModes) {
         if (!mode.prefix_caching) continue;

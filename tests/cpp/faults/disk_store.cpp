@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The disk store when memory runs out: a call that throws leaves no trace, no page in use and no
-// file open.
+// The disk store when memory runs out: a call that throws changes nothing, and leaves no page in
+// use and no file open.
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -26,7 +26,7 @@ std::int64_t open_files() {
     return std::distance(begin(all), end(all));
 }
 
-/// A full store of pages 0 .. 5, and batches for calls.
+/// A full store with the pages 0 .. 5, and batches for calls.
 struct Scene {
     Scene() : files(open_files()), config(disk_config(directory.path, kBytes, kSlots)) {
         config.threads = 1;
@@ -54,7 +54,7 @@ struct Scene {
     std::unique_ptr<DiskStore> store;
 };
 
-// All slots can be had afterwards: nobody holds one.
+// Afterwards all slots are available: no call holds a slot.
 std::string text_of(Scene& scene) {
     if (scene.store == nullptr) return check::text(open_files() == scene.files);
     scene.store->check_integrity();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forgetting and holding pages when memory runs out: all or nothing.
+// Forgetting and holding pages when memory runs out: a call does all or nothing.
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +17,8 @@ namespace {
 
 Tokens prompt() { return count_up(0, 22); }
 
-// Two who hold it, one of them with a longer tail, a branch that nobody holds, and a pin.
+// Two requests that hold the prompt, the first with a longer tail; a branch without a holder; and a
+// pin.
 void shared_prompt(ManagerScene& scene) {
     scene.put({0, 1, 2, 3, 4, 5, 6, 7, 50, 51, 52, 53, 54});
     const std::size_t first = scene.served(prompt(), 90);
@@ -27,7 +28,7 @@ void shared_prompt(ManagerScene& scene) {
     scene.choose({first});
 }
 
-// What is copied, loaded or stored is under way.
+// Copies, loads or stores are in flight.
 void with_transfers(ManagerScene& scene) {
     shared_prompt(scene);
     if (!scene.mode.copies_at_once) return;
@@ -81,7 +82,7 @@ void all_of(const Mode& mode) {
     }
 }
 
-// Commits of who holds what was forgotten, and its end.
+// The commit and the release of a request that holds forgotten pages.
 void goes_on(const Mode& mode) {
     const State state{"forgotten", mode, 40, [](ManagerScene& scene) {
                           shared_prompt(scene);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a manager with groups of layers when memory runs out: none leaves anything half done.
+// Calls of a manager with groups of layers when memory runs out: no call leaves a partial change.
 #include <string>
 #include <utility>
 
@@ -38,7 +38,8 @@ TEST(reservations) {
     }
 }
 
-// A prompt whose windows have moved on, one that is cached, and one that is half run.
+// A prompt whose windows have moved on, a cached prompt, and a prompt that has run half of its
+// tokens.
 void build(ManagerScene& s) {
     s.pins.reserve(4);
     s.put(count_up(10, 22));
@@ -103,8 +104,8 @@ void choose_run(ManagerScene& s, std::size_t i) {
     s.choose({i});
 }
 
-// Pages that found no memory stay the row's own; windows go on all the same. Integrity holds, and
-// the commit can be made again.
+// Pages that cannot be stored for lack of memory stay with the request, and its windows move on all
+// the same. Integrity holds, and the commit can be made again.
 TEST(commits) {
     const Build builds[] = {
         [](ManagerScene& s) { choose_run(s, s.claim(count_up(10, 30))); },
@@ -127,7 +128,7 @@ TEST(commits) {
             s.grow(a, 40, 1);
             choose_run(s, a);
         },
-        // Forked while its step runs, which ends in a page that the tree has without its window.
+        // Forked during a step that ends in a page whose window page the tree lacks.
         [](ManagerScene& s) {
             const std::size_t a = s.claim(count_up(10, 5));
             s.at(a).active = 2;
@@ -163,7 +164,7 @@ TEST(commits) {
     }
 }
 
-// Stores and loads end without memory too: what cannot be made findable is not stored.
+// Stores and loads end without memory: a page that cannot be published is not stored.
 TEST(transfers_end) {
     const Build stores = [](ManagerScene& s) {
         const std::size_t a = s.claim(count_up(10, 30));
@@ -177,7 +178,7 @@ TEST(transfers_end) {
         if (s.transfers.ticket != 0) s.open_tickets.push_back(s.transfers.ticket);
         s.transfers.clear();
     };
-    // The tier has lost windows of a record, which another request brings.
+    // The tier has lost windows of a record. Another request brings these windows.
     const Build completions = [](ManagerScene& s) {
         s.put(count_up(10, 14));
         for (TokenId k = 1; k < 6; ++k) s.put(count_up(1000 * k, 9));

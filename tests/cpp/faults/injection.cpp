@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The harness itself: every way to ask for memory is seen, and fails when told.
+// Tests the fault injection: it counts every kind of allocation, and makes it fail on request.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -20,7 +20,7 @@ struct alignas(128) Wide {
     char bytes[128] = {};
 };
 
-// Out of the optimiser's sight, which may leave out what nobody looks at.
+// A volatile pointer, so that the optimiser does not remove unused allocations.
 void* volatile seen = nullptr;
 template <class T>
 T* look_at(T* memory) {
@@ -66,7 +66,7 @@ TEST(every_kind_of_memory_fails) {
     fails_when_told("aligned new, nothrow", [] { return made(new (std::nothrow) Wide); });
     fails_when_told("new[]", [] { return std::unique_ptr<int[]>(look_at(new int[7])) != nullptr; });
     fails_when_told("vector", [] { return look_at(std::vector<int>(5).data()) != nullptr; });
-    // In the standard library's own object.
+    // allocated in the compiled part of the standard library
     fails_when_told("string", [] { return std::string(99, 'x').size() == 99; });
 #if defined(KVCORE_WRAPS_MALLOC)
     fails_when_told("malloc", [] { return is_memory(std::malloc(9)); });
@@ -90,14 +90,14 @@ int num_made(std::int64_t at, Failing failing) {
     return made;
 }
 
-TEST(one_fails_or_all_from_there_on) {
+TEST(one_allocation_fails_or_all_from_it_on) {
     CHECK_EQ(num_made(0, Failing::kOnce), 4);
     CHECK_EQ(num_made(2, Failing::kOnce), 3);
     CHECK_EQ(num_made(2, Failing::kFromThereOn), 1);
     CHECK_EQ(num_made(5, Failing::kFromThereOn), 4);
 }
 
-/// Two lists that belong together.
+/// Two lists of equal length.
 struct Pair {
     std::vector<int> keys{1};
     std::vector<int> values{2};
@@ -115,7 +115,7 @@ TEST(each_allocation_of_a_call_is_tried) {
     const auto make = [] { return Pair(); };
     const auto text = [](const Pair& pair) { return pair.text(); };
     CHECK_EQ(failing_memory::each_site("add", make, [](Pair& pair) { pair.add(); }, text), 2);
-    // Does without what it is refused.
+    // stable_sort works without the memory that it asks for.
     const auto sort = [](Pair& pair) { std::stable_sort(pair.keys.begin(), pair.keys.end()); };
     failing_memory::any_site("stable_sort", make, sort, text);
     failing_memory::allocates_nothing("clear", make, [](Pair& pair) { pair.keys.clear(); });

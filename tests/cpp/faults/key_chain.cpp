@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A chain of keys when memory runs out: it has the keys of all its tokens, or those it had.
+// A chain of keys when memory runs out: it has the keys of all its tokens, or its old keys.
 #include <memory>
 #include <string>
 
@@ -22,7 +22,7 @@ std::unique_ptr<KeyChain> chain_of_some() {
     auto chain = std::make_unique<KeyChain>(8);
     const PlacedKey images[]{{1, 2, kImage}, {3, 50, kImage}};
     chain->extend(kTokens, 20, images, 2);
-    return std::make_unique<KeyChain>(*chain);  // a copy has room for nothing more
+    return std::make_unique<KeyChain>(*chain);  // a copy has no spare capacity
 }
 
 std::string text_of(std::unique_ptr<KeyChain>& chain) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Late reads when memory runs out: noted of all pages or of none, and told of without any.
+// Late reads when memory runs out: a call notes them for all pages or for no page, and they are
+// returned without memory.
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@ namespace tests::faults::late_reads {
 
 namespace {
 
-/// Two replicas, all of whose pages are cached, and stores of all of them.
+/// Two replicas whose pages are all cached, and stores of all these pages.
 struct Scene {
     Scene() : m(config()) {
         for (const std::int32_t replica : {0, 1}) {
@@ -32,7 +33,7 @@ struct Scene {
         return config;
     }
     void note() { m.manager.note_late_reads(stores.data(), count(stores), 5); }
-    /// What whoever takes all pages is told.
+    /// Reserves all pages of each replica and returns the late reads.
     std::string text() {
         std::string out;
         for (const std::int32_t replica : {0, 1}) {

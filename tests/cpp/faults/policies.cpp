@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trees and managers with each policy when memory runs out, be it theirs or the policy's: what
-// cannot be done leaves no trace, and the order of eviction is none either.
+// Trees and managers with each policy when memory runs out in the tree or in the policy: a call
+// that fails changes nothing, not even the order of eviction.
 #include <array>
 #include <memory>
 #include <new>
@@ -38,7 +38,8 @@ constexpr std::array kOrders = {EvictionOrder::kLfu,      EvictionOrder::kSlru,
                                 EvictionOrder::kFifo,     EvictionOrder::kCost,
                                 EvictionOrder::kPriority, EvictionOrder::kArc};
 
-/// A tree of runs of one or four pages of one token; only the tree asks for memory.
+/// A tree with runs of one page or four pages, in pages of one token. Only the tree asks for
+/// memory.
 struct Scene {
     explicit Scene(std::unique_ptr<kvcore::EvictionPolicy> policy) : tree(1, std::move(policy)) {}
 
@@ -53,7 +54,7 @@ struct Scene {
                               static_cast<std::int64_t>(tokens.size()))
                        .at);
     }
-    /// Takes the scene apart: one page after the other, in the order of the policy.
+    /// Returns the text of the tree, then evicts all pages one by one in the order of the policy.
     std::string text() {
         std::string text = TreeText(tree).of({""});
         tree.check_integrity();
@@ -72,7 +73,7 @@ std::unique_ptr<Scene> family(EvictionOrder order, std::int32_t n) {
     for (std::int32_t i = 0; i < n; ++i) scene->put({i + 10}, {i % 5, 100 + i % 7});
     scene->put({1, 2, 3, 4});
     std::array<BlockId, 4> gone{};
-    if (n > 12) CHECK_EQ(scene->tree.evict(4, gone.data()), 4);  // ghosts, and ids to use again
+    if (n > 12) CHECK_EQ(scene->tree.evict(4, gone.data()), 4);  // leaves ghosts and free ids
     return scene;
 }
 
@@ -81,7 +82,7 @@ void trees_grow_or_do_not(EvictionOrder order, std::int32_t n) {
     const auto text = [](auto& scene) { return scene->text(); };
     any_site("insert a sibling", make, [&](auto& scene) { scene->put({5}); }, text);
     any_site("insert a branch", make, [&](auto& scene) { scene->put({1, 2, 9}, {90, 50}); }, text);
-    any_site("insert what is there", make, [](auto& scene) { scene->put({1}, {80}); }, text);
+    any_site("insert a cached page", make, [](auto& scene) { scene->put({1}, {80}); }, text);
     any_site("touch", make, [](auto& scene) { scene->touch({1, 2}); }, text);
 }
 
@@ -97,8 +98,8 @@ void policies_need_no_memory_but_for_room(EvictionOrder order) {
     allocates_nothing("take it down", make, [](auto& scene) { scene.reset(); });
 }
 
-// ---- a policy that has no room
-/// First in, first out, for a tree; no room when it is told so.
+// ---- a policy without room
+/// A FIFO policy whose make_room throws while `is_full` is true.
 class Cramped final : public kvcore::EvictionPolicy {
    public:
     explicit Cramped(const bool& is_full) : is_full_(is_full) {}
@@ -135,7 +136,7 @@ bool has_no_room(const Call& call) {
     return false;
 }
 
-TEST(a_tree_does_without_what_its_policy_has_no_room_for) {
+TEST(calls_fail_without_room_in_the_policy) {
     bool is_full = false;
     const auto make = [&] {
         is_full = false;
@@ -155,13 +156,13 @@ TEST(a_tree_does_without_what_its_policy_has_no_room_for) {
     auto scene = make();
     is_full = true;
     CHECK(has_no_room([&] { scene->touch({1, 2}); }));
-    scene->touch({1, 2, 3, 4});  // needs none
+    scene->touch({1, 2, 3, 4});  // needs no room
     is_full = false;
     scene->put({7});
     CHECK_EQ(scene->tree.num_cached(), 7);
 }
 
-TEST(a_manager_keeps_pages_that_find_no_room) {
+TEST(a_manager_keeps_pages_without_room_in_the_policy) {
     bool is_full = false;
     kvcore::CacheConfig config;
     config.page_size = 1;
@@ -178,7 +179,7 @@ TEST(a_manager_keeps_pages_that_find_no_room) {
     view.start = 3;
     std::vector<kvcore::PageSwap> swaps;
     is_full = true;
-    manager.commit({&view, 1}, swaps);  // later
+    manager.commit({&view, 1}, swaps);  // a later commit stores the pages
     manager.check_integrity();
     CHECK_EQ(manager.match(0, "", tokens.data(), 4), 0);
     is_full = false;
@@ -188,7 +189,7 @@ TEST(a_manager_keeps_pages_that_find_no_room) {
     other.start = 0;
     other.active = other.end = 3;
     other.sequence = manager.claim();
-    is_full = true;  // of a hit that ends inside a run
+    is_full = true;  // the hit ends inside a run, so the run must be split
     CHECK(has_no_room([&] { static_cast<void>(manager.reserve(other)); }));
     CHECK(has_no_room([&] { manager.touch(0, "", tokens.data(), 2); }));
     is_full = false;

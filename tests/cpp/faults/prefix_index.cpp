@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefixIndex when memory runs out: what was stored before is there, nothing else has changed, and
-// the same call goes through once there is memory.
+// PrefixIndex when memory runs out: earlier pages stay stored, nothing else changes, and the same
+// call succeeds when memory is available.
 #include <new>
 #include <vector>
 
@@ -25,7 +25,8 @@ std::vector<std::uint64_t> pages() {
     return found;
 }
 
-// Of 1 worker the entry says it all; then there are lists or rows, then rows alone.
+// With one worker the entry holds it; with a few workers there are lists or rows; with many, only
+// rows.
 void each_allocation_fails(std::int32_t num_workers, std::int32_t num_known) {
     const std::vector<std::uint64_t> all = pages();
     std::vector<std::int32_t> held(static_cast<std::size_t>(num_workers));

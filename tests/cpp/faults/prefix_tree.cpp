@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefix tree when memory runs out: what cannot be done leaves no trace, and what gives pages
-// up needs none.
+// The prefix tree when memory runs out: a call that fails changes nothing, and a call that gives
+// pages up needs no memory.
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,10 +31,10 @@ using Ids = std::vector<BlockId>;
 
 constexpr std::int32_t kPageSize = 2;
 
-// The second is too long for a string to hold without memory.
+// The second name is too long for a string without an allocation.
 const std::vector<std::string> kAllNames{"", "the namespace of one of many tenants", "b"};
 
-/// A tree, the pins on it, and room for what a call takes: only the tree asks for memory.
+/// A tree, its pins, and room for the results of a call. Only the tree asks for memory.
 struct Scene {
     Scene() : tree(kPageSize) { held.reserve(64); }
 
@@ -53,7 +53,7 @@ struct Scene {
         insert(tree.open_namespace(""), tokens);
         tree.unpin(last.release(), true);
     }
-    /// Takes the scene apart.
+    /// Returns the text of the tree, then evicts all pages that can be evicted.
     std::string text() {
         std::string text = TreeText(tree).of(kAllNames);
         for (const auto& [index, cached] : duplicates) {
@@ -77,11 +77,11 @@ struct Scene {
     BlockId next_id = 0;
 };
 
-// ---- large trees: every table that grows does so at some number of siblings
-// ---------------------- In ascending order, so that chunks of the order are left half full.
+// ---- large trees: each table grows at some number of siblings
+// Siblings are in ascending order, so chunks of the order are left half full.
 Tokens sibling(std::int32_t i) { return {i, i}; }
 
-/// So many runs of one page, and one of four pages that begins with {-1, 0}.
+/// `n` runs of one page, and one run of four pages that starts with {-1, 0}.
 std::unique_ptr<Scene> family(std::int32_t n) {
     auto scene = std::make_unique<Scene>();
     for (std::int32_t i = 0; i < n; ++i) scene->put(sibling(i));
@@ -97,7 +97,7 @@ void a_family_of_any_size_grows(std::int32_t n) {
     const Tokens branch{-1, 0, -1, 1, 5, 5};
     each_site("insert a branch", make, [&](auto& scene) { scene->put(branch); }, text);
     const Tokens start{-1, 0};
-    each_site("insert what is there", make, [&](auto& scene) { scene->put(start); }, text);
+    each_site("insert a cached page", make, [&](auto& scene) { scene->put(start); }, text);
     const Tokens three{-1, 0, -1, 1, -1, 2};
     const auto split = [&](auto& scene) {
         TreeNode* root = scene->tree.find_namespace("");
@@ -144,7 +144,8 @@ std::vector<Step> random_steps(std::uint64_t seed, int n) {
     return steps;
 }
 
-/// Scenes by the steps that led there. Each step asks for memory in one call of the tree only.
+/// A scene is built from the steps before it. Each step asks for memory in only one call of the
+/// tree.
 class Traffic {
    public:
     explicit Traffic(std::uint64_t seed) : steps_(random_steps(seed, 260)) {}
@@ -200,7 +201,7 @@ class Traffic {
     std::vector<Step> steps_;
 };
 
-// ---- what needs no memory
+// ---- calls without memory
 TEST(pins_need_no_memory) {
     const auto all = [](std::unique_ptr<Scene>& scene, auto&& act) {
         TreeNode* root = scene->tree.find_namespace("");
@@ -249,8 +250,8 @@ TEST(reading_needs_no_memory) {
     });
 }
 
-// Whole runs go without a word to the allocator. What is left of one is moved into less memory
-// where there is any, and stays where it is otherwise.
+// Eviction of a whole run does not call the allocator. The rest of a run moves to a smaller block
+// if there is memory for it, and otherwise stays in place.
 TEST(eviction_needs_no_memory) {
     Ids gone(2000);
     const auto make = [] { return family(1500); };
@@ -279,7 +280,7 @@ TEST(eviction_needs_no_memory) {
 }
 
 // ---- single calls
-TEST(namespaces_open_or_are_not_there) {
+TEST(namespaces_are_opened_or_absent) {
     const auto make = [] { return std::make_unique<Scene>(); };
     const auto open = [](auto& scene) {
         scene->last = TreePin(scene->tree, scene->tree.open_namespace(kAllNames[1]));
@@ -287,7 +288,7 @@ TEST(namespaces_open_or_are_not_there) {
     CHECK(each_site("open a namespace", make, open, [](auto& s) { return s->text(); }) >= 3);
 }
 
-// The text of the error may be what there is no memory for.
+// The text of the error may itself need the missing memory.
 TEST(a_refusal_changes_nothing) {
     const auto make = [] { return family(3); };
     const auto unpin = [](auto& scene) {
@@ -301,7 +302,7 @@ TEST(a_refusal_changes_nothing) {
             CHECK(*error.what() != '\0');
         }
     };
-    each_site("unpin what is not pinned", make, unpin, [](auto& s) { return s->text(); });
+    each_site("unpin an unpinned run", make, unpin, [](auto& s) { return s->text(); });
 }
 
 TEST(trees_are_built_or_not) {

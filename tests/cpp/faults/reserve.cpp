@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservations when memory runs out: none is half made.
+// Reservations when memory runs out: no reservation is made in part.
 #include <string>
 
 #include "support/reserve_states.hpp"
@@ -14,10 +14,10 @@ using failing_scene::text;
 
 namespace {
 
-// Stops in front of a row that memory runs out for, having reserved those before. They stand where
-// they do when it is called with just them, and what is left can be had by the next call.
+// reserve_batch stops before the first request for which memory runs out. The requests before it
+// are reserved as by a call with only these requests, and the next call can reserve the rest.
 void reserve_batch_stops_in_front(const State& state) {
-    std::vector<std::string> reserved;  // after so many rows
+    std::vector<std::string> reserved;  // text after n reserved requests
     const auto rows = static_cast<std::int64_t>(state()->rows.size());
     for (std::int64_t n = 0; n <= rows; ++n) {
         auto scene = state();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stand-ins when memory runs out: a name has an id or none, and giving up needs no memory.
+// Stand-ins when memory runs out: a name has an id or no id, and a release needs no memory.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -40,7 +40,7 @@ TEST(verbs_leave_no_trace) {
     each_site(
         "hold", table_with_one,
         [](auto& table) { static_cast<void>(table->hold(table->find(kOther))); },
-        [](auto& table) {  // who got no name is no user
+        [](auto& table) {  // a failed call is not a user of the name
             const TokenId id = table->find(kOther);
             table->release(id);
             table->begin_sweep();
@@ -54,7 +54,7 @@ TEST(verbs_leave_no_trace) {
             name = kvcore::stand_in_name(1, keys, 2);
         },
         [](std::string& name) { return name; });
-    allocates_nothing("what finds and gives up", table_with_one, [](auto& table) {
+    allocates_nothing("find and release", table_with_one, [](auto& table) {
         const TokenId id = table->find(kOther);
         CHECK_EQ(table->acquire(kOther), id);
         table->release(id);

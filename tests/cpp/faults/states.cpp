@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a manager with states when memory runs out: none leaves anything half done; a checkpoint
-// for which there is none is not made.
+// Calls of a manager with states when memory runs out: no call leaves a partial change, and a
+// checkpoint without memory is not made.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -30,7 +30,7 @@ constexpr Use kUses[] = {{"list", false, 0, 12, 0},
                          {"host tier, few slots", true, 0, 6, 2},
                          {"windows, host tier", true, 6, 8, 12}};
 
-/// A prompt that is cached, one that hits it, one that runs, and one that is new.
+/// A cached prompt, a prompt that hits it, a running prompt, and a new prompt.
 struct Scene {
     explicit Scene(const Use& given) : use(given), manager(config_of(given)) {
         swaps.reserve(64);
@@ -50,7 +50,7 @@ struct Scene {
         requests[1].active = requests[1].end();
         add(count_up(100, 13));
         run(2, 19);
-        add(count_up(0, 12));  // branches where there is no checkpoint
+        add(count_up(0, 12));  // branches at a position without a checkpoint
         for (const TokenId token : {7, 8, 9}) requests[3].append(token);
         requests[3].active = requests[3].end();
         for (const Request& request : requests) views.push_back(request.view());
@@ -71,7 +71,7 @@ struct Scene {
         }
         return config;
     }
-    // What was cached is in the tier alone.
+    // Moves the cached prompt out of the device, so that it is only in the host tier.
     void crowd_out() {
         std::vector<Request> crowd;
         auto status = kvcore::ReserveStatus::kOk;
@@ -118,7 +118,7 @@ struct Scene {
             end();
         }
     }
-    /// All that one can see of it.
+    /// Returns all observable state of the manager.
     std::string text() {
         manager.check_integrity();
         std::string out;
@@ -206,7 +206,8 @@ void calls(const Use& use) {
     leaves_no_trace(use, "reset", [](Scene& s) { s.manager.reset_prefix_cache(); });
 }
 
-// Without memory there is no checkpoint, or not even a place in the tree; the step is made.
+// Without memory, the commit makes no checkpoint and may add no page to the tree, but the step is
+// committed.
 void commits(const Use& use) {
     const auto make = [&] {
         auto scene = std::make_unique<Scene>(use);
@@ -238,10 +239,10 @@ void commits(const Use& use) {
     }
 }
 
-// Copies that failed are given out again, both ways.
+// Failed copies are returned again, for forks and for hits.
 void owed(const Use& use) {
-    if (!use.copies_at_once || use.num_slots < 8) return;  // without slots there may be none
-    if (use.host_slots > 0) return;                        // what fails to come back is not owed
+    if (!use.copies_at_once || use.num_slots < 8) return;  // with few slots there may be no copy
+    if (use.host_slots > 0) return;                        // failed loads are not owed
     for (const bool is_fork : {true, false}) {
         for (const bool by_parent : {true, false}) {
             failing_memory::any_site(

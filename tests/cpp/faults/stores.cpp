@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores below the host tier when memory runs out. A verb that throws changes nothing. A call that
-// ends a ticket allocates nothing. A hit is shorter, or a page is not written, where memory for it
-// is missing.
+// Stores below the host tier when memory runs out. A call that throws changes nothing. A call that
+// ends a ticket allocates nothing. Without memory, a hit is shorter or a page is not written.
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,7 +22,7 @@ using kvcore::StoreMoves;
 
 namespace {
 
-/// A manager, and what a call of it gave out.
+/// A manager, and the results of its last call.
 struct Scene : StoreFixture {
     explicit Scene(const kvcore::CacheConfig& config) : StoreFixture(config) {
         for (const Tokens& each : prompts) all_keys.push_back(keys(each));
@@ -48,7 +47,7 @@ struct Scene : StoreFixture {
         manager.begin_fill(0, "", prompts[i].data(), end, items[i].data(), all_keys[i].data(),
                            count(items[i]), given);
     }
-    /// So that nothing is left of a call but what the manager knows.
+    /// Stores the needs of each prompt, so that all other results of the calls can be dropped.
     void note_needs() {
         for (const Tokens& prompt : prompts) {
             items.push_back(needed(prompt, static_cast<std::int32_t>(count(prompt) / 2)));
@@ -123,7 +122,7 @@ struct Kind {
     kvcore::CacheConfig config;
 };
 
-// Short requests: a column for each page of each is looked at after every failure.
+// Requests are short, because the test checks every column of every page after each failure.
 kvcore::CacheConfig small_config(std::int64_t num_pages, std::int64_t host_pages) {
     kvcore::CacheConfig config = HostFixture::config(num_pages, host_pages);
     config.max_seq_len = 64;
@@ -146,7 +145,7 @@ std::vector<Kind> kinds() {
 
 using Build = std::function<void(Scene&)>;
 
-// A prompt that is partly stored, and a prompt that waits to be written.
+// A prompt that is stored in part, and a prompt that waits to be written.
 void stored(Scene& s) {
     s.finish_fill(s.begin_fill(count_up(10, 6)), 99);
     s.keep(count_up(10, 7));
@@ -161,7 +160,7 @@ void filling(Scene& s) {
     stored(s);
     s.open_fills.push_back(s.begin_fill(s.prompts[0]));
 }
-// A tier that has to evict.
+// A tier that must evict.
 void crowded(Scene& s) {
     for (TokenId k = 0; k < 8; ++k) {
         const StoreMoves fill = s.begin_fill(count_up(1000 + 100 * k, 8));
@@ -205,7 +204,7 @@ TEST(verbs_leave_no_trace) {
         };
         any_site(name.c_str(), make, call, text_of);
     });
-    // Of one arrival, all of it and a part.
+    // Takes all columns of one arrival in the host tier, or a part of them.
     for_each_state("take_writes", [](const std::string& name, const auto& make) {
         for (const std::int64_t most : {1, 2}) {
             const auto make_one = [&] {
@@ -248,7 +247,7 @@ TEST(ending_a_ticket_allocates_nothing) {
     });
 }
 
-/// Calls after each failure of the call: judge(scene).
+/// Fails each allocation of the call in turn, and calls judge(scene) after each failure.
 template <class Make, class Call, class Judge>
 void each_outcome(const std::string& name, const Make& make, const Call& call, const Judge& judge) {
     for (const Failing failing : {Failing::kOnce, Failing::kFromThereOn}) {
@@ -290,8 +289,8 @@ TEST(fills_are_finished) {
     });
 }
 
-// A page that cannot be queued for lack of memory is not written; the manager counts it.
-TEST(arrivals_are_told_or_counted) {
+// A page that cannot be queued for lack of memory is not written. The manager counts it as dropped.
+TEST(new_pages_are_queued_or_counted_as_dropped) {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {
             struct Storing : Scene {
@@ -315,8 +314,9 @@ TEST(arrivals_are_told_or_counted) {
     }
 }
 
-// Of several arrivals a call takes as many as memory allows; later calls take the others.
-TEST(several_arrivals_are_taken_all_in_the_end) {
+// Columns of several prompts wait. A call takes the columns that memory allows, and later calls
+// take the rest.
+TEST(all_waiting_columns_are_taken_in_the_end) {
     for (const Kind& kind : kinds()) {
         const auto make = [&] {
             auto scene = std::make_unique<Scene>(kind.config);

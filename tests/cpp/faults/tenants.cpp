@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a manager with quotas when memory runs out: pages count for who they did before.
+// Calls of a manager with quotas when memory runs out: the tenants of all pages stay the same.
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, stores and the table of sequences when memory runs out: what cannot be done leaves no
-// trace, and what gives things up needs no memory.
+// Pools, tier indexes and the table of sequences when memory runs out: a call that fails changes
+// nothing, and a call that releases something needs no memory.
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,8 +74,8 @@ TEST(pools) {
     const Ids twice{0, 2, 2};
     is_refused("free twice", [&](BlockPool& pool) { pool.free(twice.data(), 3); });
     const Ids unknown{0, 7};
-    is_refused("free what is free", [&](BlockPool& pool) { pool.free(unknown.data(), 2); });
-    is_refused("share what is free", [&](BlockPool& pool) { pool.share(unknown.data(), 2); });
+    is_refused("free a free page", [&](BlockPool& pool) { pool.free(unknown.data(), 2); });
+    is_refused("share a free page", [&](BlockPool& pool) { pool.share(unknown.data(), 2); });
     allocates_nothing("a pool's verbs", pool_with_pages, [&](auto& pool) {
         pool->share(ids.data(), 3);
         pool->free(ids.data(), 3);
@@ -117,7 +117,7 @@ struct Claims {
 };
 
 TEST(claims_are_made_or_not) {
-    for (const int n : {0, 1, 2, 4, 8, 16, 32}) {  // where the slots grow
+    for (const int n : {0, 1, 2, 4, 8, 16, 32}) {  // sizes at which the slots grow
         const auto make = [n] { return std::make_unique<Claims>(n); };
         each_site(
             "claim", make, [](auto& claims) { claims->claim(); },
@@ -132,8 +132,8 @@ TEST(claims_are_made_or_not) {
 }
 
 // ---- TierIndex
-/// A store with {1 1 2 2 3 3} and {1 1 5 5} in it, in pages of two tokens, nothing held but
-/// `place`, and two pages taken.
+/// A store with {1 1 2 2 3 3} and {1 1 5 5} in pages of two tokens. Only `place` is held, and two
+/// pages are taken.
 struct Tier {
     Tier() : store(12, 2) {
         put("", {1, 1, 2, 2, 3, 3});
@@ -162,7 +162,7 @@ struct Tier {
         if (at.depth > 0) store.copy_pages(at, 0, ids.data());
         return check::text(ids);
     }
-    /// Takes the scene apart.
+    /// Returns the text of the store, then takes all its pages.
     std::string text() {
         store.check_integrity(on_their_way);
         std::string text = std::to_string(store.num_stored()) + " stored, " +
@@ -211,8 +211,8 @@ TEST(stores) {
     const Tokens fresh{4, 4, 6, 6};
     store_call("publish", [&](Tier& tier) { tier.publish(fresh); });
     const Tokens half_known{1, 1, 9, 9};
-    store_call("publish what is half there", [&](Tier& tier) { tier.publish(half_known); });
-    store_call("publish what is there", [&](Tier& tier) { tier.publish(two); });
+    store_call("publish a half-stored run", [&](Tier& tier) { tier.publish(half_known); });
+    store_call("publish a stored run", [&](Tier& tier) { tier.publish(two); });
     const Tokens all{1, 1, 2, 2, 3, 3};
     const auto make_deep = [&] {
         auto tier = std::make_unique<Tier>();
@@ -224,7 +224,7 @@ TEST(stores) {
     each_site("retreat", make_deep, retreat, text);
 }
 
-TEST(a_page_that_is_free_is_not_published) {
+TEST(a_free_page_is_not_published) {
     const auto make = [] {
         auto tier = std::make_unique<Tier>();
         tier->store.give_back(tier->taken + 1, 1);
@@ -265,7 +265,7 @@ TEST(giving_up_needs_no_memory) {
         store->give_back(ids.data() + 4096, 904);
         return store;
     };
-    // A run is cut where a call of the tree ends: the rest of it may move into less memory.
+    // A run is cut where a call of the tree ends. The rest of the run may move to a smaller block.
     each_site(
         "reset", make_large, [](auto& store) { store->reset(); },
         [](auto& store) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic of a manager, repeated up to each of its calls, which then runs out of memory.
+// Random traffic of a manager. For each of its calls, the traffic is repeated up to the call, and
+// memory runs out in the call.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -32,8 +33,8 @@ enum class Verb {
     kResetMetrics,
 };
 
-/// Traffic as a seed has it. `prepare` chooses the next call, `call` makes it, `settle` goes on
-/// from there; the model has run what was fetched by then.
+/// Traffic from a seed. `prepare` chooses the next call, `call` makes it, and `settle` updates the
+/// scene with its result. Each fetched step has run before the next call.
 class Traffic {
    public:
     Traffic(std::uint64_t seed, const Mode& mode) : scene(mode, 14), random_(seed) {}
@@ -93,7 +94,7 @@ class Traffic {
         scene.pins.reserve(scene.pins.size() + 1);
     }
 
-    /// Asks for no memory of its own.
+    /// The test code itself allocates nothing here.
     void call() {
         kvcore::CacheManager& manager = scene.manager;
         const kvcore::SequenceHandle sequence = scene.views[0].sequence;
@@ -156,7 +157,7 @@ class Traffic {
         }
     }
 
-    /// What its caller does about the answer.
+    /// Does the caller's work after the call.
     void settle() {
         scene.take_over();
         forget_finished();
@@ -179,7 +180,7 @@ class Traffic {
         is_finished = false;
     }
 
-    /// Tells all, once.
+    /// Returns all observable state. May be called only once.
     [[nodiscard]] std::string text() {
         forget_finished();
         return ManagerText(scene).of_all();
@@ -205,7 +206,7 @@ class Traffic {
         return some;
     }
     [[nodiscard]] TokenId token() { return static_cast<TokenId>(random_.below(2)); }
-    // Prompts begin alike, most of the time.
+    // Most prompts start with the same tokens.
     [[nodiscard]] Tokens prompt() {
         Tokens tokens = count_up(static_cast<TokenId>(10 * random_.below(2)), random_.below(14));
         for (std::int64_t n = random_.between(1, 6); n > 0; --n) tokens.push_back(token());
@@ -215,7 +216,7 @@ class Traffic {
         if (!is_finished || finished_ == 0) return;
         auto& open = scene.open_tickets;
         open.erase(std::find(open.begin(), open.end(), finished_));
-        // Requests whose loads failed go back.
+        // Requests whose loads failed start again.
         for (const kvcore::Transfers& transfers : moved_) {
             if (transfers.ticket != finished_ || is_done_) continue;
             if (transfers.tier_moves.empty()) continue;
@@ -245,7 +246,8 @@ class Traffic {
 
 using TrafficPtr = std::unique_ptr<Traffic>;
 
-// Parts of these may be done: stores not published, pages not committed.
+// A failed allocation may leave part of these calls undone: stores not published, pages not
+// committed.
 bool may_do_a_part(const Traffic& traffic) {
     const bool stores = traffic.scene.mode.host_pages > 0;
     return traffic.verb == Verb::kCommit || (stores && traffic.verb == Verb::kFinish);
@@ -281,7 +283,7 @@ void run_traffic(std::uint64_t seed, const Mode& mode, int steps) {
                     CHECK_EQ(traffic->text(), before);
                     continue;
                 }
-                // It goes on from there as well as from anywhere else.
+                // Checks that the traffic can continue after a partial call.
                 traffic->settle();
                 for (int i = 0; i < 12; ++i) {
                     traffic->step();

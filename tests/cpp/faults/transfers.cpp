@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers when memory runs out: finished, owed again and forgotten without any; stored, or not.
+// Transfers when memory runs out: the manager finishes transfers, owes failed copies again and
+// drops copies without memory. Each page is stored or not stored.
 #include <array>
 #include <string>
 #include <utility>
@@ -22,7 +23,7 @@ namespace {
 
 constexpr std::array kWithTransfers{kTransfers, kTransfersTwins, kHost, kHostTwins};
 
-// Two sequences with a copy each under way, out of a fork's page and out of the tree.
+// Two sequences, each with a copy in flight: from a fork's page and from the tree.
 void begin_copies(ManagerScene& s) {
     const std::size_t a = s.served(count_up(10, 6), 5);
     s.begin_reserve(s.fork(a, {7, 8}));
@@ -43,7 +44,7 @@ void begin_store(ManagerScene& s, const Tokens& tokens) {
     s.forget_call();
 }
 
-// A store that goes on behind another one, and a load; of tickets in this order.
+// A store that continues another store, and a load. The tickets are in this order.
 void begin_host_copies(ManagerScene& s) {
     s.put_in_host({count_up(300, 9)});
     begin_store(s, count_up(10, 9));
@@ -64,7 +65,7 @@ TEST(copies_are_finished_without_memory) {
     }
 }
 
-// Behind four pages that have arrived by now, one that has not; all others are held by sequences.
+// Four pages have arrived, and a page after them is in flight. Sequences hold all other pages.
 void begin_store_into_a_full_tier(ManagerScene& s) {
     Tokens beside = count_up(10, 16);
     for (int k = 0; k < 7; ++k) beside.push_back(k);
@@ -76,8 +77,8 @@ void begin_store_into_a_full_tier(ManagerScene& s) {
     CHECK_EQ(s.manager.stats(0).host_cached_pages, 11);
 }
 
-// What is stored needs a place in the tier's tree. Where there is no memory for one, the pages are
-// free again, and are stored with the next page.
+// A stored page needs a place in the tier's tree. Without memory for it, the page is free again,
+// and is stored with the next page.
 void stores_are_finished(const Build& build, const char* name, std::size_t first, bool done) {
     for (const Mode& mode : {kHost, kHostTwins}) {
         const State state{name, mode, 20, build};
@@ -98,7 +99,7 @@ void stores_are_finished(const Build& build, const char* name, std::size_t first
                 for (const std::size_t i : live) s.run(i, 60 + k);
             }
             for (const std::size_t i : live) s.manager.release(s.at(i).sequence);
-            s.put_in_host({});  // so that they reach what is there alone
+            s.put_in_host({});  // the prompts then hit only the host tier
             return ManagerText(s).of_reach();
         };
         auto undisturbed = state();
@@ -138,7 +139,7 @@ TEST(host_copies_are_finished) {
     allocates_nothing("finish all", {"failed", kHost, 20, begin_host_copies}, fail_all);
 }
 
-TEST(what_is_finished_is_not_known) {
+TEST(unknown_tickets_are_refused) {
     for (const Mode& mode : kWithTransfers) {
         const State state{"", mode, 20, begin_copies};
         is_refused<kvcore::InvalidHandleError>("finish", state,
@@ -148,7 +149,7 @@ TEST(what_is_finished_is_not_known) {
     }
 }
 
-TEST(what_failed_is_owed) {
+TEST(failed_copies_are_owed) {
     for (const Mode& mode : kWithTransfers) {
         const State state{"", mode, 16, [](ManagerScene& s) {
                               begin_copies(s);
@@ -175,13 +176,13 @@ TEST(what_failed_is_owed) {
     }
 }
 
-TEST(what_is_under_way_ends_without_its_sequence) {
+TEST(transfers_end_without_their_sequence) {
     const Build both = [](ManagerScene& s) {
         begin_copies(s);
         if (s.mode.host_pages > 0) begin_host_copies(s);
     };
     for (const Mode& mode : kWithTransfers) {
-        const State state{"under way", mode, 24, both};
+        const State state{"in flight", mode, 24, both};
         needs_no_memory("release", state, [](ManagerScene& s) {
             for (const auto& request : s.requests) {
                 if (s.manager.contains(request->sequence)) s.manager.release(request->sequence);
@@ -200,8 +201,8 @@ TEST(what_is_under_way_ends_without_its_sequence) {
     }
 }
 
-// A page that a copy out of it is under way for is committed by its owner.
-TEST(what_is_copied_is_committed) {
+// The owner commits a page while a copy from it is in flight.
+TEST(a_page_is_committed_during_a_copy_from_it) {
     for (const Mode& mode : kWithTransfers) {
         const State state{"copied out of", mode, 16, [](ManagerScene& s) {
                               const std::size_t a = s.served(count_up(10, 6), 5);

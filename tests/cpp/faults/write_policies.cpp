@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write-back and selective stores when memory runs out: what makes room goes all the same, a call
-// that fails is made again, and nothing stays held.
+// Write-back and selective stores when memory runs out: room is made all the same, a failed call
+// can be made again, and no page stays held.
 #include <memory>
 #include <new>
 #include <vector>
@@ -45,7 +45,7 @@ struct Scene : HostFixture {
         finish(commit(request, 0));
         core.release(request.sequence);
     }
-    /// One attempt.
+    /// Tries once to reserve the request.
     void attempt() {
         kvcore::RequestView view = asking.view();
         if (core.reserve(view, 1, &open) == ReserveStatus::kPending) return;
@@ -73,7 +73,7 @@ kvcore::CacheConfig config(WritePolicy policy, bool has_groups) {
     return config;
 }
 
-// Fails each allocation of a call in turn, alone and with all behind it.
+// Fails each allocation of a call in turn: only this allocation, and all allocations from it on.
 template <class Prepare, class Call>
 std::int64_t each_failure(const kvcore::CacheConfig& config, const Prepare& prepare,
                           const Call& call) {
@@ -102,7 +102,7 @@ std::int64_t each_failure(const kvcore::CacheConfig& config, const Prepare& prep
     return failures;
 }
 
-TEST(what_makes_room_goes_without_memory) {
+TEST(write_back_makes_room_without_memory) {
     for (const bool has_groups : {false, true}) {
         const auto fill = [&](Scene& scene) {
             scene.asking = scene.claim(count_up(500, has_groups ? 8 : 20));
@@ -117,8 +117,8 @@ TEST(what_makes_room_goes_without_memory) {
     }
 }
 
-// The second half of it: what was stored is evicted.
-TEST(what_was_stored_goes_without_memory) {
+// The second half of write-back: the stored pages are evicted.
+TEST(stored_pages_are_evicted_without_memory) {
     const auto offer = [](Scene& scene) {
         scene.serve(count_up(0, 20));
         scene.attempt();
@@ -130,7 +130,7 @@ TEST(what_was_stored_goes_without_memory) {
     CHECK(each_failure(given, offer, [](Scene& scene) { scene.attempt(); }) > 0);
 }
 
-TEST(what_is_due_is_stored_with_the_next_page) {
+TEST(due_pages_are_stored_with_the_next_page) {
     for (const bool has_groups : {false, true}) {
         const kvcore::CacheConfig given = config(WritePolicy::kSelective, has_groups);
         const auto use = [&](Scene& scene) {

@@ -43,7 +43,7 @@ std::string_view bytes_of(const PageKey& key) {
     return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-// The extra of one page, as the scheme of kvcore says it.
+// Returns the extra item of one page in kvcore's scheme.
 std::string extra_of(const std::vector<PlacedKey>& extra, std::int64_t first, std::int64_t end) {
     std::string items;
     std::uint64_t n = 0;
@@ -61,7 +61,7 @@ std::string extra_of(const std::vector<PlacedKey>& extra, std::int64_t first, st
     return out + items;
 }
 
-// The keys of a sequence, each item of each page put together as text.
+// Computes the keys of a sequence. The items of each page are put together as text.
 std::vector<PageKey> slow_keys(const std::vector<TokenId>& tokens, std::int64_t page_size,
                                const KeyOptions& options, const std::vector<PlacedKey>& extra) {
     std::vector<PageKey> keys;
@@ -86,7 +86,7 @@ std::vector<PageKey> slow_keys(const std::vector<TokenId>& tokens, std::int64_t 
     return keys;
 }
 
-TEST(a_page_has_the_key_that_vllm_gives_it) {
+TEST(page_keys_are_those_of_vllm) {
     std::vector<TokenId> tokens(16);
     for (int i = 0; i < 16; ++i) tokens[static_cast<std::size_t>(i)] = i;
     CHECK_EQ(hex(kvcore::page_key({}, tokens.data(), 16)),
@@ -114,7 +114,7 @@ std::vector<PlacedKey> any_extra(Random& random, std::int64_t n) {
     return extra;
 }
 
-// Feeds a chain in pieces; copies and chains that were cut go on as well.
+// Extends a chain in pieces. Copies and truncated chains are also extended.
 TEST(a_chain_has_the_keys_of_its_pages) {
     Random random(check::seed_or(1));
     for (int round = 0; round < 3000; ++round) {
@@ -149,7 +149,7 @@ TEST(a_chain_has_the_keys_of_its_pages) {
     check::note.clear();
 }
 
-TEST(what_does_not_fit_is_refused) {
+TEST(invalid_options_and_tokens_are_refused) {
     const TokenId tokens[] = {1, 2, 3, 4};
     CHECK_THROWS(std::invalid_argument, KeyChain(0));
     KeyOptions options;
@@ -175,8 +175,8 @@ TEST(what_does_not_fit_is_refused) {
     CHECK_EQ(hex(chain.keys()), hex(other.keys()));
 }
 
-// The third item of each page as vLLM makes it.
-TEST(extras_of_vllm_are_made_as_there) {
+// Computes the third item of each page as vLLM does.
+TEST(extra_items_are_those_of_vllm) {
     std::vector<TokenId> tokens(48);
     KeyOptions options;
     options.scheme = KeyScheme::kVllm;

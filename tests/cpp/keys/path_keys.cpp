@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of what a tree knows of a prefix: its namespace and tokens, some of which stand for others.
+// Page keys of a path in the tree: the namespace and the tokens, some of which are stand-ins for
+// extra keys.
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -42,15 +43,15 @@ TEST(namespaces_are_read_back) {
     }
 }
 
-// A program that calls its namespaces as it likes has different keys for them.
+// A namespace with a name of the program's own has that name as its extra key.
 TEST(other_names_are_extra_keys) {
     std::vector<std::string> names{"a", "b", "12345678", "some-name", "another name"};
     std::string made = namespace_name("lora", "salt");
     made[0] = 4;
     names.push_back(made);
-    made[0] = 1;  // all of it were the extra key
+    made[0] = 1;  // then the whole name would be the extra key
     names.push_back(made);
-    made[0] = 2;  // there were none
+    made[0] = 2;  // then there would be no extra key
     names.push_back(made);
     made = namespace_name("lora", "salt");
     made[8] = 1;  // longer than the name
@@ -94,8 +95,8 @@ TEST(keys_are_those_of_a_chain) {
     check_every_part(paths, namespace_name("lora", "tenant"), tokens, chain);
 }
 
-// Of random places: some on the same token, some that reach over several pages, or to the end.
-TEST(stand_ins_are_told_by_their_names) {
+// Keys at random places: some start at the same token, some cover several pages or reach the end.
+TEST(stand_ins_are_resolved_by_their_names) {
     Random random(5);
     for (int round = 0; round < 200; ++round) {
         StandIns names;
@@ -119,7 +120,7 @@ TEST(stand_ins_are_told_by_their_names) {
     }
 }
 
-// Low ids that stand for nothing are tokens like others.
+// Low ids that are not stand-ins are ordinary tokens.
 TEST(low_tokens_are_tokens) {
     StandIns names;
     const ExtraKey image{1, "image"};

@@ -25,7 +25,7 @@ std::string hex(const Sha256::Digest& digest) {
     return text;
 }
 
-// FIPS 180-4 and the examples that NIST publishes with it.
+// FIPS 180-4 and its examples from NIST.
 TEST(known_messages_have_their_digests) {
     const struct {
         std::string message;
@@ -46,11 +46,11 @@ TEST(known_messages_have_their_digests) {
         Sha256 hash;
         hash.append(each.message.data(), each.message.size());
         CHECK_EQ(hex(hash.digest()), std::string(each.digest));
-        CHECK_EQ(hex(hash.digest()), std::string(each.digest));  // asking changes nothing
+        CHECK_EQ(hex(hash.digest()), std::string(each.digest));  // digest() changes nothing
     }
 }
 
-// In pieces of any size, and copies go on by themselves.
+// The hash takes the bytes in pieces of any size. Copies of the hash continue independently.
 TEST(bytes_may_come_in_pieces) {
     Random random(check::seed_or(1));
     for (int round = 0; round < 2000; ++round) {
@@ -75,7 +75,7 @@ TEST(bytes_may_come_in_pieces) {
     }
 }
 
-// Whatever processor this is.
+// Compares the fastest kernels of this processor with the portable kernels.
 TEST(kernels_agree_with_the_portable_ones) {
     Random random(check::seed_or(1));
     const kvcore::keys::Kernels& fastest = kvcore::keys::kernels();
@@ -91,7 +91,7 @@ TEST(kernels_agree_with_the_portable_ones) {
     }
 }
 
-TEST(tokens_are_written_alike) {
+TEST(all_token_encoders_write_the_same_bytes) {
     Random random(check::seed_or(1));
     const std::int64_t near[] = {0, 23, 24, 255, 256, 65535, 65536, INT32_MAX};
     for (int round = 0; round < 2000; ++round) {
@@ -119,7 +119,7 @@ std::string integer(std::int64_t value) {
     return out;
 }
 
-// RFC 8949, appendix A.
+// Examples of RFC 8949, appendix A.
 TEST(items_take_the_fewest_bytes) {
     using namespace std::string_literals;
     CHECK_EQ(integer(0), "\x00"s);

@@ -48,7 +48,7 @@ TEST(keys_have_one_order_in_a_name) {
     for (const std::vector<ExtraKey>& keys : lists) {
         CHECK_THROWS(std::invalid_argument, stand_in_name(7, keys.data(), keys.size()));
     }
-    // Nor is a name read that has another order: both lengths are 2, of "b" and "a".
+    // A name with another order is refused: both lengths are 2, of "b" and "a".
     std::string name = stand_in_name(7, nullptr, 0);
     const ExtraKey a{2, "a"}, b{2, "b"};
     for (const ExtraKey* key : {&b, &a}) name += stand_in_name(7, key, 1).substr(8);
@@ -86,7 +86,7 @@ TEST(names_are_read_back) {
                 CHECK(parts.keys[i].length == keys[i].length &&
                       parts.keys[i].bytes == keys[i].bytes);
             }
-            // It may end behind the token and behind every key.
+            // A name may end after the token and after every key.
             std::set<std::size_t> ends{8};
             for (const ExtraKey& key : keys) ends.insert(*ends.rbegin() + 16 + key.bytes.size());
             for (std::size_t n = 0; n < name.size(); ++n) {
@@ -106,7 +106,7 @@ TEST(names_are_read_back) {
     CHECK(!table.name_of(id));
 }
 
-TEST(a_sweep_leaves_what_is_held_or_used_again) {
+TEST(a_sweep_keeps_names_that_are_held_or_used_again) {
     StandIns table(100, 4);
     std::vector<TokenId> ids;
     for (const char* name : {"used", "held", "again", "gone"}) {
@@ -117,7 +117,7 @@ TEST(a_sweep_leaves_what_is_held_or_used_again) {
     for (std::size_t i = 1; i < 4; ++i) table.release(ids[i]);
     table.begin_sweep();
     CHECK_EQ(table.acquire("again"), ids[2]);
-    table.release(ids[2]);  // it may be in a tree by now
+    table.release(ids[2]);  // the id may be in a tree now
     table.end_sweep(&ids[1], 1);
     CHECK_EQ(table.size(), 3);
     CHECK_EQ(table.find("gone"), 0);
@@ -130,7 +130,7 @@ TEST(a_sweep_leaves_what_is_held_or_used_again) {
     table.check_integrity();
 }
 
-TEST(ids_go_round_and_run_out) {
+TEST(ids_wrap_around_and_run_out) {
     StandIns table(3, 2);
     const TokenId first = table.acquire("0");
     for (int i = 1; i <= 10; ++i) {
@@ -173,7 +173,7 @@ TEST(threads_agree_on_ids) {
     table.check_integrity();
 }
 
-TEST(a_manager_tells_the_tokens_that_it_holds) {
+TEST(a_manager_returns_the_tokens_that_it_holds) {
     ManagerFixture m(ManagerFixture::config(2, 16));
     m.put({5, -1'500'000'000, 7, 8});
     m.put({5, -2'000'000'000, 7, -5});
@@ -186,8 +186,8 @@ TEST(a_manager_tells_the_tokens_that_it_holds) {
     CHECK(m.manager.tokens_up_to(StandIns::kHighest).empty());
 }
 
-// Pages on their way to the tier may be in no tree at all.
-TEST(what_is_on_its_way_to_the_tier_is_told) {
+// Pages in flight to the tier may be in no tree.
+TEST(tokens_in_flight_to_the_tier_are_returned) {
     HostFixture m(8, 8);
     Request request = m.claim({1, -2'000'000'000, 3, 4});
     m.finish(m.reserve(request));
@@ -220,7 +220,7 @@ TEST(long_runs_are_searched) {
     CHECK_EQ(found, expected);
 }
 
-TEST(names_are_told_and_kept) {
+TEST(names_are_returned_and_kept) {
     StandIns table;
     const TokenId id = table.acquire("cat");
     CHECK(table.hold(id) == "cat");
@@ -232,7 +232,7 @@ TEST(names_are_told_and_kept) {
     table.release(id);
     CHECK_THROWS(kvcore::InvalidHandleError, table.release(id));
     table.begin_sweep();
-    CHECK(table.hold(id) == "cat");  // in use again
+    CHECK(table.hold(id) == "cat");  // the name is in use again
     table.end_sweep(nullptr, 0);
     CHECK_EQ(table.find("cat"), id);
     table.check_integrity();

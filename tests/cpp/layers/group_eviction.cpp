@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes first where layers have windows: so that conversations, which come back with all they
-// said and a little more, find what they need.
+// Eviction order with sliding windows. A conversation comes back with its whole history and a few
+// new tokens, and must find the pages that it needs.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,20 +21,20 @@ void add(Tokens& tokens, Random& random, std::int64_t n) {
 }
 std::int64_t pages_of(std::int64_t tokens) { return tokens / kPage; }
 
-/// Conversations in one pool.
+/// Conversations that share one pool.
 class Seats {
    public:
     Seats(std::int64_t num_pages, std::int64_t window, std::int64_t chunk, bool dedup = true)
         : scene_(config(num_pages, window, dedup)), chunk_(chunk) {}
 
-    /// Takes a turn: returns how many pages of its history it did not hit.
+    /// Takes a turn and returns the number of history pages that it did not hit.
     std::int64_t turn(Tokens& history, std::int64_t num_new) {
         const std::int64_t known = count(history);
         add(history, random_, num_new);
         return known == 0 ? serve(history, 0) : serve(history, pages_of(known));
     }
-    /// Serves a prompt and its answer; returns how many pages of the prompt were cached. `said`:
-    /// becomes both of them.
+    /// Serves a prompt and its answer, stores both in `said`, and returns the number of prompt
+    /// pages that were cached.
     std::int64_t answer(const Tokens& prompt, std::int64_t num_tokens, Tokens* said = nullptr) {
         Request request = scene_.claim(prompt);
         request.active = std::min(chunk_, request.end());
@@ -51,7 +51,8 @@ class Seats {
         if (said != nullptr) *said = request.tokens();
         return hit;
     }
-    /// The same with another token where the last whole page ends, and nothing to follow.
+    /// Takes a turn with another token at the end of the last whole page. The turn is not appended
+    /// to the history.
     std::int64_t edited_turn(const Tokens& history) {
         Tokens edited = history;
         item(edited, pages_of(count(history)) * kPage - 2) += 10000;
@@ -85,8 +86,9 @@ class Seats {
     std::int64_t chunk_;
 };
 
-// Six seats of 21k tokens and one of 64k in turn, in a pool that holds all they said in full and
-// the windows at its end, but not those passed on the way.
+// Seven conversations take turns: six with 21k tokens and one with 64k. The pool holds all
+// full-attention pages and the windows at the ends, but not the windows that the conversations
+// passed on the way.
 TEST(conversations_hit_their_history) {
     constexpr std::int64_t kChunk = 2048;
     constexpr std::int64_t kWindow = 1024;
@@ -110,8 +112,9 @@ TEST(conversations_hit_their_history) {
     check::note.clear();
 }
 
-// The window in front of where prompts part stays as long as it is used, whatever comes between.
-TEST(windows_in_front_of_branches_stay) {
+// The window before the branch point of several prompts stays cached while it is used, whatever
+// other prompts run in between.
+TEST(windows_before_branches_stay) {
     Seats seats(220, 64, 32);
     Tokens common;
     add(common, seats.random(), std::int64_t{20} * kPage);
@@ -132,20 +135,21 @@ TEST(an_edit_costs_a_page) {
     for (const std::int64_t n : {100, 320, 331, 335, 336}) {
         Tokens prompt;
         seats.turn(prompt, n);
-        // Windows passed in the middle go.
+        // The other prompt evicts the windows that were passed in the middle.
         Tokens other;
         seats.turn(other, std::int64_t{20} * kPage);
         CHECK_EQ(seats.edited_turn(prompt), 1);
     }
 }
 
-// Who lost a page of the window at its end can use none of the others: they go before anybody else
-// loses one, and then what is full.
-TEST(one_loses_all_before_the_next_loses_any) {
+// If a prompt has lost one window page at its end, its other window pages are useless. They are
+// evicted before any other prompt loses a window page, and the prompt's full-attention pages are
+// evicted after them.
+TEST(a_prompt_loses_all_windows_before_the_next_prompt_loses_any) {
     Seats seats(68, 64, 64);
     std::vector<Tokens> prompts(4);
     for (Tokens& prompt : prompts)
-        seats.turn(prompt, std::int64_t{10} * kPage);  // 10 pages and 5 of windows
+        seats.turn(prompt, std::int64_t{10} * kPage);  // 10 full-attention pages, 5 window pages
     const auto hits = [&] {
         std::int64_t hits = 0;
         for (const Tokens& prompt : prompts) hits += seats.scene().match(prompt) > 0 ? 1 : 0;
@@ -159,11 +163,11 @@ TEST(one_loses_all_before_the_next_loses_any) {
     }
 }
 
-// Prompts that come again, each with another answer: the windows at the ends of prompts stay, those
-// at the ends of answers go first.
+// Prompts come again, each with another answer. The windows at the ends of prompts stay; the
+// windows at the ends of answers are evicted first.
 TEST(prompts_outlive_answers) {
     constexpr std::int64_t kPrompts = 12;
-    const std::int64_t full = kPrompts * 10 + 16;  // and one answer
+    const std::int64_t full = kPrompts * 10 + 16;  // all prompts and one answer
     const std::int64_t ends = kPrompts * 5;
     Seats seats(full + ends + 16, 64, 64);
     std::vector<Tokens> prompts(kPrompts);
@@ -178,7 +182,7 @@ TEST(prompts_outlive_answers) {
     check::note.clear();
 }
 
-// Where there is room for both, a prompt that contains the last answer hits it.
+// If the pool holds both, a prompt that contains the last answer hits the answer.
 TEST(answers_are_hit_where_there_is_room) {
     Seats seats(400, 64, 64);
     Tokens history;
@@ -193,16 +197,16 @@ TEST(answers_are_hit_where_there_is_room) {
     }
 }
 
-// A request that has pages of its own beside those of the tree fills the tree's holes in front of
-// its prompt's end, also where it goes on for longer than a window.
-TEST(a_prompts_end_is_filled_by_who_passes_it) {
+// A request with its own pages next to the tree's pages fills the missing window pages before the
+// end of its prompt, even if it goes on for longer than a window.
+TEST(a_request_fills_missing_windows_at_its_prompts_end) {
     for (const bool dedup : {true, false}) {
         Seats seats(75, 64, 64, dedup);
         Tokens prompt;
         add(prompt, seats.random(), std::int64_t{10} * kPage + 5);
         Tokens longer = prompt;
         add(longer, seats.random(), std::int64_t{20} * kPage);
-        seats.answer(longer, 1);  // which passes the end of the prompt
+        seats.answer(longer, 1);  // passes the end of the prompt
         Tokens other;
         add(other, seats.random(), std::int64_t{20} * kPage);
         seats.answer(other, 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The longest hit where layers have windows, for every set of pages that a small tree can have:
-// what is found is the longest that may be, said token by token.
+// The longest hit with windows, for every set of pages that a small tree can hold: the search must
+// find the longest legal hit of a token-by-token search.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -35,8 +35,8 @@ CacheGroup chunked(std::int64_t chunk) { return {GroupKind::kChunked, chunk, 1, 
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// Some prompts with a common beginning in a tree, each column of which has the pages of a window
-/// or not: as the bits of `present` say.
+/// Prompts with a common prefix in a tree. The bits of `present` choose which columns have the
+/// pages of a window.
 class Scene {
    public:
     Scene(const kvcore::Grouping& grouping, const std::vector<Tokens>& prompts,
@@ -49,7 +49,7 @@ class Scene {
         for (const Tokens& prompt : prompts) put(prompt, present);
     }
 
-    /// In tokens; `fewest`: of a part, 0: none.
+    /// Returns the hit in tokens. `fewest` is the smallest partial hit, or 0 for no partial hit.
     [[nodiscard]] std::int64_t found(const Tokens& prompt, std::int32_t fewest) const {
         PrefixMatch match = tree_.match(root(), prompt.data(), count(prompt), fewest > 0);
         if (match.partial_tokens < fewest) {
@@ -59,7 +59,7 @@ class Scene {
         const kvcore::HitSearch search(pages_, tree_, prompt.data(), count(prompt));
         match = search.longest(match, fewest);
         const std::int64_t n = match.at.depth * page_size_ + match.partial_tokens;
-        // Where it says that it is, there it is.
+        // The source of the partial hit must have the tokens that the search reports.
         BlockId source = -1;
         if (match.partial_tokens > 0) {
             CHECK_EQ(match.partial.depth, match.at.depth + 1);
@@ -69,7 +69,7 @@ class Scene {
         CHECK(is_legal(prompt, n, source));
         return n;
     }
-    /// The same, by looking at everything.
+    /// Returns the longest hit by a search over all lengths and sources.
     [[nodiscard]] std::int64_t longest(const Tokens& prompt, std::int32_t fewest) const {
         for (std::int64_t n = count(prompt); n > 0; --n) {
             const std::int64_t tokens = n % page_size_;
@@ -87,7 +87,7 @@ class Scene {
 
    private:
     struct Cached {
-        Tokens prefix;  // up to its end
+        Tokens prefix;  // up to the end of the column
     };
 
     std::unique_ptr<kvcore::WindowPolicy> make_policy() {
@@ -134,7 +134,8 @@ class Scene {
         }
         return path;
     }
-    // Tokens of a prompt that a column has which stands behind `whole` ones of the prompt.
+    // Returns the number of tokens that the column `source` shares with the prompt after `whole`
+    // pages.
     [[nodiscard]] std::int64_t common(const Tokens& prompt, BlockId source,
                                       std::int64_t whole) const {
         const Tokens& prefix = cached_[at(source)].prefix;
@@ -150,7 +151,7 @@ class Scene {
         if (n % page_size_ != 0) columns.push_back(source);
         for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
             const CacheGroup& rule = grouping_.windows()[w].rule;
-            // All of it is copied: shorter hits may be copied out of that.
+            // The whole source page is copied, so later hits that are shorter can copy from it.
             const bool is_copied = n % page_size_ != 0 && rule.span > 1;
             if (is_copied && !pages_.has(source, w)) return false;
             for (std::int64_t t = 0; t < n; ++t) {
@@ -169,10 +170,10 @@ class Scene {
     kvcore::BlockPool columns_;
     PrefixTree tree_;
     ColumnPages pages_;
-    std::vector<Cached> cached_;  // by id
+    std::vector<Cached> cached_;  // by column id
 };
 
-// A prompt, and others that leave it in columns `branches` with some tokens in common.
+// A prompt, and other prompts that leave it in the columns `branches` after some common tokens.
 struct Shape {
     std::int32_t page_size;
     std::int32_t columns;
@@ -246,7 +247,8 @@ TEST(the_longest_hit_is_found) {
     std::printf("%lld hits\n", static_cast<long long>(searched));
 }
 
-// Of many pages that continue a prefix the longest goes on where others lack pages of a window.
+// Many pages continue a prefix. If the page with the longest common part lacks a window page, the
+// search takes another page with an equal part.
 TEST(large_families) {
     for (const std::int32_t lacking : {0, 1, 5, 30}) {
         const kvcore::Grouping grouping(4, {kFull, sliding(4)});
@@ -254,7 +256,8 @@ TEST(large_families) {
         for (TokenId t = 0; t < 40; ++t) prompts.push_back({1, 2, 3, t});
         for (TokenId t = 0; t < 20; ++t) prompts.push_back({1, 2, 50 + t, 0});
         for (TokenId t = 0; t < 20; ++t) prompts.push_back({1, 70 + t, 0, 0});
-        // Columns 0 .. 63 are drawn by bits: those of the longest parts lack theirs.
+        // The bits draw columns 0 .. 63: the first columns, with the longest common parts, lack
+        // their window pages.
         const std::uint64_t present = ~std::uint64_t{0} << lacking;
         prompts.resize(60);
         const Scene scene(grouping, prompts, present);

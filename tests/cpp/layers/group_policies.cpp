@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Windows under policies that go by more than time: they stay as long as the pages of the prefix
-// that they end, and no longer.
+// Windows under policies that use more than the time of the last use. A window stays cached as long
+// as the full-attention pages of its prefix, and no longer.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ constexpr std::int32_t kPage = 4;
 constexpr CacheGroup kFull{GroupKind::kFull, 0, 1, 0};
 constexpr CacheGroup kWindow{GroupKind::kSliding, std::int64_t{2} * kPage, 1, 0};
 
-// `columns` whole ones and a token to run.
+// `columns` whole columns and one token to run.
 Tokens prompt(TokenId first, std::int64_t columns) {
     Tokens tokens;
     for (std::int64_t i = 0; i <= columns * kPage; ++i) {
@@ -30,7 +30,7 @@ Tokens prompt(TokenId first, std::int64_t columns) {
 }
 std::int64_t whole(const Tokens& tokens) { return count(tokens) / kPage * kPage; }
 
-/// Prompts one after the other in a small pool.
+/// Serves prompts one after the other in a small pool.
 class Cache {
    public:
     Cache(EvictionOrder order, std::int64_t num_pages,
@@ -66,14 +66,14 @@ class Cache {
     GroupScene scene_;
 };
 
-// What is worth less goes first, its windows, then its pages, though it was used last: all of it
-// before a window of what is worth more.
+// The prefix of less value is evicted first, although it was used last: first its windows, then its
+// pages. The better prefix keeps its windows until the worse prefix is gone.
 void check_order(EvictionOrder order, const Tokens& better, const Tokens& worse, Cache& cache) {
     check::note = "order " + std::to_string(static_cast<int>(order));
     for (TokenId k = 0; cache.cached(0) > whole(better) / kPage; ++k) {
         CHECK(cache.is_whole(better));
         CHECK(k < 40);
-        // One page more each time, which nobody keeps.
+        // Each round takes one more page, and no request keeps it.
         Request other = cache.start(prompt(50 + k, 2 + k / 2), 0, 1);
         cache.scene().manager.release(other.sequence);
     }
@@ -91,7 +91,7 @@ TEST(windows_of_a_higher_priority_stay) {
     check_order(EvictionOrder::kPriority, better, worse, cache);
 }
 
-TEST(windows_of_what_is_used_often_stay) {
+TEST(windows_of_often_used_prefixes_stay) {
     for (const EvictionOrder order :
          {EvictionOrder::kLfu, EvictionOrder::kSlru, EvictionOrder::kCost, EvictionOrder::kArc}) {
         Cache cache(order, 24);
@@ -103,7 +103,7 @@ TEST(windows_of_what_is_used_often_stay) {
     }
 }
 
-TEST(what_came_first_goes_first_with_its_windows) {
+TEST(fifo_evicts_the_first_prefix_with_its_windows) {
     Cache cache(EvictionOrder::kFifo, 24);
     const Tokens first = prompt(1, 5);
     const Tokens second = prompt(2, 5);
@@ -113,7 +113,7 @@ TEST(what_came_first_goes_first_with_its_windows) {
     check_order(EvictionOrder::kFifo, second, first, cache);
 }
 
-TEST(windows_whose_time_is_over_go_first) {
+TEST(windows_past_their_retention_are_evicted_first) {
     Cache cache(EvictionOrder::kPriority, 24);
     cache.scene().manager.advance(10);
     const Tokens lasting = prompt(1, 5);
@@ -124,9 +124,9 @@ TEST(windows_whose_time_is_over_go_first) {
     check_order(EvictionOrder::kPriority, lasting, ending, cache);
 }
 
-// A common beginning is worth more than what follows it: its window in front of the branch stays,
-// whoever of its users left last.
-TEST(the_window_of_a_common_beginning_stays) {
+// A common prefix has more value than the tokens after it. Its window before the branch stays,
+// whichever request was released last.
+TEST(the_window_of_a_common_prefix_stays) {
     Cache cache(EvictionOrder::kLfu, 60);
     const Tokens common = prompt(1, 6);
     for (TokenId k = 0; k < 12; ++k) {
@@ -140,14 +140,16 @@ TEST(the_window_of_a_common_beginning_stays) {
     }
 }
 
-// Full pages that can serve no hit go before all that can, whatever they are worth.
-TEST(pages_without_their_window_go_first) {
+// Full-attention pages that can serve no hit are evicted before all pages that can, whatever their
+// value.
+TEST(pages_without_their_window_are_evicted_first) {
     for (const EvictionOrder order : {EvictionOrder::kPriority, EvictionOrder::kLfu}) {
         check::note = "order " + std::to_string(static_cast<int>(order));
         Cache cache(order, 24);
         const Tokens better = prompt(1, 6);
         for (int i = 0; i < 2; ++i) cache.serve(better, 90);
-        // A request for which its window has to go, but not its full pages; it runs nothing.
+        // A request evicts the window of `better` but not its full-attention pages. The request
+        // runs no token.
         for (std::int64_t columns = 8; cache.scene().match(better) > 0; ++columns) {
             CHECK(columns < 20);
             cache.scene().manager.release(cache.start(prompt(2, columns)).sequence);
@@ -156,10 +158,10 @@ TEST(pages_without_their_window_go_first) {
         CHECK(useless > 2);
         const Tokens worse = prompt(3, 4);
         cache.serve(worse, 10);
-        // All but one of those pages are needed, and what is free.
+        // The next request needs all free pages and all useless pages but one.
         const std::int64_t free = cache.scene().manager.stats(0).free_pages;
         Request other = cache.start(prompt(4, free + useless - 1 - 2), 10);
-        CHECK(cache.cached(0) <= 4 + 2);  // a page may have been left of the window
+        CHECK(cache.cached(0) <= 4 + 2);  // a window page of `better` may be left
         CHECK(cache.is_whole(worse));
         CHECK_EQ(cache.scene().match(better), 0);
         cache.scene().manager.release(other.sequence);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers that do not all keep everything: what requests hold, what hits need, what goes first.
+// Groups of layers that do not all keep every token: pages of requests, pages that hits need, and
+// eviction.
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
@@ -17,7 +18,8 @@ using kvcore::GroupKind;
 
 namespace {
 
-// What one prompt and its repetition hold, and how much a hit needs of each bundle.
+// The pages that a prompt and its repetition hold, and the number of pages of each bundle that a
+// hit needs.
 TEST(hits_need_only_what_windows_read) {
     GroupScene scene(GroupScene::config(16, 64, {full(), sliding(32, 2)}));
     const Tokens tokens = count_up(0, 55);
@@ -27,7 +29,7 @@ TEST(hits_need_only_what_windows_read) {
     CHECK_EQ(scene.used(), 12);
     scene.complete(first);
     CHECK_EQ(scene.live(first, 0), 4);
-    CHECK_EQ(scene.live(first, 1), 3);  // 55 tokens: those below 24 are behind
+    CHECK_EQ(scene.live(first, 1), 3);  // 55 tokens: tokens below 24 are before the window
     scene.manager.release(first.sequence);
     CHECK_EQ(scene.used(), 0);
     Tokens again(tokens.begin(), tokens.begin() + 48);
@@ -46,8 +48,9 @@ TEST(hits_need_only_what_windows_read) {
     scene.manager.release(second.sequence);
 }
 
-// Pages behind the window come back at once: what a request holds is flat in its length.
-TEST(pages_behind_the_window_come_back) {
+// Pages before the window are freed at once, so the number of window pages of a request does not
+// grow with its length.
+TEST(pages_before_the_window_are_freed) {
     GroupScene scene(GroupScene::config(16, 64, {full(), sliding(32)}));
     Request request = scene.claim(count_up(0, 320));
     std::vector<std::int64_t> live;
@@ -74,7 +77,7 @@ TEST(without_a_full_group) {
     CHECK(scene.match(count_up(0, 1000)) >= 992 - 16);
 }
 
-// A bundle with smaller pages has several in a column.
+// A bundle with smaller pages has several pages in a column.
 TEST(pages_of_several_sizes) {
     GroupScene scene(GroupScene::config(16, 64, {full(), sliding(20, 1, 4)}));
     Request request = scene.claim(count_up(0, 100));
@@ -85,13 +88,13 @@ TEST(pages_of_several_sizes) {
     longer.push_back(5000);
     Request second = scene.claim(longer);
     CHECK_EQ(scene.reserve(second), kvcore::ReserveStatus::kOk);
-    CHECK_EQ(second.start, 90);  // ends inside a page
+    CHECK_EQ(second.start, 90);  // the hit ends inside a page
     scene.complete(second);
     scene.manager.release(second.sequence);
 }
 
-// Who computes tokens again puts pages where the tree has none.
-TEST(holes_are_filled) {
+// A request that computes cached tokens again fills the missing window pages in the tree.
+TEST(missing_window_pages_are_filled) {
     kvcore::CacheConfig config = GroupScene::config(2, 64, {full(), sliding(4)});
     config.partial_page_reuse = 0;
     GroupScene scene(config);
@@ -99,7 +102,8 @@ TEST(holes_are_filled) {
     scene.put(tokens);
     CHECK_EQ(scene.match(tokens), 8);
     CHECK_EQ(scene.match(count_up(0, 6)), 6);
-    // 58 pages, of which 56 are free: the window pages of the first two columns go.
+    // The request needs 58 pages and 56 are free, so the window pages of the first two columns are
+    // evicted.
     Request big = scene.claim(count_up(500, 96));
     big.active = 20;
     CHECK_EQ(scene.reserve(big), kvcore::ReserveStatus::kOk);
@@ -116,7 +120,7 @@ TEST(holes_are_filled) {
     CHECK_EQ(scene.match(count_up(0, 4)), 4);
 }
 
-TEST(configurations_that_cannot_be) {
+TEST(impossible_configurations_are_refused) {
     const auto make = [](const std::vector<CacheGroup>& groups) {
         const kvcore::CacheManager manager(GroupScene::config(16, 64, groups));
     };
@@ -128,7 +132,8 @@ TEST(configurations_that_cannot_be) {
     make({full()});
 }
 
-/// The most pages that a request of `n` tokens holds which runs them one by one; 0: it is refused.
+/// Returns the most pages that a request holds if it runs its `n` tokens one by one; 0 if it is
+/// refused.
 std::int64_t most_pages(const kvcore::CacheConfig& config, std::int64_t n) {
     GroupScene scene(config);
     Request request = scene.claim(count_up(0, n));
@@ -150,8 +155,9 @@ std::int64_t most_pages(const kvcore::CacheConfig& config, std::int64_t n) {
     return most;
 }
 
-// What no chunk is short enough for is refused by the first reserve, and nothing else is.
-TEST(what_never_fits_is_refused_at_once) {
+// The first reserve refuses a request that does not fit with any chunk length, and only such
+// requests.
+TEST(requests_that_never_fit_are_refused_at_once) {
     const std::vector<std::vector<CacheGroup>> families = {
         {full(), sliding(6)},       {full(2), sliding(7, 3)},     {sliding(6)},
         {full(), chunked(8)},       {full(), chunked(7)},         {full(), chunked(9), sliding(3)},
@@ -178,8 +184,8 @@ TEST(what_never_fits_is_refused_at_once) {
     check::note.clear();
 }
 
-// Truncation goes as far back as drafts may.
-TEST(truncation_keeps_within_drafts) {
+// Truncation is limited to the number of draft tokens.
+TEST(truncation_is_limited_to_drafts) {
     kvcore::CacheConfig config = GroupScene::config(4, 64, {full(), sliding(8)});
     config.max_draft_tokens = 5;
     GroupScene scene(config);
@@ -194,11 +200,11 @@ TEST(truncation_keeps_within_drafts) {
     scene.manager.release(request.sequence);
 }
 
-// Without truncation nobody goes back behind what windows have left, by whichever call.
-TEST(requests_do_not_go_back_behind_their_windows) {
+// No call moves a request back before its windows except a truncation.
+TEST(requests_do_not_move_back_before_their_windows) {
     GroupScene scene(GroupScene::config(4, 64, {full(), sliding(8)}));
     Request request = scene.claim(count_up(0, 40));
-    scene.complete(request);  // 40 tokens: the window reads from 33 on, which is in column 8
+    scene.complete(request);  // 40 tokens: the window reads from token 33 on, in column 8
     const std::vector<BlockId> pages = scene.manager.pages_of(request.sequence, 1);
     for (const std::int64_t start : {0, 4, 31, 32, 38}) {
         kvcore::RequestView view = request.view();
@@ -214,21 +220,21 @@ TEST(requests_do_not_go_back_behind_their_windows) {
         CHECK_THROWS(std::invalid_argument, scene.manager.fork(view, {&other, 1}));
         CHECK_EQ(scene.manager.pages_of(request.sequence, 1), pages);
     }
-    // Nor does a commit that says less is written make it so.
+    // A commit with a lower count of written tokens does not allow it either.
     kvcore::RequestView view = request.view();
     view.start = 8;
     scene.manager.commit({&view, 1}, scene.swaps);
     kvcore::FetchTarget target;
     CHECK_THROWS(std::invalid_argument, scene.manager.fetch({&view, 1}, 1, &target));
-    request.rewind(40);  // the last one is run again: what it reads is there
+    request.rewind(40);  // the last token runs again: the pages that it reads are still held
     CHECK_EQ(request.start, 39);
     CHECK(scene.run({&request}));
     scene.step({&request}, 3);
     scene.manager.release(request.sequence);
 }
 
-// Where no group keeps everything, pinned prefixes hold more columns than pages: when there are
-// none left, that is an answer.
+// Without a full-attention group, pinned prefixes hold more columns than pages. If all columns are
+// held, the answer is kNoSpace.
 TEST(columns_that_are_all_held_are_no_space) {
     kvcore::CacheConfig config = GroupScene::config(4, 200, {sliding(8)});
     config.max_sequences = 1;
@@ -250,14 +256,15 @@ TEST(columns_that_are_all_held_are_no_space) {
     scene.put(count_up(500000, 1900), 64);
 }
 
-// A fork has pages of windows as far as it has columns: what its parent reserved ahead is not its.
+// A fork gets window pages only for the columns that it has. Window pages that its parent reserved
+// ahead stay with the parent.
 TEST(forks_reserve_for_themselves) {
     GroupScene scene(GroupScene::config(4, 64, {full(), sliding(8)}));
     Request parent = scene.claim(count_up(0, 30));
     parent.active = 10;
     CHECK(scene.run({&parent}));
     scene.step({&parent}, 5);
-    CHECK_EQ(scene.reserve(parent), kvcore::ReserveStatus::kOk);  // windows for all 30
+    CHECK_EQ(scene.reserve(parent), kvcore::ReserveStatus::kOk);  // windows for 30 tokens
     CHECK_EQ(scene.live(parent, 1), 8);
     Request child("", count_up(0, 10));
     for (TokenId t = 0; t < 9; ++t) child.append(700 + t);
@@ -268,7 +275,7 @@ TEST(forks_reserve_for_themselves) {
     child.active = 19;
     CHECK_EQ(scene.live(child, 1), 3);
     const kvcore::ReservePlan plan = scene.manager.plan(child.view());
-    CHECK_EQ(plan.new_pages, 2 + 2 + 2);  // two columns more, and its own of the one they share
+    CHECK_EQ(plan.new_pages, 2 + 2 + 2);  // two new columns, and own pages for the shared column
     CHECK(scene.run({&child, &parent}));
     scene.step({&child, &parent}, 3);
     scene.manager.release(child.sequence);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Idle pages of windows where more leave at once than there is room to remember.
+// Idle window pages when more departures happen at once than there is room to record.
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -21,7 +21,7 @@ using kvcore::WindowPolicy;
 
 namespace {
 
-/// A tree of one run of four pages, and room for two departures from it.
+/// A tree with one run of four pages, and room for two departures from it.
 struct Scene {
     Scene()
         : tree(1, make(policy)),
@@ -34,21 +34,21 @@ struct Scene {
         policy = made.get();
         return made;
     }
-    /// These leave together, from a prefix of so many pages.
+    /// The entries leave in one departure from a prefix of `depth` pages.
     void leave(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
         idle.begin_leaving();
         idle.leave_from({end, depth});
         for (const IdlePages::Entry entry : entries) idle.keep(entry);
     }
 
-    /// The same, in one go.
+    /// Does the same with a Keeper, all entries at once.
     void leave_together(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
         idle.begin_leaving();
         idle.leave_from({end, depth});
         IdlePages::Keeper keeper(idle);
         for (const IdlePages::Entry entry : entries) keeper.keep(entry);
     }
-    /// Takes what ends at `depth` out of its departure, in its order.
+    /// Removes the entries of the departures that end at `depth` and returns them in order.
     std::vector<IdlePages::Entry> take(std::int32_t depth) {
         const auto ends_there = [&](WindowPolicy::Departure departure) {
             const kvcore::TreePosition at = policy->end_of(departure);
@@ -73,26 +73,26 @@ struct Scene {
     IdlePages idle;
 };
 
-TEST(what_is_kept_is_never_worse_off_for_a_use) {
+TEST(kept_pages_never_lose_by_a_use) {
     Scene scene;
     scene.leave(4, {0, 1});
     scene.leave(2, {2});
     CHECK_EQ(scene.policy->num_free_departures(), 0);
     scene.leave(3, {0, 5});
-    CHECK(!scene.idle.is_passed(0));  // it stays in the departure that it is in
-    CHECK(scene.idle.is_passed(5));   // nobody kept it before
+    CHECK(!scene.idle.is_passed(0));  // the entry stays in its departure
+    CHECK(scene.idle.is_passed(5));   // the entry was in no departure
     scene.leave(1, {2});
-    CHECK(!scene.idle.is_passed(2));  // it was alone: its departure has made room for the next
+    CHECK(!scene.idle.is_passed(2));  // its departure ended and made room for this one
     CHECK_EQ(scene.idle.first_passed(), 5U);
     CHECK_EQ(scene.policy->num_departures(), 2U);
 }
 
 using Entries = std::vector<IdlePages::Entry>;
 
-TEST(entries_kept_in_one_go_stand_in_their_order) {
+TEST(entries_that_are_kept_together_keep_their_order) {
     Scene scene;
     scene.leave_together(4, {0, 1, 2, 3, 4, 5});
-    scene.leave_together(2, {1, 2, 7, 4, 3});  // a stretch, a new one, and two the other way round
+    scene.leave_together(2, {1, 2, 7, 4, 3});  // a stretch, a new entry, and two in reverse order
     CHECK(scene.take(2) == Entries({1, 2, 7, 4, 3}));
     CHECK(scene.take(4) == Entries({0, 5}));
     CHECK_EQ(scene.policy->num_departures(), 0U);
@@ -111,8 +111,9 @@ TEST(a_departure_that_is_kept_again_ends) {
     CHECK(scene.take(4) == Entries({2, 5, 6}));
 }
 
-// A hit may read again what none could: its departure takes it from there, and leaves the others.
-TEST(what_was_useless_is_kept_in_one_go) {
+// A hit may read a useless page again. Its departure takes the page from the useless list and
+// leaves the other pages.
+TEST(useless_pages_are_kept_together) {
     Scene scene;
     for (const IdlePages::Entry entry : {0U, 1U, 2U, 3U}) scene.idle.give_up(entry);
     scene.leave_together(4, {1, 2});
@@ -122,13 +123,13 @@ TEST(what_was_useless_is_kept_in_one_go) {
     scene.leave_together(2, {3});
     CHECK_EQ(scene.idle.first_useless(), IdlePages::kNone);
     CHECK(scene.take(4) == Entries({1, 2}));
-    scene.idle.give_up(3);  // out of its departure, which ends
+    scene.idle.give_up(3);  // removes the last entry of the departure, which ends
     CHECK_EQ(scene.policy->num_departures(), 0U);
     CHECK_EQ(scene.idle.first_useless(), 3U);
 }
 
-// As one by one: nothing that is kept goes to those that are passed.
-TEST(entries_without_room_stay_where_they_are) {
+// The result is the same as one by one: a page of a departure never moves to the passed pages.
+TEST(entries_without_room_stay_in_their_departure) {
     Scene scene;
     scene.leave_together(4, {0, 1});
     scene.leave_together(2, {2, 3});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes first where layers keep a state: a hit ends at a checkpoint, so pages that none lies
-// behind serve nobody.
+// Eviction order with recurrent states. A hit ends at a checkpoint, so pages without a checkpoint
+// after them serve no hit.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kPage = 4;
 
-// `pages` whole ones and a token to run.
+// `pages` whole pages and one token to run.
 Tokens prompt(TokenId first, std::int64_t pages) {
     Tokens tokens;
     for (std::int64_t i = 0; i <= pages * kPage; ++i) {
@@ -36,7 +36,8 @@ kvcore::CacheConfig config(std::int64_t num_pages, std::int64_t num_slots,
     return config;
 }
 
-/// Requests one after the other in a small pool, whose windows are all kept where it has some.
+/// Serves requests one after the other in a small pool. If the cache has windows, it keeps all of
+/// them.
 class Cache {
    public:
     explicit Cache(const kvcore::CacheConfig& config, EvictionOrder order = {})
@@ -59,16 +60,16 @@ class Cache {
     void serve(const Tokens& tokens, std::int64_t generated = 0, std::int32_t priority = 50) {
         manager().release(start(tokens, generated, priority).sequence);
     }
-    /// So many pages are taken for a moment.
+    /// Takes `pages` pages for a moment.
     void take(std::int64_t pages) {
         Request request = scene_.claim(prompt(900 + ++taken_, pages - 1));
         CHECK_EQ(scene_.reserve(request), kvcore::ReserveStatus::kOk);
         manager().release(request.sequence);
     }
-    /// The same beside all that is free.
+    /// Takes all free pages and evicts `pages` more.
     void evict(std::int64_t pages) { take(manager().stats(0).free_pages + pages); }
-    /// With a window, whose pages the last column does not get before a checkpoint is made: one
-    /// page more than are free, or two.
+    /// Takes one or two more pages than are free in a cache with windows: the last column gets no
+    /// window page before its checkpoint is made.
     void take_columns() { take((manager().stats(0).free_pages + 1) / 2 + 1); }
     [[nodiscard]] std::int64_t hit(const Tokens& tokens) { return scene_.match(tokens) / kPage; }
     [[nodiscard]] std::int64_t in_tree() { return manager().stats(0).cached_pages; }
@@ -80,9 +81,9 @@ class Cache {
     TokenId taken_ = 0;
 };
 
-// What a request generated behind its last checkpoint goes before a page of anybody else, though
-// that was used before it, and whatever it is worth.
-TEST(what_no_checkpoint_follows_goes_first) {
+// Generated pages after the last checkpoint are evicted before the pages of any other request, even
+// if the other pages were used earlier and have less value.
+TEST(pages_after_the_last_checkpoint_are_evicted_first) {
     for (const EvictionOrder order : {EvictionOrder::kLru, EvictionOrder::kLfu,
                                       EvictionOrder::kPriority, EvictionOrder::kCost}) {
         check::note = "order " + std::to_string(static_cast<int>(order));
@@ -94,15 +95,16 @@ TEST(what_no_checkpoint_follows_goes_first) {
         CHECK_EQ(cache.in_tree(), 10);
         CHECK_EQ(cache.hit(prompt(1, 5)), 5);
         CHECK_EQ(cache.hit(prompt(2, 5)), 5);
-        cache.evict(5);  // now as the policy says
+        cache.evict(5);  // now in the order of the policy
         CHECK_EQ(cache.hit(prompt(1, 5)), 0);
         CHECK_EQ(cache.hit(prompt(2, 5)), 5);
     }
     check::note.clear();
 }
 
-// With the page of a checkpoint goes all that it alone made worth keeping, up to the one in front.
-TEST(the_way_to_a_lost_checkpoint_goes_next) {
+// If the page of a checkpoint is evicted, the pages back to the checkpoint before it are useless,
+// and are evicted next.
+TEST(the_pages_before_a_lost_checkpoint_are_evicted_next) {
     Cache cache(config(40, 10, {full()}, 3 * kPage));
     cache.serve(prompt(1, 8));  // checkpoints at 3, 6 and 8
     cache.serve(prompt(2, 9));
@@ -121,13 +123,13 @@ TEST(the_way_to_a_lost_checkpoint_goes_next) {
     CHECK_EQ(cache.hit(prompt(2, 9)), 9);
 }
 
-// A checkpoint that lost its slot leaves its run useless, though that was let go of last.
-TEST(who_lost_the_slot_goes_first) {
+// If a checkpoint loses its slot, its run is useless, although the run was released last.
+TEST(the_run_of_a_lost_slot_is_evicted_first) {
     kvcore::CacheConfig few = config(40, 4, {full()});
     Cache cache(few, EvictionOrder::kFifo);
     cache.serve(prompt(1, 5));
     cache.serve(prompt(2, 5));
-    cache.serve(prompt(1, 5));  // used last, checkpoint and pages
+    cache.serve(prompt(1, 5));  // checkpoint and pages were used last
     std::vector<Request> live;
     for (TokenId i = 0; i < 3; ++i) {
         live.push_back(cache.scene().claim(prompt(20 + i, 0)));
@@ -141,14 +143,15 @@ TEST(who_lost_the_slot_goes_first) {
     CHECK_EQ(cache.hit(prompt(1, 5)), 5);
 }
 
-// What prompts share without a checkpoint goes once nothing follows it, though it was used by all.
-TEST(what_is_in_front_goes_once_nothing_follows) {
+// Pages that prompts share without a checkpoint are evicted when no page follows them, although all
+// prompts used them.
+TEST(a_common_prefix_is_evicted_when_no_page_follows_it) {
     Cache cache(config(40, 5, {full()}), EvictionOrder::kLfu);
     const Tokens first = prompt(1, 8);
     Tokens second = first;
     for (std::size_t i = 16; i < second.size(); ++i) second[i] += 500;  // four pages in common
     cache.serve(first);
-    cache.serve(second);  // with a checkpoint where it parts, too
+    cache.serve(second);  // also makes a checkpoint at the branch
     cache.serve(prompt(3, 4));
     CHECK_EQ(cache.in_tree(), 16);
     CHECK_EQ(cache.hit(first), 8);
@@ -166,13 +169,13 @@ TEST(what_is_in_front_goes_once_nothing_follows) {
     }
 }
 
-// What was condemned and is used again is as good as new once there is a checkpoint behind it.
-TEST(a_new_checkpoint_pardons) {
+// Useless pages that are used again count as useful when a new checkpoint follows them.
+TEST(a_new_checkpoint_makes_pages_useful_again) {
     Cache cache(config(40, 10, {full()}));
     cache.serve(prompt(1, 5), 4 * kPage);
     CHECK_EQ(cache.in_tree(), 9);
     Tokens next = prompt(1, 5);
-    for (std::int64_t i = 0; i < 4 * kPage; ++i) next.push_back(7);  // what it generated
+    for (std::int64_t i = 0; i < 4 * kPage; ++i) next.push_back(7);  // the generated tokens
     cache.serve(next);
     CHECK_EQ(cache.hit(next), 9);
     cache.serve(prompt(2, 5), 2 * kPage);
@@ -183,8 +186,9 @@ TEST(a_new_checkpoint_pardons) {
     CHECK_EQ(cache.in_tree(), 14);
 }
 
-// While somebody holds its run, nothing of it goes. Let go of without a use, it is useless again.
-TEST(what_is_held_stays) {
+// While a request holds a run, none of its pages is evicted. If the request releases the run
+// without a use, the run is useless again.
+TEST(held_pages_stay) {
     Cache cache(config(40, 10, {full()}, 7 * kPage));
     cache.serve(prompt(1, 5));
     cache.serve(prompt(2, 5), 4 * kPage);
@@ -199,15 +203,16 @@ TEST(what_is_held_stays) {
         CHECK_EQ(cache.in_tree(), 13);
         CHECK_EQ(cache.hit(prompt(1, 5)), 0);
     }
-    cache.evict(4);  // what is left of the other one was useless before
+    cache.evict(4);  // the rest of the other prompt was useless before
     CHECK_EQ(cache.in_tree(), 9);
     cache.evict(2);
     CHECK_EQ(cache.in_tree(), 7);
     CHECK_EQ(cache.hit(all), 7);
 }
 
-// Beside windows: those that no checkpoint follows go first, with the pages behind the last one;
-// what the checkpoint reads stays, though requests left it together with the others.
+// With windows: window pages without a checkpoint after them are evicted first, with the pages
+// after the last checkpoint. The pages that the checkpoint reads stay, although requests left them
+// in the same departure.
 TEST(windows_of_a_checkpoint_stay) {
     for (const EvictionOrder order :
          {EvictionOrder::kLru, EvictionOrder::kLfu, EvictionOrder::kSlru, EvictionOrder::kFifo,
@@ -231,7 +236,8 @@ TEST(windows_of_a_checkpoint_stay) {
     check::note.clear();
 }
 
-// A prompt of whole pages has its checkpoint one page earlier: the windows of that are kept.
+// A prompt of whole pages has its checkpoint one page before its end, and the windows of the
+// checkpoint are kept.
 TEST(windows_of_a_prompt_of_whole_pages_stay) {
     Cache cache(config(60, 10, {full(), sliding(3 * kPage)}));
     Tokens whole = prompt(1, 6);

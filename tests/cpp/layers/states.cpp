@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers with a state: where checkpoints are made, what hits them, whose slots are whose.
+// Layers with recurrent states: the places of checkpoints, their hits, and the owners of slots.
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -28,7 +28,7 @@ kvcore::CacheConfig config(std::int64_t num_slots, std::vector<kvcore::StateGrou
     return config;
 }
 
-// Runs a prompt to its end, one chunk after the other as they were cut.
+// Runs a prompt to its end, chunk by chunk, and returns the ends of the chunks.
 std::vector<std::int64_t> run_prompt(GroupScene& scene, Request& request) {
     const std::int64_t end = request.end();
     std::vector<std::int64_t> ends;
@@ -46,7 +46,7 @@ void put(GroupScene& scene, const Tokens& tokens) {
     static_cast<void>(scene.manager.take_state_copies());
 }
 
-TEST(a_prompt_is_cut_in_front_of_its_last_page) {
+TEST(a_prompt_is_cut_before_its_last_page) {
     GroupScene scene(config(8));
     Request request = scene.claim(count_up(0, 55));
     const kvcore::ReservePlan plan = scene.manager.plan(request.view());
@@ -71,7 +71,7 @@ TEST(a_prompt_is_cut_in_front_of_its_last_page) {
     CHECK_EQ(stats.available_slots, 6);
 }
 
-// A prompt that is a whole number of pages has its checkpoint one page earlier.
+// A prompt of whole pages has its checkpoint one page before its end.
 TEST(the_boundary_is_below_the_end) {
     GroupScene scene(config(8));
     Request request = scene.claim(count_up(0, 48));
@@ -94,7 +94,8 @@ TEST(a_checkpoint_is_made_where_prompts_branch) {
     Request third = scene.claim(count_up(0, 32) + count_up(800, 8));
     CHECK_EQ(scene.reserve(third), kvcore::ReserveStatus::kOk);
     CHECK_EQ(third.start, 32);
-    // The deepest one below serves what goes on elsewhere, and one is made where that is.
+    // The deepest checkpoint before the branch serves a prompt that continues elsewhere, and a new
+    // checkpoint is made at the branch.
     put(scene, count_up(0, 48) + count_up(600, 40));
     Request last = scene.claim(count_up(0, 48) + count_up(600, 20));
     CHECK_EQ(scene.reserve(last), kvcore::ReserveStatus::kOk);
@@ -102,7 +103,7 @@ TEST(a_checkpoint_is_made_where_prompts_branch) {
     CHECK_EQ(last.active, 64);
 }
 
-// A boundary due for one group is due for all.
+// A boundary of one group is a boundary of all groups.
 TEST(intervals) {
     GroupScene scene(config(12, {{32}, {48}, {0}}));
     Request request = scene.claim(count_up(0, 130));
@@ -136,8 +137,9 @@ TEST(a_cut_chunk_runs_alone) {
     CHECK_EQ(scene.manager.reserve(views[0], 2), kvcore::ReserveStatus::kOk);
 }
 
-// Several steps run past a boundary: the state in the slot is not that of the boundary any more.
-TEST(no_checkpoint_of_a_state_that_went_on) {
+// Several steps run past a boundary, so the state in the slot is no longer the state of the
+// boundary.
+TEST(a_state_past_the_boundary_makes_no_checkpoint) {
     GroupScene scene(config(8, {{16}}));
     Request request = scene.claim(count_up(0, 15));
     run_prompt(scene, request);
@@ -155,8 +157,8 @@ TEST(no_checkpoint_of_a_state_that_went_on) {
     CHECK_EQ(scene.manager.state_stats(0).checkpoints, 0);
 }
 
-// Without a slot to spare there is no checkpoint, and all goes on.
-TEST(no_slot_no_checkpoint) {
+// Without a free slot there is no checkpoint, but the request continues.
+TEST(without_a_free_slot_no_checkpoint_is_made) {
     GroupScene scene(config(1, {{16}}, 1));
     Request request = scene.claim(count_up(0, 55));
     CHECK_EQ(count(run_prompt(scene, request)), 4);
@@ -164,7 +166,8 @@ TEST(no_slot_no_checkpoint) {
     CHECK_EQ(scene.match(count_up(0, 55)), 0);
 }
 
-// The only slot left is the checkpoint of the hit: it becomes the request's own, without a copy.
+// The only slot left holds the checkpoint of the hit. The request takes the slot over without a
+// copy.
 TEST(a_request_takes_the_checkpoint_over) {
     GroupScene scene(config(2, {{0}}, 2));
     put(scene, count_up(0, 40));
@@ -180,7 +183,7 @@ TEST(a_request_takes_the_checkpoint_over) {
     CHECK_EQ(scene.match(count_up(0, 40)), 0);
 }
 
-// What is pinned is no slot that can be had.
+// The slot of a pinned checkpoint is not available.
 TEST(pins_hold_checkpoints) {
     GroupScene scene(config(2, {{0}}, 2));
     put(scene, count_up(0, 40));
@@ -204,12 +207,12 @@ TEST(pins_hold_checkpoints) {
     CHECK_EQ(second.start, 32);
 }
 
-// Least recent use first; slots in use never.
+// The least recently used checkpoint is evicted first. Slots in use are never evicted.
 TEST(order_of_eviction) {
     GroupScene scene(config(4, {{0}}, 2));
     for (const TokenId k : {1000, 2000, 3000}) put(scene, count_up(k, 20));
     CHECK_EQ(scene.manager.state_stats(0).checkpoints, 3);
-    Request again = scene.claim(count_up(1000, 20));  // a use of the oldest
+    Request again = scene.claim(count_up(1000, 20));  // uses the oldest checkpoint
     CHECK_EQ(scene.reserve(again), kvcore::ReserveStatus::kOk);
     CHECK_EQ(again.start, 16);
     Request other = scene.claim(count_up(4000, 4));
@@ -230,7 +233,7 @@ TEST(forks_copy_the_state) {
     CHECK((scene.manager.take_state_copies() == Copies{{0, 0, 2}, {0, 0, 3}}));
     CHECK_EQ(views[0].start, 20);
     CHECK_EQ(scene.manager.state_stats(0).available_slots, 1);  // the checkpoint at 16
-    // Once it was fetched its state may be ahead of what children begin with.
+    // After a fetch, the state may be ahead of the first token of the children.
     CHECK(scene.run({&parent}));
     kvcore::RequestView late = parent.view();
     CHECK_THROWS(std::invalid_argument, scene.manager.fork(parent.view(), {&late, 1}));
@@ -258,7 +261,7 @@ TEST(truncation) {
     CHECK((scene.manager.take_state_copies() == Copies{{0, 1, 0}}));
     request.rewind(33);
     CHECK(scene.run({&request}));
-    // Its state is ahead of what is written, until that is committed.
+    // The state is ahead of the written tokens until the commit.
     CHECK_THROWS(std::invalid_argument, scene.manager.truncate(request.sequence, 31));
     scene.manager.truncate(request.sequence, 33);
     scene.step({&request}, 3);
@@ -268,7 +271,7 @@ TEST(truncation) {
     CHECK(scene.run({&request}));
 }
 
-// Nothing of a prefix is found once nobody holds it, though its pages are in use.
+// After a reset, no prefix is found, although a request still uses its pages.
 TEST(reset_forgets_checkpoints) {
     GroupScene scene(config(8));
     Request request = scene.claim(count_up(0, 40));
@@ -279,8 +282,8 @@ TEST(reset_forgets_checkpoints) {
     CHECK_EQ(scene.manager.state_stats(0).checkpoints, 0);
 }
 
-// Whoever asks while a checkpoint is being copied does not find it; one that fails is none.
-TEST(a_checkpoint_is_found_when_it_is_there) {
+// A checkpoint is not found while its copy is in flight. A failed copy makes no checkpoint.
+TEST(a_checkpoint_is_found_after_its_copy) {
     for (const bool done : {true, false}) {
         GroupScene scene(config(8));
         Request request = scene.claim(count_up(0, 40));
@@ -312,7 +315,7 @@ TEST(refused_configurations) {
     refused(config(8, {}));
     kvcore::CacheConfig host = config(8);
     host.num_host_state_slots = 8;
-    refused(host);  // without pages there
+    refused(host);  // the host tier has no pages
     host.states.clear();
     host.num_state_slots = 0;
     host.host_pages = 8;
@@ -325,7 +328,8 @@ kvcore::CacheConfig config_with_drafts(std::int64_t drafts) {
     return made;
 }
 
-// A request whose prompt of 40 tokens has run, with two drafts behind the token that was sampled.
+// Returns a request whose prompt of 40 tokens has run, with two draft tokens after the sampled
+// token.
 Request drafted(GroupScene& scene) {
     Request request = scene.claim(count_up(0, 40));
     run_prompt(scene, request);
@@ -335,7 +339,7 @@ Request drafted(GroupScene& scene) {
     return request;
 }
 
-// Of 40 .. 42 the last `n` are rejected, and a token is sampled behind the others.
+// Rejects the last `n` of the tokens 40 .. 42 and samples a token after the others.
 void reject(Request& request, std::int64_t n) {
     request.rewind(43 - n);
     request.start = request.end();
@@ -364,7 +368,7 @@ TEST(rejected_drafts_go_back_to_the_kept_state) {
     CHECK_EQ(scene.manager.state_stats(0).used_slots, 0);
 }
 
-// The copy back fails, and the request is still said to stand further on: it goes back once more.
+// The copy back fails, and the view still has the later position. The request goes back again.
 TEST(a_copy_back_that_fails_is_owed) {
     GroupScene scene(config_with_drafts(2));
     Request request = drafted(scene);
@@ -391,7 +395,7 @@ TEST(a_copy_back_that_fails_is_owed) {
     scene.manager.check_integrity();
 }
 
-// Nor is a state kept where there are not two slots for each sequence.
+// A state is not kept either if there are fewer than two slots for each sequence.
 void test_without_a_kept_state_rejected_drafts_are_refused(std::int64_t drafts,
                                                            std::int64_t slots) {
     kvcore::CacheConfig given = config(slots);
@@ -399,7 +403,7 @@ void test_without_a_kept_state_rejected_drafts_are_refused(std::int64_t drafts,
     GroupScene scene(given);
     Request request = drafted(scene);
     CHECK(scene.run({&request}));
-    CHECK_THROWS(std::invalid_argument, scene.run({&request}));  // nor does it run twice
+    CHECK_THROWS(std::invalid_argument, scene.run({&request}));  // cannot be repeated
     reject(request, 1);
     scene.commit({&request});
     CHECK_THROWS(std::invalid_argument, scene.run({&request}));
@@ -413,7 +417,8 @@ void test_without_a_kept_state_rejected_drafts_are_refused(std::int64_t drafts,
     CHECK(scene.run({&request}));
 }
 
-// Rounds of drafts, whose copies nobody takes, do not gather them either.
+// The list of copies also stays short if drafts run in many rounds and the caller never takes the
+// copies.
 TEST(the_list_of_drafts_stays_short) {
     GroupScene scene(config_with_drafts(2));
     Request request = scene.claim(count_up(0, 40));
@@ -432,7 +437,7 @@ TEST(the_list_of_drafts_stays_short) {
     CHECK(count(scene.manager.take_state_copies()) < 70);
 }
 
-// Copies that nobody takes do not gather.
+// The list of copies stays short even if the caller never takes them.
 TEST(the_list_stays_short) {
     GroupScene scene(config(6, {{0}}, 2));
     for (int i = 0; i < 2000; ++i) {

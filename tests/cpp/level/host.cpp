@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host tier between the two halves of a copy: what is found, held and given back when.
+// The host tier while a copy is in flight: the pages that lookups find, hold and free at each step.
 #include <stdexcept>
 
 #include "support/host_fixture.hpp"
@@ -83,7 +83,7 @@ TEST(a_sequence_under_way_leaves_its_pages_to_the_commit_after) {
     m.manager.release(request.sequence);
 }
 
-// The second sequence stores what follows the pages that the first one is storing.
+// The second sequence stores only the pages after the pages that the first one is storing.
 void pages_under_way_are_not_stored_twice(bool in_order) {
     HostFixture m(16, 16);
     Request first = m.claim(count_up(0, 6));
@@ -98,7 +98,7 @@ void pages_under_way_are_not_stored_twice(bool in_order) {
     check_source(two, Tier::kDevice, 2);
     m.finish(in_order ? one : two);
     m.finish(in_order ? two : one);
-    CHECK_EQ(m.stored(), in_order ? 5 : 3);  // nothing is found behind a hole
+    CHECK_EQ(m.stored(), in_order ? 5 : 3);  // a lookup ends at the first hole
     m.manager.release(first.sequence);
     m.manager.release(second.sequence);
     m.manager.reset_prefix_cache();
@@ -174,7 +174,7 @@ TEST(a_request_whose_pages_did_not_arrive_begins_again) {
     CHECK_EQ(m.manager.metrics().loaded_pages, 0);
     CHECK(m.manager.pages_of(request.sequence).empty());
     CHECK_EQ(m.manager.stats(0).available_pages(), 4);
-    const Transfers again = m.reserve(request);  // wherever its context stands
+    const Transfers again = m.reserve(request);  // the start of its context does not matter
     check_source(again, Tier::kHost, 3);
     CHECK_EQ(request.start, 6);
     m.finish(again);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers with a state and a host tier: which checkpoints are stored, what hits them, and what
-// becomes of those on their way.
+// Layers with a state and a host tier: stored checkpoints, hits on them, and the fate of
+// checkpoints whose copies are in flight.
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -30,26 +30,26 @@ kvcore::CacheConfig config(std::int64_t num_slots, std::int64_t host_slots,
 struct Scene : HostFixture {
     using HostFixture::HostFixture;
 
-    /// A request of which the first chunk, up to where its checkpoint is due, has run.
+    /// Run a new request up to the position where its checkpoint is due.
     Request begin(const Tokens& tokens) {
         Request request = claim(tokens);
         finish(reserve(request));
         return request;
     }
-    /// What its step leaves to be copied.
+    /// Commit the next step and return the copies that it requests.
     kvcore::Transfers step(Request& request) {
         request.start = request.active;
         if (request.start == request.end()) request.append(1);
         request.active = request.end();
         return commit_batch({&request});
     }
-    /// Leaves a prompt cached, with its checkpoint.
+    /// Leave a prompt in the cache, with its checkpoint.
     void run(const Tokens& tokens, bool done = true) {
         Request request = begin(tokens);
         finish(step(request), done);
         manager.release(request.sequence);
     }
-    /// Takes all slots of the device for a moment, and all pages or some.
+    /// Take all slots of the device for a moment, and all or some of its pages.
     void crowd_out() { crowd_out(manager.config().num_pages / 3 * 2); }
     void crowd_out(std::int64_t num_tokens) {
         std::vector<Request> crowd;
@@ -62,7 +62,7 @@ struct Scene : HostFixture {
     kvcore::StateStats stats() { return manager.state_stats(0); }
 };
 
-/// Its checkpoint is at token 8.
+/// The checkpoint of this prompt is at token 8.
 const Tokens& prompt() {
     static const Tokens tokens = count_up(0, 9);
     return tokens;
@@ -77,7 +77,7 @@ TEST(a_checkpoint_is_stored_where_it_was_computed) {
     CHECK((stores.state_moves == Moves{{0, 0, 0, Tier::kDevice, Tier::kHost}}));
     CHECK_EQ(count(stores.tier_moves), 4);
     CHECK_EQ(scene.stats().host_checkpoints, 0);
-    // Until then the request may not write its slot.
+    // Until the store ends, the request may not write to its slot.
     kvcore::RequestView view = request.view();
     kvcore::Transfers none;
     CHECK_EQ(scene.manager.reserve(view, 1, &none), kvcore::ReserveStatus::kPending);
@@ -108,7 +108,7 @@ TEST(pages_and_checkpoint_come_back) {
     CHECK_EQ(scene.stats().checkpoint_hits, 1);
 }
 
-// The device has lost the checkpoint alone.
+// The device has evicted only the checkpoint.
 TEST(a_checkpoint_comes_back_alone) {
     Scene scene(config(3, 4, 40));
     scene.run(prompt());
@@ -120,12 +120,12 @@ TEST(a_checkpoint_comes_back_alone) {
     CHECK(loads.tier_moves.empty());
     CHECK_EQ(count(loads.state_moves), 1);
     scene.finish(loads);
-    // It goes on with the tier's, which others still find.
+    // The request continues from the tier's checkpoint, which other requests still find.
     scene.finish(scene.step(again));
     CHECK_EQ(scene.hit(prompt()), 8);
 }
 
-// The tier has their pages already, and its checkpoint has gone.
+// The tier still has the pages of both requests, but it has evicted their checkpoint.
 TEST(requests_that_share_a_prefix_store_one_checkpoint) {
     Scene scene(config(3, 2, 60));
     for (const TokenId start : {0, 200, 300}) scene.run(count_up(start, 9));
@@ -147,7 +147,7 @@ TEST(requests_that_share_a_prefix_store_one_checkpoint) {
     CHECK_EQ(scene.hit(prompt()), 8);
 }
 
-// All slots of the device are those of requests.
+// Requests hold all slots of the device.
 TEST(a_full_device_has_checkpoints_in_the_tier) {
     Scene scene(config(3, 4, 40));
     Request first = scene.begin(count_up(200, 4));
@@ -156,7 +156,7 @@ TEST(a_full_device_has_checkpoints_in_the_tier) {
     const kvcore::Transfers stores = scene.step(request);
     CHECK(stores.state_copies.empty());
     CHECK_EQ(count(stores.state_moves), 1);
-    // Nobody gets the slot before its state is stored.
+    // No request gets the slot before its state is stored.
     scene.manager.release(request.sequence);
     CHECK_EQ(scene.stats().available_slots, 0);
     scene.finish(stores);
@@ -187,7 +187,7 @@ TEST(what_fails_is_a_miss) {
     CHECK_EQ(again.start, 8);
 }
 
-// A slot under copy stays what it is, whoever had it.
+// A slot keeps its content until its copy ends, even if its request is released.
 TEST(releases_in_the_middle) {
     Scene scene(config(3, 4));
     Request request = scene.begin(prompt());
@@ -209,7 +209,8 @@ TEST(releases_in_the_middle) {
     CHECK_EQ(scene.stored(), 0);
 }
 
-// A store that a reset meets leaves nothing behind, whether its request goes on or has ended.
+// A store that is in flight during a reset leaves no record, whether its request continues or has
+// ended.
 TEST(resets_in_the_middle) {
     for (const bool is_released : {false, true}) {
         Scene scene(config(6, 4));
@@ -243,7 +244,7 @@ TEST(the_least_recently_used_goes) {
     CHECK_EQ(scene.hit(count_up(200, 9)), 8);
 }
 
-// Without slots in the tier its pages serve as far as the device has a checkpoint.
+// A tier without state slots serves its pages only as far as the device has a checkpoint.
 TEST(a_tier_of_pages_alone) {
     Scene scene(config(6, 0));
     scene.run(prompt());
@@ -251,12 +252,12 @@ TEST(a_tier_of_pages_alone) {
     CHECK_EQ(scene.stats().host_slots, 0);
     scene.crowd_out();
     CHECK_EQ(scene.hit(prompt()), 0);
-    // It branches where the pages of the tier end.
+    // The request runs up to the end of the tier's pages and makes a checkpoint at that token.
     Request again = scene.claim(prompt());
     CHECK_EQ(scene.manager.plan(again.view()).active, 8);
 }
 
-// A record goes with what it has.
+// Evicting a record frees its pages and its checkpoint.
 TEST(a_full_tier) {
     kvcore::CacheConfig given = config(6, 8);
     given.host_pages = 5;

@@ -32,7 +32,7 @@ TreeNode* publish(TierIndex& store, TreeNode* place, const Tokens& tokens, const
     return store.publish(place, tokens.data(), ids.data(), static_cast<std::int32_t>(count(ids)));
 }
 
-/// Stores pages of two tokens and lets them go.
+/// Store pages of two tokens and release them.
 Ids put(TierIndex& store, const Tokens& tokens, const char* name = "") {
     const Ids ids = take(store, count(tokens) / 2);
     store.let_go(publish(store, store.open(name), tokens, ids));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long calls took: buckets, and when calls count at all.
+// Call durations: buckets, and the times at which calls count at all.
 #include "kvcore/metrics.hpp"
 
 #include <chrono>
@@ -55,12 +55,12 @@ TEST(calls_count_while_anybody_wants_to_know) {
     times.start(tick);
     run();
     times.stop();
-    run();  // the other one still does
+    run();  // the other user of the timer still counts
     times.stop();
     run();
     CHECK_EQ(num_calls(times, CallTimes::kFetch), 2);
     CHECK_EQ(num_calls(times, CallTimes::kStep), 0);
-    times.stop();  // once too often
+    times.stop();  // one stop more than starts
     CHECK(!times.is_on());
     times.start(tick);
     CHECK(times.is_on());
@@ -70,7 +70,7 @@ TEST(calls_count_while_anybody_wants_to_know) {
     CHECK(times.is_on());
 }
 
-// Began before anybody wanted to know, ended when nobody did any more: neither is half a time.
+// A call that spans a start or a stop is counted as a whole or not at all.
 TEST(calls_across_a_start_or_stop_are_whole) {
     CallTimes times;
     const std::int64_t before = times.begin();
@@ -84,7 +84,7 @@ TEST(calls_across_a_start_or_stop_are_whole) {
     CHECK(times.seconds(CallTimes::kStep) < 10.0);
 }
 
-// By the steady clock around it.
+// Compare with the steady clock around the calls.
 TEST(seconds_are_seconds) {
     CallTimes times;
     times.start(CallTimes::measure_tick());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is counted: cached pages that went, by reason, and tokens by tenant. Pages have 2 tokens.
+// The counters: evicted pages by reason, and tokens by tenant. Pages have 2 tokens.
 #include <vector>
 
 #include "support/tier_scene.hpp"
@@ -25,7 +25,7 @@ TEST(both_tiers_make_room_and_are_reset) {
     m.serve(count_up(0, 8));
     m.serve(count_up(100, 8));
     check(m.manager.metrics().evicted, 0, 0);
-    check(m.manager.metrics().host_evicted, 2, 0);  // 4 and 4 pages in 6
+    check(m.manager.metrics().host_evicted, 2, 0);  // 4 + 4 pages in a tier of 6
     m.crowd_out(3);
     check(m.manager.metrics().evicted, 3, 0);
     CHECK_EQ(m.manager.metrics().evicted_pages, 3);
@@ -50,7 +50,7 @@ TEST(tokens_that_the_host_tier_had) {
     TierScene m(tier_config(WritePolicy::kWriteThrough, 6, 20));
     const Tokens prompt = count_up(0, 9);
     m.serve(prompt);
-    m.crowd_out(4);  // 2 of 4 pages go
+    m.crowd_out(4);  // evicts 2 of 4 pages
     CHECK_EQ(m.on_device(prompt), 2);
     m.manager.reset_metrics();
     m.serve(prompt);
@@ -84,12 +84,13 @@ void tell(TierScene& m, const Request& request, std::int32_t tenant) {
     m.manager.set_terms(request.sequence, terms);
 }
 
-// They go along with the request, or what is taken back of them would be another tenant's.
+// The counts move with the request. Otherwise a later correction would change another tenant's
+// counts.
 TEST(tokens_of_a_request_that_changes_its_tenant) {
     kvcore::CacheConfig config = tier_config(WritePolicy::kWriteThrough, 12, 4);
     config.quotas.resize(2);
     TierScene m(config);
-    m.serve(count_up(0, 8));  // nobody's
+    m.serve(count_up(0, 8));  // counted for no tenant
     Request request = m.claim(count_up(0, 11));
     tell(m, request, 0);
     m.settle(request);
@@ -106,7 +107,7 @@ TEST(tokens_of_a_request_that_changes_its_tenant) {
     m.manager.check_integrity();
     m.settle(request);
     m.manager.reset_metrics();
-    tell(m, request, 0);  // what was counted before the reset is nobody's
+    tell(m, request, 0);  // counts from before the reset belong to no tenant
     CHECK_EQ(stats(m)[0].cache_tokens, 0);
     CHECK_EQ(stats(m)[1].input_tokens, 0);
     m.manager.check_integrity();

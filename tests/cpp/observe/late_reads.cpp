@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of pages that go on when the pages have new owners: who is told to write behind them.
+// Reads that continue after a page has a new owner: which callers must wait before they write.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -53,7 +53,7 @@ TEST(evicted_pages_are_told_of) {
     m.put(count_up(100, 4));
     note(m.manager, cached(m, count_up(0, 4)), 5);
     note(m.manager, cached(m, count_up(100, 4)), kMost);
-    take(m, 4);  // free ones
+    take(m, 4);  // free pages
     CHECK_EQ(m.manager.late_reads(0), 0U);
     take(m, 1);
     CHECK_EQ(m.manager.late_reads(0), 5U);
@@ -84,14 +84,14 @@ TEST(freed_pages_are_told_of) {
     CHECK_EQ(m.manager.late_reads(0), 3U);
 }
 
-// The page that a copy goes to, and those that a reset has left.
+// The destination page of a copy, and pages that a reset has freed.
 TEST(so_are_copies_and_what_a_reset_leaves) {
     ManagerFixture m(ManagerFixture::config(4, 4));
     m.put(count_up(0, 8));
     note(m.manager, cached(m, count_up(0, 8)), 3);
     m.manager.reset_prefix_cache();
     CHECK_EQ(m.manager.late_reads(0), 0U);
-    take(m, 6);  // three pages, two of which are those
+    take(m, 6);  // three pages; a late read covers two of them
     CHECK_EQ(m.manager.late_reads(0), 3U);
     ManagerFixture forked(ManagerFixture::config(4, 4));
     Request parent = served(forked, count_up(0, 6), 7);
@@ -145,8 +145,8 @@ void imports_are_told_of(const std::vector<kvcore::CacheGroup>& groups) {
 
 // ---- any requests
 
-/// Requests whose pages are read late as soon as they are whole, each step's under a mark of its
-/// own. What is told is the highest mark of the pages that were written, or are to be.
+/// Requests whose full pages are read late. Each step has a mark of its own. The manager reports
+/// the highest mark among the pages that were handed out.
 class Traffic {
    public:
     Traffic(std::uint64_t seed, std::vector<kvcore::CacheGroup> groups)

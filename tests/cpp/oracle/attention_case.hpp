@@ -13,7 +13,7 @@
 #include "oracle/elements.hpp"
 #include "support/random.hpp"
 
-/// A pool, a batch and what attention over them must answer, worked out in double precision.
+/// A pool, a batch, and the expected attention results in double precision.
 namespace attention_case {
 
 using Bytes = std::vector<std::byte>;
@@ -22,7 +22,8 @@ using kvcore::DType;
 enum class Layout { kTokensFirst, kHeadsFirst, kJoint, kSplit, kInlineScales };
 enum class Scaling { kNone, kTensor, kHead, kTokenHead, kGroup };
 
-/// What a case is made of. Latent layouts have one head, and values that are the keys' beginning.
+/// The parameters of a case. Latent layouts have one head, and the values are the start of the
+/// keys.
 struct Shape {
     DType dtype = DType::kFloat32;
     DType query_dtype = DType::kFloat32;
@@ -31,12 +32,12 @@ struct Shape {
     std::int64_t page_size = 16;
     std::int64_t heads = 2;
     std::int64_t group = 1;
-    std::int64_t key_dim = 64;  // of latent layouts: without the rope part
+    std::int64_t key_dim = 64;  // in latent layouts without the rope part
     std::int64_t value_dim = 64;
     std::int64_t rope_dim = 0;
     std::vector<std::uint32_t> cached;
     std::vector<std::uint32_t> added;
-    std::int64_t shared_tokens = 0;  // of the rows' beginnings, whole pages
+    std::int64_t shared_tokens = 0;  // whole pages that all rows share at their start
     float spread = 2;                // of the scores
 };
 
@@ -68,7 +69,7 @@ class Case {
     std::vector<std::uint32_t>& pages() { return pages_; }
     std::vector<kvcore::SharedRows>& shared() { return shared_; }
 
-    /// Points into the case.
+    /// Return an input that points into the case.
     kvcore::AttentionInput input() const {
         kvcore::AttentionInput input;
         input.pool = pool_;
@@ -83,7 +84,7 @@ class Case {
         return input;
     }
 
-    /// Makes NaN of K and V of a token.
+    /// Set K and V of a token to NaN.
     void poison(std::int64_t row, std::int64_t token) {
         for (std::int64_t head = 0; head < shape_.heads; ++head) {
             for (const auto* view : {&pool_.k, &pool_.v}) {
@@ -94,7 +95,7 @@ class Case {
         }
     }
 
-    /// Makes ids that no page has of the table's entries that no query reads.
+    /// Replace table entries that no query reads by ids without a page.
     void leave_behind() {
         for (std::int64_t row = 0; row < batch(); ++row) {
             const auto at = static_cast<std::size_t>(row);
@@ -153,7 +154,7 @@ class Case {
         }
     }
 
-    // A plain tensor in a buffer of its own, in bytes that are NaN for every dtype that has one.
+    // A tensor in its own buffer, filled with bytes that are NaN in every dtype that has a NaN.
     kvcore::PagedTensor<const std::byte> tensor(Random& random, DType dtype, std::int64_t dim,
                                                 Bytes& bytes) {
         const std::int64_t item = kvcore::item_size(dtype);
@@ -224,7 +225,7 @@ class Case {
         } else if (shape_.layout == Layout::kSplit) {
             pool_.k = tensor(random, shape_.dtype, shape_.key_dim, k_bytes_);
             pool_.rope = tensor(random, DType::kBFloat16, rope, rope_bytes_);
-        } else {  // codes, a scale for each quarter of them, rope
+        } else {  // codes, a scale for each quarter, rope
             const std::int64_t row = shape_.key_dim + 16 + 2 * rope;
             k_bytes_.assign(static_cast<std::size_t>(row * shape_.page_size * num_pages_),
                             std::byte{255});
@@ -261,7 +262,7 @@ class Case {
         }
     }
 
-    // Writes what the rows hold; all else keeps its NaN.
+    // Write the tokens of the rows; everything else stays NaN.
     void fill_tokens(Random& random) {
         for (std::int64_t row = 0; row < batch(); ++row) {
             const auto at = static_cast<std::size_t>(row);

@@ -12,10 +12,10 @@
 #include "data/kernels/isa.hpp"
 #include "oracle/attention_case.hpp"
 
-/// Runs cases and compares what they answer.
+/// Runs cases and compares their results.
 namespace attention_case {
 
-/// The tables that this processor can run.
+/// The kernel tables that this processor can run.
 inline std::vector<const kvcore::cpu::KernelTable*> tables() {
     std::vector<const kvcore::cpu::KernelTable*> found{&kvcore::cpu::kBaselineKernels};
 #if defined(__x86_64__)
@@ -31,7 +31,7 @@ inline std::vector<const kvcore::cpu::KernelTable*> tables() {
     return found;
 }
 
-/// Bytes with a guard on both sides, and a start that is aligned to nothing.
+/// Bytes with a guard on both sides, and with an unaligned start.
 class GuardedBytes {
    public:
     explicit GuardedBytes(std::int64_t n)
@@ -62,7 +62,7 @@ inline bool operator==(const Outcome& a, const Outcome& b) {
            (a.lse.empty() || std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * 4) == 0);
 }
 
-/// Where results go: heads and tokens lie apart, and what is between them stays as it is.
+/// Memory for results: heads and tokens have gaps, which must stay unchanged.
 class StridedResults {
    public:
     explicit StridedResults(const Case& of)
@@ -99,15 +99,15 @@ class StridedResults {
     GuardedBytes bytes_;
 };
 
-/// How a case is run.
+/// The options of a run.
 struct How {
-    const kvcore::cpu::KernelTable* table = nullptr;  // nullptr: the one that the library chooses
+    const kvcore::cpu::KernelTable* table = nullptr;  // nullptr: the library's choice
     int threads = 1;
     bool with_shared = true;
     bool with_lse = true;
 };
 
-/// Attends, in a workspace that is full of NaN.
+/// Run the case in a workspace that is full of NaN.
 inline Outcome run(const Case& of, const How& how) {
     kvcore::AttentionInput input = of.input();
     if (!how.with_shared) input.num_shared = 0;
@@ -128,7 +128,7 @@ inline Outcome run(const Case& of, const How& how) {
     return outcome;
 }
 
-/// Of the dtype that results have, as KERNELS states it.
+/// The tolerance of a result dtype, as KERNELS states it.
 inline double tolerance(DType dtype) {
     return dtype == DType::kFloat32 ? 1e-5 : dtype == DType::kFloat16 ? 1e-3 : 1e-2;
 }
@@ -160,8 +160,8 @@ inline void check_close(const Case& of, const Result& expected, const Outcome& a
     }
 }
 
-/// Runs a case with the kernels of every table: near to what is expected, and with the same bytes
-/// from all that have a fused multiply-add and from any number of threads.
+/// Run a case with the kernels of every table. All results must be near the expected result. All
+/// tables with a fused multiply-add and all numbers of threads must give the same bytes.
 inline void check_all(const Case& of, const Result& expected) {
     std::vector<Outcome> outcomes;
     for (const kvcore::cpu::KernelTable* table : tables()) {

@@ -6,25 +6,26 @@
 
 #include "fakes/simulated_memory.hpp"
 
-/// The page copies a manager owes: which it should, which it says it does, and doing them.
+/// The page copies that a manager owes: the expected copies, the reported copies, and their
+/// execution.
 class CopyLedger {
    public:
-    /// `at_once`: copies come from the call that owes them, else from take_copies.
+    /// `at_once`: a call returns its own copies; otherwise take_copies returns them.
     CopyLedger(kvcore::CacheManager& manager, SimulatedMemory& memory, bool at_once)
         : manager_(manager), memory_(memory), at_once_(at_once) {}
 
     [[nodiscard]] bool at_once() const { return at_once_; }
 
-    /// A call begins; give it the result as its `transfers` argument.
+    /// A call begins: pass the result as its `transfers` argument.
     kvcore::Transfers* begin() {
         drawn_.clear();
         transfers_.clear();
         has_drawn_ = false;
         return at_once_ ? &transfers_ : nullptr;
     }
-    /// The present call should owe something that is to be copied at once.
+    /// Return true if the current call must make a copy at once.
     [[nodiscard]] bool waits() const { return at_once_ && !expected_.empty(); }
-    /// The last copy that the present call owes to `sequence`; nullptr: none.
+    /// The last copy that the current call owes to `sequence`; nullptr: no copy.
     const kvcore::PageMove* find(kvcore::SequenceHandle sequence) {
         draw();
         const kvcore::PageMove* last = nullptr;
@@ -33,9 +34,10 @@ class CopyLedger {
         }
         return last;
     }
-    /// The call should owe this.
+    /// Expect this copy from the call.
     void expect(const kvcore::PageMove& copy) { expected_.push_back(copy); }
-    /// The call is over: what was drawn has to be what was expected. Copies at once are done now.
+    /// The call has ended: compare its copies with the expected copies. Immediate copies are made
+    /// now.
     void end() {
         if (at_once_) draw();
         if (!has_drawn_) return;
@@ -51,17 +53,17 @@ class CopyLedger {
         has_drawn_ = false;
     }
 
-    /// A sequence is about to be released: nothing is owed to it any more.
+    /// Before a release: the manager owes no copy to the sequence any more.
     void forget(kvcore::SequenceHandle sequence) {
         forget_if([&](const kvcore::PageMove& copy) { return copy.sequence == sequence; });
     }
-    /// A sequence was truncated and had these pages before: nothing is owed to those gone.
+    /// After a truncation that dropped the pages `gone`: no copy to these pages is owed any more.
     void forget(kvcore::SequenceHandle sequence, const std::vector<BlockId>& gone) {
         forget_if([&](const kvcore::PageMove& copy) {
             return copy.sequence == sequence && has(gone, copy.destination);
         });
     }
-    /// A fork has these pages: what is owed to its parent is owed to it as well.
+    /// A fork has these pages: copies that are owed to its parent are also owed to the fork.
     void inherit(kvcore::SequenceHandle parent, kvcore::SequenceHandle child,
                  const std::vector<BlockId>& pages) {
         for (std::int64_t i = 0; i < count(expected_); ++i) {
@@ -71,14 +73,14 @@ class CopyLedger {
             expected_.insert(expected_.begin() + static_cast<std::ptrdiff_t>(++i), copy);
         }
     }
-    /// Takes the copies owed, without doing them.
+    /// Take the owed copies without making them.
     void take() {
         if (at_once_) return;
         begin();
         draw();
         end();
     }
-    /// Does all copies owed so far in their order, as an engine has to before the next kernels run.
+    /// Make all owed copies in their order, as an engine must do before the next kernels run.
     void do_copies() {
         take();
         for (const kvcore::PageMove& copy : taken_) memory_.copy(copy);
@@ -100,7 +102,7 @@ class CopyLedger {
         expected_.erase(std::remove_if(expected_.begin(), expected_.end(), is_gone),
                         expected_.end());
     }
-    // What is owed to a page that several sequences hold is named once.
+    // A copy to a page that several sequences hold is reported once.
     void check_drawn() {
         expected_.erase(std::unique(expected_.begin(), expected_.end()), expected_.end());
         CHECK_EQ(drawn_.size(), expected_.size());
@@ -117,8 +119,8 @@ class CopyLedger {
     SimulatedMemory& memory_;
     bool at_once_;
     bool has_drawn_ = false;
-    kvcore::Transfers transfers_;  // of the present call
-    Copies drawn_;                 // what the manager says it owes since it was asked last
-    Copies expected_;              // what it should say
-    Copies taken_;                 // still to be done
+    kvcore::Transfers transfers_;  // of the current call
+    Copies drawn_;                 // reported by the manager since the last draw
+    Copies expected_;              // expected from the manager
+    Copies taken_;                 // not made yet
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reader of events knows, against what the trees have.
+// The pages that a reader of events has listed, compared with the trees.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@
 #include "support/check.hpp"
 #include "support/group_probe.hpp"
 
-/// Keys by replica, medium and group, from events alone. Every key is made again from what its
-/// event says; a page that is stored was not there, and one that is removed was.
+/// Keys by replica, medium and group, from events only. The mirror computes every key again from
+/// its event. A stored page must be new, and a removed page must exist.
 class EventMirror {
    public:
     using Place = std::tuple<std::int32_t, kvcore::CacheMedium, std::int32_t>;
@@ -40,7 +40,7 @@ class EventMirror {
     [[nodiscard]] const Pages& pages() const { return pages_; }
     [[nodiscard]] std::int64_t num_events() const { return num_events_; }
 
-    /// What the trees of a manager have.
+    /// The pages in the trees of a manager.
     [[nodiscard]] Pages truth(const kvcore::CacheManager& manager) const {
         Pages pages;
         for (std::int32_t r = 0; r < manager.config().num_replicas; ++r) {

@@ -8,7 +8,7 @@
 
 #include "support/group_probe.hpp"
 
-/// What groups of layers mean, said token by token, slowly and without what the library has for it.
+/// The rules of layer groups, token by token, slowly and without the library's code for them.
 class GroupOracle {
    public:
     struct Window {
@@ -38,10 +38,10 @@ class GroupOracle {
         return (tokens + tokens_ - 1) / tokens_;
     }
 
-    /// The first token that layers of a window read once `n` are written.
+    /// The first token that layers of a window read after `n` tokens are written.
     [[nodiscard]] static std::int64_t first_read(const Window& window, std::int64_t n) {
         if (window.rule.kind == kvcore::GroupKind::kSliding) {
-            std::int64_t first = n;  // position n reads itself and span - 1 tokens in front of it
+            std::int64_t first = n;  // position n reads itself and the span - 1 tokens before it
             while (first > 0 && n - (first - 1) < window.rule.span) --first;
             return first;
         }
@@ -56,7 +56,7 @@ class GroupOracle {
         return item(column.pages, windows[w].first_lane) >= 0;
     }
 
-    /// The tree's columns of a prompt, as far as it has them.
+    /// The tree's columns of a prompt, up to the first missing column.
     [[nodiscard]] std::vector<const CachedColumn*> path(const Cached& cached,
                                                         const Request& request,
                                                         std::int64_t n) const {
@@ -68,11 +68,12 @@ class GroupOracle {
         }
         return path;
     }
-    /// A hit of `n` tokens, whose last part may be copied out of `source`, has all that is read.
+    /// Return true if a hit of `n` tokens, whose last part is copied out of `source`, has every
+    /// page that layers read.
     [[nodiscard]] bool is_legal(const std::vector<const CachedColumn*>& path, std::int64_t n,
                                 const CachedColumn* source) const {
         for (std::size_t w = 0; w < windows.size(); ++w) {
-            // All of it is copied: shorter hits may be copied out of that.
+            // The whole column is copied, because shorter hits may be copied out of it later.
             const bool is_copied = source != nullptr && windows[w].rule.span > 1;
             if (is_copied && !has(*source, w)) return false;
             for (std::int64_t t = first_read(windows[w], n); t < n; ++t) {
@@ -83,7 +84,7 @@ class GroupOracle {
         }
         return true;
     }
-    /// Tokens of whole pages that a prompt of `n` tokens hits.
+    /// The number of tokens in whole pages that a prompt of `n` tokens hits.
     [[nodiscard]] std::int64_t whole_hit(const Cached& cached, const Request& request,
                                          std::int64_t n) const {
         const std::vector<const CachedColumn*> columns = path(cached, request, n);
@@ -91,7 +92,7 @@ class GroupOracle {
         while (!is_legal(columns, hit, nullptr)) hit -= tokens_;
         return hit;
     }
-    /// The same where a tier below has records of columns: what either has counts.
+    /// The same with a host tier: a page counts if the tree or a record has it.
     [[nodiscard]] std::int64_t tiered_hit(const Cached& cached, const Cached& records,
                                           const Request& request, std::int64_t n) const {
         const auto here = path(cached, request, n);
@@ -100,7 +101,7 @@ class GroupOracle {
         while (!is_served(here, below, hit)) hit -= tokens_;
         return hit;
     }
-    /// The same where layers keep a state: it ends at a checkpoint.
+    /// The same with layers that keep a state: the hit ends at a checkpoint.
     [[nodiscard]] std::int64_t state_hit(const Cached& cached, const Cached& records,
                                          const Request& request, std::int64_t n) const {
         const auto here = path(cached, request, n);
@@ -116,7 +117,7 @@ class GroupOracle {
         }
         return columns * tokens_;
     }
-    /// What `n` tokens read of windows, one of both has.
+    /// Return true if the tree or the tier has every window page that `n` tokens read.
     [[nodiscard]] bool is_served(const std::vector<const CachedColumn*>& here,
                                  const std::vector<const CachedColumn*>& below,
                                  std::int64_t n) const {
@@ -131,8 +132,8 @@ class GroupOracle {
         }
         return true;
     }
-    /// The longest hit of a prompt of `n` tokens that ends inside a page, where it is longer than
-    /// `whole`; 0: none.
+    /// The longest hit of a prompt of `n` tokens that ends inside a page and is longer than
+    /// `whole`; 0 if there is no such hit.
     [[nodiscard]] std::int64_t part_hit(const Cached& cached, const Request& request,
                                         std::int64_t n, std::int64_t whole) const {
         const std::vector<const CachedColumn*> columns = path(cached, request, n);

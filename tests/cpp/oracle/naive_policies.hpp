@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policies of kvcore once more, as slow as they can be said: tables, and a look at every run
-// for each victim.
+// The policies of kvcore in the simplest form: tables, and a look at every run for each victim.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +14,14 @@
 
 #include "kvcore/eviction.hpp"
 
-/// All but ARC: the candidate of the least rank.
+/// Every policy except LRU and ARC: the victim is the candidate with the lowest rank.
 class NaivePolicy : public kvcore::EvictionPolicy {
    public:
     struct Run {
         bool is_candidate = false;
         std::int64_t uses = 0;
         std::int64_t entered = 0;
-        std::uint64_t last = 0;  // release of a prefix that it is in
+        std::uint64_t last = 0;  // last release of a prefix that contains the run
         std::int64_t depth = 0;
         std::int64_t floor = 0;
         kvcore::Retention highest{0};
@@ -188,7 +187,7 @@ class NaiveLists : public kvcore::EvictionPolicy {
     }
     void split(kvcore::NodeId upper, kvcore::NodeId lower) noexcept override {
         runs_[upper] = runs_[lower];
-        runs_[upper].pages = 0;  // `resize` tells
+        runs_[upper].pages = 0;  // `resize` sets it
     }
     void resize(kvcore::NodeId node, std::int32_t, std::int32_t pages) noexcept override {
         runs_[node].pages = pages;

@@ -9,10 +9,10 @@
 
 #include "oracle/oracle_claim.hpp"
 
-/// What CacheManager has to do, written to be obvious. Its state is the set of cached pages, each
-/// named by its whole prefix; whatever the manager keeps counts or lists of is worked out from it
-/// by looking at all of them. It learns page ids from the manager, and so knows who must share
-/// what.
+/// The expected behavior of CacheManager, in obvious code. The state is the set of cached pages,
+/// each named by its whole prefix. The oracle computes every count and list of the manager by
+/// looking at all pages. It gets page ids from the manager, and so checks which requests share a
+/// page.
 namespace oracle {
 
 class Oracle {
@@ -53,7 +53,7 @@ class Oracle {
         hold(page);
         note_peak(replica);
     }
-    /// Whoever held the prefix lets it go: that is a use of all its pages.
+    /// The holder of a prefix releases it: that is a use of all its pages.
     void let_go(CachedPage* page) {
         ++clock_;
         for (CachedPage* p = page; p != nullptr; p = p->parent) p->stamp = clock_;
@@ -80,7 +80,7 @@ class Oracle {
                request.end() + num_steps - 1 <= config_.max_seq_len;
     }
 
-    /// What reserving may do now, each as good as the other.
+    /// The allowed results of a reservation; all are equally good.
     [[nodiscard]] std::vector<Option> options(const Request& request, std::int64_t num_steps,
                                               bool allow_partial = true) {
         const Claim& claim = claim_of(request);
@@ -102,7 +102,7 @@ class Oracle {
         return all;
     }
 
-    /// Does it.
+    /// Apply an option.
     OwedCopy apply(const Request& request, const Option& option) {
         Claim& claim = of(request);
         Replica& replica = item(replicas_, claim.replica);
@@ -141,7 +141,7 @@ class Oracle {
         return owed;
     }
 
-    // ---- what fetch asks ----------------------------------------
+    // ---- checks for fetch ------------------------------------------
     [[nodiscard]] bool is_reserved(const Request& request, std::int64_t num_steps) const {
         const Claim& claim = claim_of(request);
         return claim.num_pages() * config_.page_size >= request.end() + num_steps - 1 &&
@@ -154,17 +154,17 @@ class Oracle {
         count_input(claim, request.start, request.active, item(replicas_, claim.replica).metrics);
     }
 
-    /// It will give up pages before the rows behind it in a fetch are reserved.
+    /// The row gives up pages before a fetch reserves the rows after it.
     void note_leaving(const Request& request, const Option& option) {
         const std::int64_t kept = option.start % config_.page_size;
         departures_.note(claim_of(request), option.start / config_.page_size, kept,
                          copies_at_once_ ? kept : 0);
     }
     void forget_leaving() { departures_.forget_leaving(); }
-    /// The copies at once of a call are done.
+    /// The immediate copies of a call are done.
     void finish_copies() { departures_.let_go_of_sources(); }
 
-    /// The ids that the manager gave to new pages.
+    /// Store the ids that the manager gave to new pages.
     void learn(const Request& request, const std::vector<BlockId>& row) {
         Claim& claim = of(request);
         for (std::int64_t c = 0; c < claim.num_pages(); ++c) {
@@ -174,11 +174,11 @@ class Oracle {
     }
 
     // ---- forking and truncating ----------------------------------------
-    /// What a fork of it starts with.
+    /// The number of tokens that a fork of the request starts with.
     [[nodiscard]] std::int64_t written(const Request& request) const {
         return std::min(claim_of(request).written, request.start);
     }
-    /// `child` names its sequence already, and begins with the tokens written by `parent`.
+    /// `child` already names its sequence, and starts with the tokens that `parent` has written.
     void fork(const Request& parent, const Request& child) {
         claim(child, claim_of(parent).replica);
         Claim& from = of(parent);
@@ -195,7 +195,7 @@ class Oracle {
         from.frozen = std::max(from.frozen, to.frozen);
         from.sealed = to.sealed = true;
     }
-    /// Most tokens that it can be truncated to.
+    /// The largest number of tokens that a truncation may keep.
     [[nodiscard]] std::int64_t most_kept(const Request& request) const {
         const Claim& claim = claim_of(request);
         return claim.sealed ? std::max(claim.counted_end, claim.written) : 0;
@@ -211,7 +211,7 @@ class Oracle {
     }
 
     // ---- committing ----------------------------------------
-    /// `row` are the request's page ids before the commit; it is changed to those after.
+    /// `row`: the request's page ids before the commit; the call replaces them by the ids after it.
     void commit(const Request& request, std::int32_t batch_row, std::vector<BlockId>& row,
                 std::vector<kvcore::PageSwap>& swaps) {
         Claim& claim = of(request);
@@ -273,7 +273,7 @@ class Oracle {
     };
 
     Claim& of(const Request& request) { return claims_.at(request.sequence.index); }
-    // Free again when the last holder forgets it.
+    // The page is free again when its last holder drops it.
     Own new_page(std::int32_t replica) {
         std::int64_t& free = item(free_, replica);
         --free;
@@ -290,7 +290,8 @@ class Oracle {
         hold(claim.at);
         let_go(old);
     }
-    // The page that ends `column` is the cache's now; forks that have it too hold it there.
+    // The cache now owns the page that ends `column`. Forks that share the page hold it in the
+    // cache.
     void entrust(std::int64_t column, CachedPage* cached) {
         for (auto& [index, other] : claims_) {
             if (column >= other.num_pages() || item(other.row, column) != cached->page) continue;
@@ -304,7 +305,7 @@ class Oracle {
         CHECK_EQ(cached->page.use_count(), 1);
     }
 
-    // The longest hits that the rules allow and that are longer than what the claim has.
+    // The longest hits that the rules allow, if they are longer than the claim's prefix.
     std::vector<Option> hits(const Request& request, const Option& plain, bool allow_partial) {
         const Claim& claim = claim_of(request);
         const bool is_open = config_.prefix_caching && !claim.sealed &&
@@ -361,7 +362,7 @@ class Oracle {
         option.fits = option.evicted <= evictable;
     }
 
-    // Pages of its own from the one that holds position `start` on.
+    // Replace shared pages by new pages, from the page of position `start` on.
     OwedCopy replace_frozen(Claim& claim, std::int64_t start) {
         const std::int64_t first = start / config_.page_size;
         OwedCopy owed;

@@ -12,21 +12,21 @@
 
 namespace oracle {
 
-/// A page with its id, shared by all who hold it: forks, or the cache. -1: not known yet.
+/// A page with its id, shared by all its holders: forks, or the cache. -1: not known yet.
 using Own = std::shared_ptr<BlockId>;
 
 struct CachedPage {
     Digest key = 0;     // of all tokens up to the page's end
-    Digest before = 0;  // of those in front of it
+    Digest before = 0;  // of the tokens before the page
     CachedPage* parent = nullptr;
     std::vector<TokenId> tokens;
     std::string name_space;
     BlockId id = 0;
     Own page;
-    std::int64_t depth = 1;  // pages of the prefix that ends with it
+    std::int64_t depth = 1;  // number of pages in the prefix that ends with it
     std::int64_t children = 0;
     std::int64_t holders = 0;  // sequences, pins and copies that hold it or a page below
-    std::uint64_t stamp = 0;   // when it was let go last
+    std::uint64_t stamp = 0;   // time of its last release
 };
 
 inline std::int64_t depth_of(const CachedPage* page) { return page == nullptr ? 0 : page->depth; }
@@ -46,22 +46,22 @@ inline std::vector<BlockId> ids_to(const CachedPage* page) {
     return ids;
 }
 
-/// The page in front of it that ends the first `depth` pages.
+/// Return the ancestor that ends the first `depth` pages.
 inline CachedPage* up_to(CachedPage* page, std::int64_t depth) {
     while (depth_of(page) > depth) page = page->parent;
     return page;
 }
 
-/// Protects the prefix that ends with `page`.
+/// Protect the prefix that ends with `page`.
 inline void hold(CachedPage* page) {
     for (; page != nullptr; page = page->parent) ++page->holders;
 }
-/// Undoes one `hold`.
+/// Undo one `hold`.
 inline void drop(CachedPage* page) {
     for (; page != nullptr; page = page->parent) --page->holders;
 }
 
-/// The cached pages of one replica. Nothing is kept in order: every question looks at all of them.
+/// The cached pages of one replica, without any order: every query looks at all of them.
 class Cache {
    public:
     explicit Cache(std::int32_t page_size) : page_size_(page_size) {}
@@ -69,7 +69,7 @@ class Cache {
     [[nodiscard]] const std::unordered_map<Digest, CachedPage>& pages() const { return pages_; }
     [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(pages_.size()); }
 
-    /// Pages that nobody holds, those on the way to `at` and `source` not counted.
+    /// The number of pages without a holder, except the pages on the paths to `at` and `source`.
     [[nodiscard]] std::int64_t num_evictable(const CachedPage* at = nullptr,
                                              const CachedPage* source = nullptr) const {
         std::int64_t evictable = 0;
@@ -78,7 +78,7 @@ class Cache {
         return evictable - (source != nullptr && source->holders == 0 ? 1 : 0);
     }
 
-    /// The page that ends the longest cached prefix of the first `n` tokens.
+    /// Return the page that ends the longest cached prefix of the first `n` tokens.
     [[nodiscard]] CachedPage* match(const Request& request, std::int64_t n) {
         CachedPage* at = nullptr;
         for (std::int64_t end = page_size_; end <= n; end += page_size_) {
@@ -89,7 +89,8 @@ class Cache {
         return at;
     }
 
-    /// All pages that continue the first `depth` pages by the most tokens, and how many those are.
+    /// Find all pages that continue the first `depth` pages by the most tokens. Return the number
+    /// of these tokens.
     std::int64_t find_sources(const Request& request, std::int64_t depth,
                               std::vector<CachedPage*>& sources) {
         const std::int64_t whole = depth * page_size_;
@@ -112,8 +113,8 @@ class Cache {
         return longest;
     }
 
-    /// The page with the tokens of `column`, put below `parent` under the name `id` if there is
-    /// none.
+    /// Return the page with the tokens of `column` below `parent`. If it is not cached, insert it
+    /// with `id`.
     CachedPage* enter(const Request& request, CachedPage* parent, std::int64_t column, BlockId id) {
         const Digest key = request.digest((column + 1) * page_size_);
         const auto [place, is_new] = pages_.try_emplace(key);
@@ -132,8 +133,7 @@ class Cache {
         return &page;
     }
 
-    /// Forgets the page let go longest ago among those that nobody holds and no page follows;
-    /// returns its id.
+    /// Evict the least recently released page that has no holder and no child. Return its id.
     BlockId evict(const CachedPage* spared) {
         CachedPage* victim = nullptr;
         for (auto& entry : pages_) {
@@ -148,7 +148,7 @@ class Cache {
         return id;
     }
 
-    /// Forgets all that nobody holds; returns how many.
+    /// Evict all pages without a holder. Return their number.
     std::int64_t reset() {
         for (auto& entry : pages_) {
             const CachedPage& page = entry.second;
@@ -163,7 +163,7 @@ class Cache {
 
    private:
     std::int64_t page_size_;
-    std::unordered_map<Digest, CachedPage> pages_;  // addresses stay
+    std::unordered_map<Digest, CachedPage> pages_;  // addresses are stable
 };
 
 }  // namespace oracle

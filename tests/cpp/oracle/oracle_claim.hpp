@@ -12,26 +12,26 @@ namespace oracle {
 
 struct Claim {
     std::int32_t replica = 0;
-    std::vector<Own> row;  // nullptr: the page is the cache's
+    std::vector<Own> row;  // nullptr: the cache owns the page
     std::int64_t committed = 0;
-    std::int64_t frozen = 0;     // columns in front are the cache's or were given to forks
-    CachedPage* at = nullptr;    // the last committed page
+    std::int64_t frozen = 0;     // the first columns, which the cache or forks share
+    CachedPage* at = nullptr;    // last committed page
     bool sealed = false;         // fetched or written: no more prefix reuse
     std::int64_t written = 0;    // tokens that a fork would get
-    std::int64_t declined = -1;  // pages of a hit whose partial page was not taken
+    std::int64_t declined = -1;  // pages of a hit whose partial page was declined
     std::int64_t hit_tokens = 0;
     std::int64_t counted_from = 0;  // positions counted as input since the last reset
     std::int64_t counted_end = 0;
     std::int64_t known_end = 0;    // positions below ran in an earlier claim
-    std::int64_t prompt_end = -1;  // -1: it has had no page yet
+    std::int64_t prompt_end = -1;  // -1: the claim has had no page yet
 
-    /// A reservation of a request with `end` tokens that stands at `start`.
+    /// Note the first reservation: a request with `end` tokens whose context ends at `start`.
     void see(std::int64_t start, std::int64_t end) {
         if (prompt_end >= 0) return;
         prompt_end = end;
         known_end = start;
     }
-    /// Positions of its prompt that did not run before.
+    /// The number of positions of the prompt that did not run before.
     [[nodiscard]] std::int64_t in_prompt(std::int64_t first, std::int64_t end) const {
         return std::max<std::int64_t>(0, std::min(end, prompt_end) - std::max(first, known_end));
     }
@@ -39,21 +39,21 @@ struct Claim {
     [[nodiscard]] std::int64_t num_pages() const { return count(row); }
 };
 
-/// One thing that reserving a request may do. There are several where equally good pages could be
-/// the source of a partial hit.
+/// One allowed result of a reservation. There are several if a partial hit has several equally good
+/// sources.
 struct Option {
     bool takes_hit = false;
-    CachedPage* at = nullptr;      // where the whole pages of the hit end
+    CachedPage* at = nullptr;      // end of the whole pages of the hit
     CachedPage* source = nullptr;  // of a partial hit
     std::int64_t copied = 0;
-    bool declines = false;  // a partial page that may be there stays untouched
+    bool declines = false;  // does not use a partial page, which may exist
     std::int64_t hit_tokens = 0;
     std::int64_t hit_pages = 0;
     std::int64_t start = 0;
     std::int64_t active = 0;
-    std::int64_t replaced = 0;  // pages of others that would be written into
+    std::int64_t replaced = 0;  // shared pages that would be written to
     std::int64_t appended = 0;
-    std::int64_t cut_to = 0;    // pages of the row that stay where some are replaced
+    std::int64_t cut_to = 0;    // pages of the row that stay if some are replaced
     std::int64_t returned = 0;  // own pages that become superfluous
     std::int64_t evicted = 0;
     std::int64_t available = 0;
@@ -62,7 +62,7 @@ struct Option {
     [[nodiscard]] std::int64_t new_pages() const { return appended + replaced; }
 };
 
-/// A hit counts what it adds to the one before; what was counted as input moves.
+/// Count the tokens that a hit adds to the previous hit. Tokens counted as input move to the hit.
 inline void count_hit(Claim& claim, const Option& option, kvcore::Metrics& metrics) {
     metrics.input_tokens -= claim.in_prompt(std::max(claim.counted_from, claim.hit_tokens),
                                             std::min(claim.counted_end, option.hit_tokens));
@@ -72,13 +72,13 @@ inline void count_hit(Claim& claim, const Option& option, kvcore::Metrics& metri
     claim.hit_tokens = option.hit_tokens;
 }
 
-/// All that it can need is more pages; a fetch reserves such rows behind the others.
+/// Return true if the row can only need more pages. A fetch reserves such rows after the others.
 [[nodiscard]] inline bool only_grows(const Claim& claim, std::int64_t start,
                                      std::int64_t page_size) {
     return claim.sealed && !claim.row.empty() && start >= claim.frozen * page_size;
 }
 
-/// Every position of a prompt counts once.
+/// Count every position of a prompt once.
 inline void count_input(Claim& claim, std::int64_t start, std::int64_t active,
                         kvcore::Metrics& metrics) {
     if (active <= claim.counted_end) return;
@@ -86,7 +86,7 @@ inline void count_input(Claim& claim, std::int64_t start, std::int64_t active,
     claim.counted_end = active;
 }
 
-/// A page copy that falls due: into the request's own page at `column`.
+/// A page copy that becomes due: into the request's own page at `column`.
 struct OwedCopy {
     bool is_owed = false;
     BlockId source = 0;
@@ -94,11 +94,11 @@ struct OwedCopy {
     std::int64_t tokens = 0;
 };
 
-/// Holders of pages that do not count any more: forks that will have let go once a call is done.
+/// Holders that no longer count: forks that will have released their pages at the end of a call.
 class Departures {
    public:
-    /// The claim gives up what it shares from column `first` on, of whose page it stands behind
-    /// `kept` tokens: it copies `copied` of them while others may go on writing.
+    /// The claim gives up its shared pages from column `first` on. It has written `kept` tokens of
+    /// the first page and copies `copied` of them, while other forks may continue to write.
     void note(const Claim& claim, std::int64_t first, std::int64_t kept, std::int64_t copied) {
         for (std::int64_t c = first; c < claim.frozen; ++c) {
             const Own& page = item(claim.row, c);
@@ -109,12 +109,12 @@ class Departures {
         }
     }
     void forget_leaving() { leaving_.clear(); }
-    /// Keeps the source of a copy from being free until the call is over.
+    /// Keep the source of a copy in use until the call ends.
     void hold_source(const Own& page, std::int64_t tokens) { sources_.push_back({page, tokens}); }
     void let_go_of_sources() { sources_.clear(); }
 
-    /// Neither the cache nor another claim has it as well, nor does a copy read more than the first
-    /// `kept` tokens.
+    /// Return true if neither the cache nor another claim shares the page, and no copy reads more
+    /// than the first `kept` tokens.
     [[nodiscard]] bool is_sole(const Own& page, std::int64_t kept) const {
         if (page == nullptr) return false;
         const auto left = leaving_.find(page.get());

@@ -6,7 +6,7 @@
 
 #include "oracle/oracle.hpp"
 
-// What the oracle and the manager say, for failure texts.
+// Results of the oracle and of the manager, as text for failures.
 
 inline std::string to_text(const kvcore::ReservePlan& plan) {
     return "hit " + std::to_string(plan.hit_tokens) + " new " + std::to_string(plan.new_pages) +

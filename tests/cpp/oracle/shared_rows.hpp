@@ -9,10 +9,10 @@
 
 #include "oracle/oracle.hpp"
 
-/// Rows of one replica that hold the same leading pages, and how many tokens all have written.
+/// Rows of one replica with the same leading pages, and the number of tokens that all have written.
 using SharedRows = std::tuple<std::int32_t, std::vector<std::int32_t>, std::int64_t>;
 
-/// Worked out by comparing the page ids of all rows, from every length on.
+/// Compute them by comparing the page ids of all rows, for every length.
 template <class Manager>
 std::vector<SharedRows> find_shared_rows(Manager& checked, const std::vector<Request*>& batch) {
     const kvcore::CacheConfig& config = checked.config();
@@ -23,7 +23,7 @@ std::vector<SharedRows> find_shared_rows(Manager& checked, const std::vector<Req
             const bool is_here = checked.oracle().claim_of(*request).replica == replica;
             if (is_here) rows.push_back(request);
         }
-        // Lengths at which rows can part: ends of pages, and of what rows have written.
+        // Lengths at which rows can differ: ends of pages, and ends of written tokens.
         std::set<std::int64_t> lengths;
         for (const Request* row : rows) {
             const std::int64_t written = checked.oracle().written(*row);
@@ -33,7 +33,7 @@ std::vector<SharedRows> find_shared_rows(Manager& checked, const std::vector<Req
         lengths.erase(0);
         std::map<std::vector<std::int32_t>, std::int64_t> longest;
         for (const std::int64_t tokens : lengths) {
-            std::map<std::vector<BlockId>, std::vector<std::int32_t>> holders;  // of leading pages
+            std::map<std::vector<BlockId>, std::vector<std::int32_t>> holders;  // by leading pages
             for (std::int64_t i = 0; i < count(rows); ++i) {
                 const Request& row = *item(rows, i);
                 if (checked.oracle().written(row) < tokens) continue;

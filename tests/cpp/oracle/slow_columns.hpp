@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes first where layers have windows, once more and slowly: lists that are searched.
+// The eviction order if layers have windows, computed slowly with linear searches.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include "oracle/slow_hits.hpp"
 #include "oracle/slow_policy.hpp"
 
-/// What ColumnPages does, slowly.
+/// A slow version of ColumnPages.
 class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListener {
    public:
     using BlockId = kvcore::BlockId;
@@ -124,7 +124,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         const Entry entry{column, w};
         if (std::find(passed_.begin(), passed_.end(), entry) != passed_.end()) put_in(entry);
     }
-    // Ids of departures are taken when ColumnPages takes them: among equals a policy goes by id.
+    // Take ids of departures when ColumnPages does: a policy orders equal candidates by id.
     void make_room_to_cache(std::int64_t n, std::int64_t) {
         constexpr std::size_t kSpare = kvcore::ColumnPages::kSpareDepartures;
         if (policy_.free.size() >= kSpare) return;
@@ -197,10 +197,10 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     };
     struct Left {
         NodeId id = 0;
-        BlockId anchor = -1;  // a column of the run that it ends in
+        BlockId anchor = -1;  // a column of the run in which it ends
         std::int32_t depth = 0;
         std::int64_t moment = 0;
-        std::int64_t broken = 0;  // counts up
+        std::int64_t broken = 0;  // number in order of breaking; 0: intact
         bool is_spare = false;
         std::vector<Entry> entries{};
     };
@@ -257,7 +257,8 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         policy_.free.pop_back();
         if (!is_spare_) policy_.begin(left_.back().id, at.node->id);
     }
-    // The pages of an entry are gone: nothing that left with it from there on serves a hit.
+    // An entry lost its pages: no entry that left with it, at this depth or deeper, serves a hit
+    // any more.
     void lose(const Entry& entry) {
         std::int32_t depth = -1;
         std::int64_t moment = 0;
@@ -283,7 +284,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         take_out(entry);
         if (run != nullptr && deepest >= run->end()) judge(run);
     }
-    // That of the entry first, then in the order in which they left, those before it last.
+    // Break the entry's departure first, then the later departures in order, then the earlier ones.
     void break_all(std::int64_t moment, bool is_spare, std::int32_t depth, const Entry& entry) {
         const auto first = std::find_if(left_.begin(), left_.end(), [&](const Left& left) {
             return std::find(left.entries.begin(), left.entries.end(), entry) != left.entries.end();
@@ -347,7 +348,8 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         }
         return true;
     }
-    // The window of a run's last column that has the last wanted pages, where the column has more.
+    // Return the window of a run's last column that can provide the last wanted pages, if the
+    // column has more pages than that.
     std::optional<Entry> part_of(kvcore::TreePosition end, std::int64_t pages) {
         if (end.node == nullptr || pages <= 0) return std::nullopt;
         BlockId column = 0;
@@ -390,7 +392,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     void lose_checkpoint(BlockId column) {
         checkpoints_.forget(column);
         TreeNode* run = run_of(tree_, column);
-        if (run == nullptr) run = removed_from_[column];  // which may have others left
+        if (run == nullptr) run = removed_from_[column];  // that run may have other checkpoints
         if (run != nullptr) suspect(run);
     }
     void suspect(TreeNode* run) {
@@ -410,7 +412,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     bool evict_columns(std::int64_t n, kvcore::EvictionGuard guard) {
         std::array<BlockId, 64> ids;
         n = tree_.evict(n, ids.data(), guard);
-        std::reverse(ids.begin(), ids.begin() + n);  // the first is taken first
+        std::reverse(ids.begin(), ids.begin() + n);  // the first victim is used first
         columns_.free(ids.data(), n);
         return n > 0;
     }
@@ -427,7 +429,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     std::vector<Entry> passed_;
     std::deque<Left> left_;
     std::deque<TreeNode*> condemned_;
-    // Where a hit could end when that was looked for, and how many holes had been filled then.
+    // The end of the longest hit in a run, and the number of filled holes when it was computed.
     std::map<TreeNode*, std::pair<std::int32_t, std::int64_t>> legal_;
     TreePosition end_;
     bool is_spare_ = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a hit can end, as slow as it can be said: tokens that are read one by one, checkpoints in a
-// list, runs that are searched.
+// The end of a hit, in the simplest form: tokens read one by one, a list of checkpoints, a search
+// over runs.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include "tree/children.hpp"
 #include "tree/tree_node.hpp"
 
-/// Checkpoints by their columns, the one used longest ago first.
+/// Checkpoints by their columns, least recently used first.
 class SlowCheckpoints {
    public:
     using BlockId = kvcore::BlockId;
@@ -21,12 +21,12 @@ class SlowCheckpoints {
     explicit SlowCheckpoints(std::int64_t num_slots)
         : num_slots_(static_cast<std::size_t>(num_slots)) {}
 
-    /// There are layers with a state.
+    /// Return true if layers keep a state.
     [[nodiscard]] bool exist() const { return num_slots_ > 0; }
     [[nodiscard]] bool has(BlockId column) const {
         return std::find(columns_.begin(), columns_.end(), column) != columns_.end();
     }
-    /// The one that has to go for another; -1: there is a slot.
+    /// Return the checkpoint that must be evicted for a new one, or -1 if a slot is free.
     [[nodiscard]] BlockId oldest_if_full() const {
         return columns_.size() == num_slots_ ? columns_.front() : -1;
     }
@@ -44,7 +44,7 @@ class SlowCheckpoints {
     std::vector<BlockId> columns_;
 };
 
-/// Calls visit(run) for every run of the default namespace.
+/// Call visit(run) for every run of the default namespace.
 template <class Visit>
 void for_each_run(const kvcore::PrefixTree& tree, const Visit& visit) {
     std::vector<kvcore::TreeNode*> nodes{tree.find_namespace("")};
@@ -56,7 +56,7 @@ void for_each_run(const kvcore::PrefixTree& tree, const Visit& visit) {
     }
 }
 
-/// The run that has a column; nullptr: none.
+/// Return the run that has a column; nullptr if there is none.
 inline kvcore::TreeNode* run_of(const kvcore::PrefixTree& tree, kvcore::BlockId column) {
     kvcore::TreeNode* found = nullptr;
     for_each_run(tree, [&](kvcore::TreeNode* run) {
@@ -66,8 +66,8 @@ inline kvcore::TreeNode* run_of(const kvcore::PrefixTree& tree, kvcore::BlockId 
     return found;
 }
 
-/// The longest hit in whole columns, of the columns `ids`: windows have what it reads,
-/// `has(column, window)`, and there is a checkpoint where layers keep a state.
+/// The longest hit in whole columns of the columns `ids`. Windows must have the pages that it
+/// reads, `has(column, window)`, and if layers keep a state, it must end at a checkpoint.
 template <class Has>
 std::int32_t slow_longest_hit(const kvcore::Grouping& grouping,
                               const std::vector<kvcore::BlockId>& ids,

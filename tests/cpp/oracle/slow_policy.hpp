@@ -13,7 +13,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "oracle/naive_policies.hpp"
 
-/// A slow policy, to which what left together is a run as well.
+/// A slow policy that treats entries that left together (a departure) as a run.
 class SlowPolicy : public kvcore::EvictionPolicy {
    public:
     using NodeId = kvcore::NodeId;
@@ -26,7 +26,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
 
     const bool goes_by_time;
 
-    std::function<std::vector<NodeId>(NodeId)> departures_of;  // their ids, in a run
+    std::function<std::vector<NodeId>(NodeId)> departures_of;  // ids of the departures in a run
     std::function<void(NodeId)> pardon;
     std::function<void(NodeId)> suspect;
     NodeId aim = kvcore::kNoNode;  // the next victim
@@ -38,7 +38,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         }
     }
     [[nodiscard]] std::size_t num_departures() const { return num_departures_; }
-    std::vector<NodeId> free;  // ids of departures, the last one is used first
+    std::vector<NodeId> free;  // ids of departures; the last id is used first
     void begin(NodeId departure, NodeId run) {
         policy_->split(departure, ids_[run]);
         policy_->release(departure, ++clock_);
@@ -47,7 +47,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         policy_->withdraw(departure);
         aside_.erase(std::remove(aside_.begin(), aside_.end(), departure), aside_.end());
     }
-    /// The least of all, departures and runs that can go: a departure, or 0.
+    /// Return the first victim among departures and evictable runs: a departure, or 0 for a run.
     [[nodiscard]] NodeId next(kvcore::PrefixTree& tree) {
         for (; !aside_.empty(); aside_.pop_back()) policy_->offer(aside_.back());
         sees_departures_ = true;
@@ -55,7 +55,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         sees_departures_ = false;
         return is_run ? 0 : policy_->victim();
     }
-    /// The least departure, where no run can go.
+    /// Return the first departure, if no run is evictable.
     [[nodiscard]] NodeId first_aside() const { return aside_.empty() ? 0 : aside_.front(); }
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
@@ -135,13 +135,13 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         is_run_.push_back(is_run);
     }
 
-    bool releases_parents_;  // so that they keep their place where what follows goes out of turn
+    bool releases_parents_;  // parents keep their place if a child is evicted early
     std::set<NodeId> candidates_;
     std::unique_ptr<kvcore::EvictionPolicy> policy_;
-    std::vector<NodeId> ids_;   // the policy's, of runs
-    std::vector<NodeId> runs_;  // by those
+    std::vector<NodeId> ids_;   // the policy's ids of runs
+    std::vector<NodeId> runs_;  // by the policy's ids
     std::vector<bool> is_run_;
-    std::vector<NodeId> aside_;  // departures, while runs alone are asked for
+    std::vector<NodeId> aside_;  // departures, during a search for runs
     std::size_t num_departures_ = 0;
     std::uint64_t clock_ = 0;
     bool sees_departures_ = false;

@@ -14,7 +14,7 @@
 #include "support/group_probe.hpp"
 #include "support/request.hpp"
 
-/// Pages that are held, counted from scratch: what is neither free nor evictable.
+/// Held pages, counted from scratch: pages that are neither free nor evictable.
 class HeldPages {
    public:
     HeldPages(const kvcore::CacheManager& manager, std::int32_t index)
@@ -32,7 +32,7 @@ class HeldPages {
     [[nodiscard]] bool is_cached(BlockId page) const { return cached_.count(page) > 0; }
 
    private:
-    // Whether it, or a run behind it, is pinned.
+    // Return true if this run, or a run below it, is pinned.
     bool walk(const kvcore::TreeNode* node) {
         bool is_protected = node->pins > 0;
         kvcore::for_each_child(node, [&](kvcore::TreeNode* child) { is_protected |= walk(child); });
@@ -45,7 +45,7 @@ class HeldPages {
         if (!is_live) return;
         const auto found = columns_.find(column);
         const bool is_cached = found != columns_.end();
-        // A copy may have a reference to what the tree has as well.
+        // A copy may also have a reference to a page of the tree.
         const bool is_held = !is_cached || found->second;
         const auto add = [&](BlockId page, bool held) {
             if (held) held_.insert(page);
@@ -61,13 +61,14 @@ class HeldPages {
     }
 
     const kvcore::Replica& replica_;
-    std::map<BlockId, bool> columns_;  // of the tree: whether protected
+    std::map<BlockId, bool> columns_;  // columns of the tree; true: protected
     std::set<BlockId> held_;
     std::set<BlockId> cached_;
 };
 
-/// What each tenant holds, counted from scratch: never above its ceiling, and every reservation can
-/// be filled. A page changes its owner only where nobody held it as of the check before.
+/// The pages that each tenant holds, counted from scratch. No tenant is above its ceiling, and
+/// every reservation can be filled. A page changes its owner only if it was not held at the
+/// previous check.
 class TenantOracle {
    public:
     explicit TenantOracle(const kvcore::CacheManager& manager)
@@ -79,7 +80,7 @@ class TenantOracle {
             manager_.check_integrity();
         } catch (const kvcore::IntegrityError& error) {
             check::fail(__FILE__, __LINE__,
-                        std::string(error.what()) + ", behind " + std::to_string(verb) + text());
+                        std::string(error.what()) + ", verb " + std::to_string(verb) + text());
         }
         for (std::int32_t r = 0; r < manager_.config().num_replicas; ++r) {
             const HeldPages held(manager_, r);
@@ -149,5 +150,5 @@ class TenantOracle {
     }
 
     const kvcore::CacheManager& manager_;
-    std::vector<std::vector<Page>> before_;  // of each replica
+    std::vector<std::vector<Page>> before_;  // by replica
 };

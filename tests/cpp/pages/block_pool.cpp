@@ -82,13 +82,13 @@ TEST(shared_pages_are_freed_as_often) {
     pool.check_integrity();
 }
 
-// A call that throws has changed nothing, not even the order in which pages are handed out.
+// A call that throws changes nothing, not even the order in which pages are handed out.
 TEST(wrong_ids_change_nothing) {
     BlockPool pool(8);
     const std::vector<BlockId> ids = take(pool, 4);
     give(pool, {ids[2]});
     const std::vector<std::vector<BlockId>> wrong = {
-        {ids[0], ids[2]},          // free already
+        {ids[0], ids[2]},          // already free
         {ids[0], ids[1], ids[0]},  // twice in one call
         {ids[0], 7},               // never handed out
         {ids[1], 8},

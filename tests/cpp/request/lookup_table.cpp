@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kNoPage = 99999;
 constexpr std::uint32_t kPoison = 0xabadcafe;
 
-/// The pages of a row, somebody's.
+/// The pages of one row.
 struct Pages {
     std::vector<BlockId> ids;
     std::uint32_t version = 0;
@@ -23,13 +23,13 @@ struct Pages {
 
     [[nodiscard]] kvcore::RowPages view() const { return {ids.data(), size(), version, &changes}; }
     [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(ids.size()); }
-    /// A page from that column on was replaced or dropped.
+    /// A page at this column or after it was replaced or dropped.
     void note(std::int32_t column) { changes.note(++version, column); }
 
     kvcore::RowChanges changes;
 };
 
-/// A table over memory that begins as rubbish.
+/// A table over memory that starts with garbage.
 struct Buffer {
     Buffer(std::int64_t rows, std::int64_t columns)
         : stride(columns),
@@ -65,8 +65,8 @@ TEST(rows_read_pages_then_unassigned) {
     buffer.write(1, {0, 1}, pages, 5);
     buffer.check_row(1, pages, 5);
     CHECK_EQ(buffer.at(0, 4), kNoPage);   // an empty row
-    CHECK_EQ(buffer.at(2, 0), kPoison);   // behind the last row nobody reads
-    CHECK_EQ(buffer.at(1, 39), kPoison);  // nor far behind the width
+    CHECK_EQ(buffer.at(2, 0), kPoison);   // nothing reads after the last row
+    CHECK_EQ(buffer.at(1, 39), kPoison);  // nor far past the width
     CHECK_EQ(buffer.table.max_rows(), 3);
     CHECK_EQ(buffer.table.stride(), 40);
     CHECK(!buffer.table.has_room(3, pages.view()));
@@ -74,7 +74,7 @@ TEST(rows_read_pages_then_unassigned) {
     CHECK(!buffer.table.has_room(0, pages.view()));
 }
 
-// Only what changed is written: a cell overwritten behind the table's back stays.
+// Only changed columns are written: a cell that the test overwrites keeps the test's value.
 TEST(unchanged_columns_are_left_alone) {
     Buffer buffer(1, 8);
     Pages pages;
@@ -93,14 +93,14 @@ TEST(unchanged_columns_are_left_alone) {
     buffer.at(0, 1) = 5;
     buffer.check_row(0, pages, 6);
     buffer.at(0, 1) = kPoison;
-    ++pages.version;  // nobody says where: everything is written again
+    ++pages.version;  // without a known column, everything is written again
     const kvcore::RowPages unknown{pages.ids.data(), pages.size(), pages.version};
     buffer.table.write_row(0, {0, 1}, unknown);
     buffer.check_row(0, pages, 6);
 }
 
-// A row that is cut and grows again is written from there on, whatever its length, by every buffer
-// that has seen it lately.
+// After a row is cut and grows again, every buffer that has shown it recently rewrites it only from
+// the cut on, whatever its length.
 TEST(a_row_that_was_cut_is_written_from_the_cut_on) {
     constexpr std::int32_t kColumns = 1000;
     std::vector<Buffer> buffers(4, Buffer(1, kColumns));
@@ -117,7 +117,7 @@ TEST(a_row_that_was_cut_is_written_from_the_cut_on) {
         pages.note(kept);
         for (int i = 0; i < 3; ++i) pages.ids.push_back(next_page++);
         Buffer& buffer = item(buffers, step % 4);
-        // Of the last 64 cuts each is at most two pages in front of the one before.
+        // Each of the last 64 cuts is at most two pages before the previous cut.
         for (std::int64_t c = 0; c < kept - 2 * 64; ++c) buffer.at(0, c) = kPoison;
         buffer.write(0, {0, 1}, pages, pages.size());
         for (std::int64_t c = 0; c < kept - 2 * 64; ++c) {
@@ -137,14 +137,14 @@ TEST(a_new_occupant_is_noticed) {
     buffer.write(0, {0, 1}, longer, 5);
     buffer.write(0, {1, 1}, shorter, 5);
     buffer.check_row(0, shorter, 5);
-    // The same entry of the sequence table, used again.
+    // The same entry of the sequence table is used again.
     buffer.write(0, {1, 2}, longer, 5);
     buffer.check_row(0, longer, 5);
     buffer.write(0, {1, 3}, shorter, 8);
     buffer.check_row(0, shorter, 8);
 }
 
-// Batches of few long rows and of many short ones take turns.
+// Batches of few long rows alternate with batches of many short rows.
 TEST(every_row_asked_for_is_padded) {
     Buffer buffer(4, 40);
     Pages shorter;
@@ -164,7 +164,7 @@ TEST(every_row_asked_for_is_padded) {
     }
 }
 
-/// Columns with a page in each of two lanes: what a fetch shows of a row of two bundles.
+/// Columns with a page in each of two lanes: a fetch shows a row of two bundles in this form.
 struct TwoBundles {
     static constexpr kvcore::SequenceHandle kOccupant{0, 1};
 
@@ -201,7 +201,7 @@ struct TwoBundles {
 
     std::vector<BlockId> columns;
     std::vector<BlockId> pages;
-    std::int32_t first = 0;  // that the second bundle reads
+    std::int32_t first = 0;  // the first column that the second bundle reads
     kvcore::RowState state;
     kvcore::RowChanges changes;
 };
@@ -216,7 +216,7 @@ TEST(windows_move_on) {
         row.write(leader, other);
         row.check(leader, other);
     }
-    other.at(0, 11) = kPoison;  // nothing has changed: nothing is written
+    other.at(0, 11) = kPoison;  // no change: nothing is written
     row.write(leader, other);
     CHECK_EQ(other.at(0, 11), kPoison);
     row.changes.note(++row.state.version, 0);
@@ -224,8 +224,8 @@ TEST(windows_move_on) {
     row.check(leader, other);
 }
 
-// Columns are cut and come again with other ids, the second bundle's window moves on and back, and
-// each pair of tables misses some of it.
+// Columns are cut and added again with other ids, the second bundle's window moves forward and
+// back, and each pair of tables misses some of these changes.
 void bundles_agree_with_rewriting(std::uint64_t seed) {
     Random random(seed);
     std::vector<Buffer> leaders(2, Buffer(1, 24));
@@ -242,7 +242,7 @@ void bundles_agree_with_rewriting(std::uint64_t seed) {
         if (n < 24 && random.below(3) > 0) {
             row.append();
             row.columns.back() = next;
-            next = (next + 1) % 24;  // ids of columns that are gone serve again
+            next = (next + 1) % 24;  // ids of removed columns are used again
         } else if (n > 0 && random.below(3) == 0) {
             const auto kept = static_cast<std::int32_t>(random.below(n));
             row.columns.resize(static_cast<std::size_t>(kept));
@@ -259,8 +259,8 @@ void bundles_agree_with_rewriting(std::uint64_t seed) {
     }
 }
 
-// Buffers are taken one by one, whichever is free: the leader shows what the table that was used
-// in between shows, not what this one does.
+// Any free buffer is taken. The leader shows the row as the other buffer, used in between, has it,
+// not as this buffer has it.
 TEST(a_table_that_was_left_out_is_written_again) {
     Buffer leader(1, 12);
     std::vector<Buffer> others;
@@ -278,8 +278,8 @@ TEST(a_table_that_was_left_out_is_written_again) {
     }
 }
 
-// Sequences come, grow, change, move between rows and back; two buffers are used in turn, so that
-// each misses some of the changes.
+// Sequences start, grow, change, and move between rows and back. Two buffers alternate, so each
+// misses some of the changes.
 void agrees_with_rewriting(std::uint64_t seed) {
     Random random(seed);
     constexpr std::int64_t kRows = 4;

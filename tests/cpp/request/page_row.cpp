@@ -28,7 +28,7 @@ kvcore::CacheConfig config() {
     return config;
 }
 
-/// Pages and rows without anybody's sequence; a row that is left has given all back.
+/// Pages and rows without a sequence. After all rows are cleared, all pages are free.
 struct Scene {
     kvcore::Grouping grouping{kPage, {}};
     Replica home{config(), grouping};
@@ -47,7 +47,7 @@ struct Scene {
         row.commit(home.tree, tokens.data(), end, duplicates);
         row.check_integrity(home.tree);
     }
-    /// Everything that may be written is: what others may read is replaced.
+    /// Write every page that the row may write. Pages that other rows may read are replaced.
     std::vector<std::int32_t> write(PageRow& row, std::int32_t first, std::int32_t needed) {
         std::vector<std::int32_t> replaced;
         TreePin cut = row.find_cut(home.tree, first);
@@ -117,8 +117,9 @@ TEST(what_others_may_read_is_replaced) {
     CHECK_EQ(parent.frozen(), 4);
     CHECK(s.write(child, 3, 4) == std::vector<std::int32_t>{3});
     CHECK_EQ(child.frozen(), 3);
-    CHECK(s.write(parent, 3, 4).empty());  // the only one that has it now
-    // Back into what is committed: the tree keeps its page, the fork that one of both.
+    CHECK(s.write(parent, 3, 4).empty());  // the only row that has the page now
+    // Write to committed pages: the tree keeps its page, and the parent keeps the page that both
+    // rows shared.
     CHECK(s.write(child, 1, 4) == (std::vector<std::int32_t>{1, 2}));
     CHECK_EQ(child.committed(), 1);
     CHECK_EQ(child[0], parent[0]);
@@ -166,14 +167,14 @@ TEST(a_hit_takes_the_place_of_own_pages) {
     CHECK_EQ(s.home.tree.num_evictable(), 3);
 }
 
-// The last committed page of others is the tree's; what is in front of it stays theirs.
+// The tree gets the last committed page. The rows that share the page before it keep that page.
 TEST(a_page_of_forks_is_entrusted_to_the_tree) {
     Scene s;
     PageRow parent = s.row(2);
     PageRow child;
     child.make_room_to_share(parent, 2);
     child.share(s.home.pool, parent, 2, TreePin(s.home.tree, parent.node()));
-    CHECK(s.write(child, 0, 1) == std::vector<std::int32_t>{0});  // and lets go of column 1
+    CHECK(s.write(child, 0, 1) == std::vector<std::int32_t>{0});  // the child drops column 1
     CHECK_EQ(child.size(), 1);
     PageRow heir;
     heir.make_room_to_share(parent, 2);

@@ -34,7 +34,7 @@ TEST(a_handle_is_good_until_release) {
     CHECK_EQ(table.at(again).replica, 1);
 }
 
-// The generation after the last one would be that of a handle which somebody may still have.
+// The next generation would match an old handle that a caller may still have.
 TEST(an_entry_that_is_used_up_serves_no_more) {
     SequenceTable table;
     const SequenceHandle first = table.claim(0);

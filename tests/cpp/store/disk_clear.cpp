@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk store that is emptied: what was there or on its way is gone, also after a restart.
+// Clearing a disk store removes its pages and the writes in flight, also after a restart.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kBytes = 6000;
 
-/// Lets the next write of a page wait.
+/// Blocks the next write of a page.
 struct Gate {
     std::mutex mutex;
     std::condition_variable changed;
@@ -84,7 +84,7 @@ TEST(a_write_that_began_before_does_not_come_back) {
     Pages pages(*scene.store, kBytes);
     Gate gate;
     const std::thread::id here = std::this_thread::get_id();
-    CHECK_EQ(pages.put({7}), 1);  // the files are there
+    CHECK_EQ(pages.put({7}), 1);  // creates the files
     scene.ops->before_move = [&] {
         if (std::this_thread::get_id() != here) gate.pass();
     };
@@ -138,7 +138,7 @@ TEST(a_disk_that_fails_does_not_stop_it) {
     CHECK(!pages.has(1));
     CHECK_EQ(scene.store->stats().errors, 1);
     scene.ops->write_error = 0;
-    CHECK_EQ(scene.store->clear(), 0);  // now for good
+    CHECK_EQ(scene.store->clear(), 0);  // works now
     scene.open();
     CHECK_EQ(scene.store->stats().restored, 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk that fails is a miss with a counter: nothing throws, and no page is wrong.
+// A failing disk causes misses and counts them: no call throws, and no page has wrong bytes.
 #include <cerrno>
 #include <fstream>
 #include <iterator>
@@ -51,7 +51,7 @@ TEST(reads_that_fail_are_misses) {
     CHECK_EQ(pages.get({1}), 0);
     CHECK_EQ(scene.store->stats().errors, 1);
     scene.ops->read_error = 0;
-    CHECK_EQ(pages.get({1, 2, 3}), 3);  // it was the disk, not the page
+    CHECK_EQ(pages.get({1, 2, 3}), 3);  // the disk had failed, not the page
     scene.ops->small_moves = true;
     CHECK_EQ(pages.get({1, 2, 3}), 3);
     CHECK_EQ(pages.put({4}), 1);
@@ -60,14 +60,14 @@ TEST(reads_that_fail_are_misses) {
     scene.ops->short_reads = true;
     CHECK_EQ(pages.get({2}), 0);
     scene.ops->short_reads = false;
-    CHECK(!pages.has(2));  // the file ends before it
+    CHECK(!pages.has(2));  // the file ends before this page
     CHECK_EQ(scene.store->stats().corrupt, 1);
     scene.store->check_integrity();
 }
 
 TEST(writes_that_fail_are_not_found) {
     const TemporaryDirectory directory;
-    FaultyScene scene(disk_config(directory.path, kBytes, 6));  // two are lost
+    FaultyScene scene(disk_config(directory.path, kBytes, 6));  // two slots are lost
     Pages pages(*scene.store, kBytes);
     CHECK_EQ(pages.put({1, 2}), 2);
     for (const int error : {ENOSPC, EIO}) {
@@ -95,11 +95,11 @@ TEST(a_full_disk_keeps_what_there_is) {
     CHECK_EQ(scene.store->stats().no_room, 1);
     CHECK(!std::filesystem::exists(segment(directory.path, 0)));
     scene.ops->allocate_error = 0;
-    CHECK_EQ(pages.put({1}), 0);  // not asked again so soon
+    CHECK_EQ(pages.put({1}), 0);  // the store does not retry yet
     scene.now += 11 * kSecond;
     for (const std::uint64_t number : {1, 2, 3, 4}) CHECK_EQ(pages.put({number}), 1);
     scene.ops->allocate_error = ENOSPC;
-    CHECK_EQ(pages.put({5}), 1);  // in the place of page 1
+    CHECK_EQ(pages.put({5}), 1);  // replaces page 1
     CHECK(!pages.has(1));
     CHECK_EQ(scene.store->stats().evicted, 1);
     scene.ops->allocate_error = 0;
@@ -120,7 +120,7 @@ TEST(the_breaker_opens_and_closes) {
     scene.ops->read_error = EIO;
     for (int i = 0; i < 4; ++i) CHECK_EQ(pages.get({1}), 0);
     scene.ops->read_error = 0;
-    CHECK_EQ(pages.get({1}), 1);  // five in a row, not five
+    CHECK_EQ(pages.get({1}), 1);  // the limit is five errors in a row, not five in total
     scene.ops->read_error = EIO;
     for (int i = 0; i < 5; ++i) CHECK_EQ(pages.get({1}), 0);
     CHECK(state() == BreakerState::kOpen);
@@ -130,14 +130,14 @@ TEST(the_breaker_opens_and_closes) {
     CHECK_EQ(int{moves}, 0);
     CHECK_EQ(scene.store->stats().refused, 150);
     scene.now += 11 * kSecond;
-    CHECK_EQ(pages.get({1}), 0);  // one try
+    CHECK_EQ(pages.get({1}), 0);  // one attempt
     CHECK_EQ(int{moves}, 1);
     CHECK(state() == BreakerState::kOpen);
     CHECK_EQ(pages.get({1}), 0);
     CHECK_EQ(int{moves}, 1);
     scene.ops->read_error = 0;
     scene.now += 11 * kSecond;
-    CHECK_EQ(pages.put({1}), 1);  // is there: tells nothing about the disk
+    CHECK_EQ(pages.put({1}), 1);  // already stored: tests no part of the disk
     CHECK_EQ(pages.get({1}), 1);
     CHECK(state() == BreakerState::kClosed);
     CHECK_EQ(pages.get({1, 2}), 2);
@@ -148,7 +148,7 @@ TEST(slow_calls_open_the_breaker) {
     FaultyScene scene(disk_config(directory.path, kBytes, 8));
     Pages pages(*scene.store, kBytes);
     scene.ops->before_move = [&] { scene.now += 6 * kSecond; };
-    CHECK_EQ(pages.put({1}), 1);  // slow, and right
+    CHECK_EQ(pages.put({1}), 1);  // slow, but correct
     CHECK_EQ(scene.store->stats().timeouts, 1);
     for (int i = 0; i < 4; ++i) CHECK_EQ(pages.get({1}), 1);
     CHECK_EQ(scene.store->stats().timeouts, 5);
@@ -172,7 +172,7 @@ TEST(a_disk_that_hangs_costs_one_call) {
     while (!is_in) std::this_thread::yield();
     CHECK(!task.wait(0));
     scene.now += 6 * kSecond;
-    CHECK_EQ(pages.get({2}) + pages.put({3}), 0);  // at once
+    CHECK_EQ(pages.get({2}) + pages.put({3}), 0);  // refused at once
     CHECK_EQ(scene.store->stats().refused, 2);
     hangs = false;
     CHECK_EQ(task.result(), 1);
@@ -244,7 +244,7 @@ TEST(vanished_files_are_misses) {
     std::filesystem::remove(segment(directory.path, 0));
     scene.open();
     Pages again(*scene.store, kBytes);
-    CHECK_EQ(scene.store->stats().restored, 0);  // the second file comes behind the first
+    CHECK_EQ(scene.store->stats().restored, 0);  // the second file is created after the first
     for (std::uint64_t number = 0; number < 8; ++number) CHECK_EQ(again.put({number}), 1);
     for (std::uint64_t number = 0; number < 8; ++number) CHECK_EQ(again.get({number}), 1);
     scene.store.reset();
@@ -255,7 +255,7 @@ TEST(vanished_files_are_misses) {
     for (std::uint64_t number = 0; number < 8; ++number) found += cut.get({number});
     CHECK_EQ(found, 5);
     for (const auto& entry : std::filesystem::directory_iterator(directory.path)) {
-        std::filesystem::remove_all(entry.path());  // under a store that runs
+        std::filesystem::remove_all(entry.path());  // while the store runs
     }
     for (std::uint64_t number = 0; number < 8; ++number) cut.get({number});
     scene.store->check_integrity();
@@ -288,7 +288,7 @@ TEST(a_broken_shape_starts_anew) {
     CHECK_EQ(Pages(*scene.store, kBytes).put({1}), 1);
 }
 
-/// A store of eight pages that is damaged again and again, while it runs or while it does not.
+/// A store of eight pages that is damaged again and again, while it runs or while it is closed.
 class Damage {
    public:
     explicit Damage(Random& random)
@@ -315,11 +315,11 @@ class Damage {
                    static_cast<char>(1 + random_.below(255)));
         }
         if (!while_it_runs) scene_.open();
-        Pages pages(*scene_.store, kBytes);  // checks what it gets
+        Pages pages(*scene_.store, kBytes);  // checks the bytes that it reads
         for (std::uint64_t number = 0; number < 8; ++number) found_ += pages.get({number});
         ++rounds_;
     }
-    /// Damage hits mostly one page of eight.
+    /// Most damages hit one page of eight.
     void check() const {
         CHECK(found_ > rounds_ * 5);
         CHECK(found_ < rounds_ * 8);
@@ -334,7 +334,7 @@ class Damage {
         scene_.open();
         CHECK_EQ(scene_.store->stats().restored, 8);
     }
-    // Whole slots, headers alone, or bytes of two pages.
+    // Swap whole slots, only headers, or bytes of two pages.
     void swap() {
         const std::string a = segment(directory_.path, 0);
         const std::string b = segment(directory_.path, 1);
@@ -361,7 +361,7 @@ class Damage {
     std::int64_t rounds_ = 0;
 };
 
-// --count: damages.
+// --count: number of damages.
 TEST(damaged_files_are_misses) {
     Random random(check::seed_or(7));
     Damage damage(random);

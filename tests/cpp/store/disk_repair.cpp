@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk that fails in part, or for some time, costs no more than what it lost.
+// A disk that fails in part, or for some time, loses only the pages that it failed on.
 #include <cerrno>
 #include <thread>
 #include <vector>
@@ -47,7 +47,7 @@ TEST(a_write_that_fails_counts_once) {
     Pages pages(*scene.store, kBytes);
     scene.ops->write_error = EIO;
     for (std::uint64_t number = 0; number < 4; ++number) CHECK_EQ(pages.put({number}), 0);
-    CHECK(scene.store->stats().breaker == BreakerState::kClosed);  // five
+    CHECK(scene.store->stats().breaker == BreakerState::kClosed);  // it opens after five failures
     CHECK_EQ(pages.put({4}), 0);
     CHECK(scene.store->stats().breaker == BreakerState::kOpen);
 }
@@ -89,7 +89,7 @@ TEST(pages_that_cannot_be_read_are_written_elsewhere) {
     scene.ops->read_error = EIO;
     CHECK_EQ(pages.get({1}), 0);
     scene.ops->read_error = 0;
-    CHECK_EQ(pages.get({1}), 1);  // it was the disk
+    CHECK_EQ(pages.get({1}), 1);  // the disk had failed, not the page
     CHECK_EQ(pages.put({1}), 1);
     CHECK_EQ(scene.store->stats().broken, 1);
 }
@@ -152,7 +152,7 @@ TEST(interruptions_are_no_refusals) {
     CHECK_EQ(scene.store->stats().errors, 0);
 }
 
-// Calls beside one that hangs are refused at once, whatever it does.
+// While one call hangs, the store refuses all other calls at once.
 TEST(erases_and_growth_may_hang) {
     for (const bool is_growth : {false, true}) {
         const TemporaryDirectory directory;

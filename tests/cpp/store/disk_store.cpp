@@ -20,7 +20,7 @@ using Numbers = std::vector<std::uint64_t>;
 
 namespace {
 
-constexpr std::int64_t kBytes = 5000;  // of a page: no whole blocks
+constexpr std::int64_t kBytes = 5000;  // of a page: not a multiple of the block size
 
 TEST(puts_and_gets) {
     const TemporaryDirectory directory;
@@ -28,9 +28,9 @@ TEST(puts_and_gets) {
     Pages pages(store, kBytes);
     CHECK_EQ(pages.get({1}), 0);
     CHECK_EQ(pages.put({1, 2, 3}), 3);
-    CHECK_EQ(pages.put({2}), 1);  // is there
+    CHECK_EQ(pages.put({2}), 1);  // already stored
     CHECK_EQ(pages.get({1, 2, 3}), 3);
-    CHECK_EQ(pages.get({2, 9, 3}), 1);  // the first hole ends it
+    CHECK_EQ(pages.get({2, 9, 3}), 1);  // the first hole ends the get
     CHECK_EQ(pages.get({9, 2}), 0);
     CHECK_EQ(store.parts_of(key_of(1)), 1U);
     CHECK_EQ(store.remove({key_of(2), key_of(9)}), 1);
@@ -57,7 +57,7 @@ TEST(aligned_memory_is_read_in_place) {
     CHECK_EQ(store.put({{key_of(3), {{0, from.data(), kPage}}}}), 1);
     CHECK_EQ(store.get({{key_of(3), {{0, to.data(), kPage}}}}), 1);
     CHECK(std::equal(bytes.begin(), bytes.end(), to.data()));
-    Pages pages(store, kPage);  // memory that lies anywhere
+    Pages pages(store, kPage);  // unaligned memory
     CHECK_EQ(pages.get({3}), 1);
 }
 
@@ -82,7 +82,7 @@ TEST(restart_keeps_pages) {
     {
         DiskStore store(config);
         Pages pages(store, kBytes);
-        CHECK_EQ(pages.put({10, 11}), 2);  // the free slot, then the one written first
+        CHECK_EQ(pages.put({10, 11}), 2);  // takes the free slot, then the slot written first
         CHECK(!pages.has(0));
         CHECK_EQ(pages.get({1, 2}), 2);
     }
@@ -105,7 +105,7 @@ TEST(empty_slots_are_used_before_those_of_others) {
     other.fingerprint = key_of(777);
     {
         DiskStore store(config);
-        Pages pages(store, kBytes);  // in two files of four
+        Pages pages(store, kBytes);  // two files of four slots
         for (std::uint64_t number = 0; number < 5; ++number) CHECK_EQ(pages.put({number}), 1);
     }
     {
@@ -124,7 +124,7 @@ TEST(empty_slots_are_used_before_those_of_others) {
     }
     DiskStore store(config);
     Pages pages(store, kBytes);
-    CHECK(!pages.has(0));  // the oldest
+    CHECK(!pages.has(0));  // the oldest page
     CHECK_EQ(pages.get({1, 2, 3, 4}), 4);
 }
 
@@ -151,7 +151,7 @@ TEST(least_recently_used_goes_first) {
     CHECK_EQ(pages.get({1}), 1);
     CHECK_EQ(pages.put({4}), 1);
     CHECK(!pages.has(2));
-    CHECK_EQ(pages.put({3}), 1);  // a use
+    CHECK_EQ(pages.put({3}), 1);  // counts as a use
     CHECK_EQ(pages.put({5}), 1);
     CHECK(!pages.has(1) && pages.has(3) && pages.has(4) && pages.has(5));
     CHECK_EQ(store.stats().evicted, 2);
@@ -173,14 +173,14 @@ TEST(pages_have_parts) {
         CHECK_EQ(pages.get({1}, {0}), 1);
         CHECK_EQ(pages.get({1}, {3}), 0);
         CHECK_EQ(pages.get({1}, {0, 3}), 0);
-        CHECK_EQ(pages.put({1}, {5}), 1);  // there
+        CHECK_EQ(pages.put({1}, {5}), 1);  // already stored
         CHECK_EQ(store.stats().written, 1);
-        CHECK_EQ(pages.put({1}, {0, 3, 63}), 1);  // replaces
+        CHECK_EQ(pages.put({1}, {0, 3, 63}), 1);  // replaces the page
         CHECK_EQ(pages.get({1}, {3, 63}), 1);
         CHECK_EQ(pages.get({1}, {5}), 0);
         CHECK_EQ(store.stats().stored, 1);
         Pages others(store, kBytes - 1);
-        CHECK_EQ(others.get({1}, {3}), 0);  // of another size
+        CHECK_EQ(others.get({1}, {3}), 0);  // the size differs
         CHECK_EQ(store.stats().corrupt, 0);
         CHECK_EQ(pages.get({1}, {3}), 1);
         store.check_integrity();
@@ -191,7 +191,7 @@ TEST(pages_have_parts) {
     CHECK_EQ(store.remove({key_of(1)}), 1);
     store.close();
     DiskStore again(config);
-    CHECK_EQ(again.parts_of(key_of(1)), 0U);  // nor is the page that was replaced
+    CHECK_EQ(again.parts_of(key_of(1)), 0U);  // nor does it find the replaced page
 }
 
 TEST(pages_are_spread_over_directories) {
@@ -275,7 +275,7 @@ TEST(a_closed_store_refuses) {
     kvcore::StoreTask task = store.put_async({{key_of(1), {{0, bytes.data(), kBytes}}}});
     store.close();
     CHECK(task.done());
-    CHECK_EQ(task.result(), 1);  // what was under way is carried out
+    CHECK_EQ(task.result(), 1);  // the write in flight completes
     store.close();
     CHECK(store.is_closed());
     CHECK_THROWS(kvcore::Error, pages.get({1}));
@@ -299,7 +299,7 @@ TEST(a_fork_refuses) {
             ++refused;
         }
         store->close();
-        store.reset();  // neither waits nor unlocks
+        store.reset();  // must not wait or unlock
         _exit(refused == 1 ? 0 : 1);
     }
     int status = 1;

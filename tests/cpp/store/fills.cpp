@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores below the host tier: what they bring, and what becomes of it when others evict, release
-// and reset meanwhile.
+// Fills from the stores below the host tier: the pages that they bring, and the fate of these pages
+// when other requests evict, release and reset meanwhile.
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -60,7 +60,7 @@ TEST(what_fails_leaves_nothing) {
     m.finish_fill(fill, 0);
     CHECK_EQ(m.stored(), 0);
     const StoreMoves other = m.begin_fill(count_up(100, 12));
-    CHECK_EQ(count(other.keys), 4);  // as many as there is room for
+    CHECK_EQ(count(other.keys), 4);  // as many as the tier has room for
     m.finish_fill(other, 4);
     CHECK_EQ(m.stored(), 4);
 }
@@ -92,7 +92,7 @@ TEST(a_manager_goes_with_what_is_under_way) {
     }
 }
 
-// Two at the same time, and the requests' own pages: the first that arrives stays.
+// Two fills of the same pages at the same time, and pages of a request: the first to arrive stays.
 TEST(the_same_pages_arrive_twice) {
     StoreFixture m(16, 32);
     const Tokens prompt = count_up(10, 8);
@@ -117,7 +117,7 @@ TEST(a_fill_goes_on_from_what_is_there) {
     CHECK_EQ(m.begin_fill(prompt, 4, {{3, 1}}).ticket, 0);
     const StoreMoves fill = m.begin_fill(prompt, 4, {{0, 1}, {2, 1}, {3, 0}});
     CHECK(fill.keys == Keys({item(m.keys(prompt), 2)}));
-    m.finish_fill(fill, 9);  // no more than there are
+    m.finish_fill(fill, 9);  // more pages than the fill has
     CHECK_EQ(m.stored(), 3);
     m.write_all();
 }
@@ -145,7 +145,7 @@ TEST(what_is_asked_for_wrongly_is_refused) {
     CHECK_THROWS(std::invalid_argument, m.begin_fill(prompt, 3, {{0, 1}, {3, 1}}));
     CHECK_THROWS(std::invalid_argument, m.begin_fill(prompt, 3, {{-1, 1}}));
     CHECK_EQ(m.begin_fill(prompt, 4, {}).ticket, 0);
-    CHECK_EQ(m.begin_fill(prompt, 4, {{0, 2}}).ticket, 0);  // there is no such part
+    CHECK_EQ(m.begin_fill(prompt, 4, {{0, 2}}).ticket, 0);  // no such part exists
     CHECK_THROWS(std::out_of_range, m.manager.search_below(1, "", prompt.data(), 8));
     CHECK_THROWS(std::out_of_range, m.manager.needed_below(-1, "", prompt.data(), 4));
     HostFixture without(16, 16);
@@ -187,23 +187,23 @@ TEST(windows_are_needed_where_a_hit_reads_them) {
     m.finish_fill(fill, 5);
     CHECK_EQ(m.hit(prompt), 10);
     CHECK(m.needed(prompt, 5).empty());
-    // A shorter one reads others.
+    // A shorter hit reads other columns.
     const auto shorter = m.needed(prompt, 3);
     CHECK_EQ(count(shorter), 2);
     CHECK(shorter[0].column == 1 && shorter[0].parts == kWindow);
-    // Half of a window is none.
+    // A part of a window is useless.
     CHECK_EQ(m.begin_fill(prompt, 3, {{1, 2}, {2, 4}}).ticket, 0);
     const StoreMoves half = m.begin_fill(prompt, 3, {{1, 2}, {2, kWindow}});
     CHECK(StoreFixture::parts_of(half) == Parts({{1, 2}}));
     m.finish_fill(half, 1, true);
-    // That column alone is written, not all behind it.
+    // Only that column is written, not the columns after it.
     const StoreMoves moves = m.take();
     CHECK(moves.keys == Keys({item(m.keys(prompt), 2)}));
     CHECK(StoreFixture::parts_of(moves) == Parts({{0, 1, 2}}));
     m.finish_writes(moves);
 }
 
-// Layers that all have windows: columns that none of them reads have no pages.
+// All layers have windows: columns that no window reads have no pages.
 TEST(columns_without_pages_lie_between) {
     StoreFixture m(with_groups({{GroupKind::kSliding, 4, 1, 0}}));
     const Tokens prompt = count_up(10, 12);
@@ -225,7 +225,7 @@ TEST(columns_without_pages_lie_between) {
     }
 }
 
-// Of a tier that is full, others go first.
+// A full tier evicts other pages.
 TEST(windows_that_the_hit_takes_stay) {
     StoreFixture m(with_groups({{GroupKind::kSliding, 6, 1, 0}}, 3));
     const Tokens prompt = count_up(10, 6);
@@ -238,7 +238,7 @@ TEST(windows_that_the_hit_takes_stay) {
     CHECK_EQ(count(needed), 1);
     const StoreMoves fill = m.begin_fill(prompt);
     CHECK_EQ(count(fill.keys), 1);
-    CHECK_EQ(m.begin_fill(other).ticket, 0);  // nothing of it goes for others now
+    CHECK_EQ(m.begin_fill(other).ticket, 0);  // the tier evicts no page of the hit now
     m.finish_fill(fill, 1);
     CHECK_EQ(m.hit(prompt), 6);
 }
@@ -255,14 +255,14 @@ TEST(a_checkpoint_comes_with_its_page) {
     CHECK_EQ(m.search(prompt).legal, 0);
     m.finish_fill(m.begin_fill(prompt), 1);
     CHECK_EQ(m.hit(prompt), 6);
-    // And by itself.
+    // A checkpoint is also filled without its page.
     const Tokens shorter = count_up(10, 4);
     const StoreMoves alone = m.begin_fill(shorter);
     CHECK(StoreFixture::parts_of(alone) == Parts({{kStatePart}}));
     m.manager.reset_prefix_cache();
     m.finish_fill(alone, 1);
     CHECK_EQ(m.manager.state_stats(0).host_checkpoints, 0);
-    // A tier without slots could not serve what it got.
+    // A tier without state slots could not serve a filled checkpoint.
     StoreFixture without(with_states(0));
     CHECK_EQ(without.search(prompt).most, 0);
 }

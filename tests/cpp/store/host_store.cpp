@@ -29,7 +29,7 @@ constexpr std::int64_t kPages = 7;
 constexpr std::int64_t kLayers = 2;
 constexpr std::int64_t kHeads = 3;
 
-/// An array [pages, kv, layers, page_size, heads, row], with a gap behind each page and row.
+/// An array [pages, kv, layers, page_size, heads, row], with a gap after each page and row.
 struct Array {
     Array(std::int64_t kv, std::int64_t page_size, std::int64_t row, std::int64_t gap)
         : kv(kv), page_size(page_size), row(row), step(row + gap) {
@@ -49,7 +49,7 @@ struct Array {
         };
         return {kLayers, page_size, kHeads, tensor(0), tensor(1)};
     }
-    /// Every byte of the page's rows, in order.
+    /// Return every byte of the page's rows, in order.
     [[nodiscard]] Bytes content(std::int64_t page) const {
         Bytes found;
         for (std::int64_t at = 0; at < kv * part; at += step) {
@@ -89,7 +89,7 @@ void pages_go_down_and_come_back(std::int64_t page_size, std::int64_t row, std::
         const std::byte* page = store.page(pair.destination);
         CHECK(Bytes(page, page + store.page_bytes()) == expected);
     }
-    for (const std::int64_t page : {1, 2}) {  // nobody wrote there
+    for (const std::int64_t page : {1, 2}) {  // never written
         for (std::int64_t i = 0; i < store.page_bytes(); ++i) {
             CHECK(store.page(page)[i] == std::byte{0});
         }
@@ -106,7 +106,7 @@ void pages_go_down_and_come_back(std::int64_t page_size, std::int64_t row, std::
         CHECK(blocks.content(up[i].destination) == before.content(down[i].source));
         CHECK(scales.content(up[i].destination) == scales_before.content(down[i].source));
     }
-    // Rows alone were written, in those pages alone.
+    // The store wrote only rows, and only rows of these pages.
     for (std::int64_t at = 0; at < count(blocks.memory); ++at) {
         const std::int64_t page = at / blocks.page_stride();
         const std::int64_t inside = at % blocks.page_stride();
@@ -128,7 +128,7 @@ TEST(sizes_are_checked) {
     CHECK_THROWS(kvcore::CapacityError, HostStore(std::int64_t{1} << 62, {blocks.view()}));
 }
 
-// Far more than there is: it is mapped, not present.
+// The tier is far larger than the machine's memory: it is mapped, but not present.
 TEST(an_unused_tier_takes_no_memory) {
     Array blocks(1, 4, 8, 0);
     const HostStore store((std::int64_t{1} << 40) / blocks.page_bytes(), {blocks.view()});
@@ -137,7 +137,7 @@ TEST(an_unused_tier_takes_no_memory) {
     CHECK(store.page(pair.destination)[0] == blocks.content(3)[0]);
 }
 
-// Its thread waits for something to do: nobody can join it there.
+// The store's thread waits for work, and the child process cannot join it.
 TEST(a_child_of_fork_lets_the_tier_go) {
     Array blocks(1, 4, 8, 0);
     auto store = std::make_unique<HostStore>((std::int64_t{2} << 30) / blocks.page_bytes(),

@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPage = 4096;
 
-/// Memory that nobody has written to.
+/// Memory that was never written to.
 struct Mapped {
     explicit Mapped(std::size_t size) : bytes(size) {
         void* memory =
@@ -60,10 +60,10 @@ TEST(memory_is_present_ahead_of_its_use) {
     CHECK(memory.present() >= 16 * kMiB);
     CHECK(memory.present() < 32 * kMiB);
     memory.data[kMiB] = std::byte{7};
-    ahead.use(12 * kMiB);  // the thread goes on
+    ahead.use(12 * kMiB);  // the thread continues
     CHECK(comes_true(ahead, 28 * kMiB));
     CHECK(ahead.present() <= 32 * kMiB);
-    ahead.use(40 * kMiB);  // further than it is: waits
+    ahead.use(40 * kMiB);  // past the present memory: waits
     CHECK(ahead.present() >= 40 * kMiB);
     CHECK(memory.present() >= 40 * kMiB);
     CHECK(comes_true(ahead, 56 * kMiB));

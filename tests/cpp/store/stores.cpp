@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores below the host tier: what they are given to keep, and what becomes of it when others
-// evict, release and reset meanwhile.
+// Writes to the stores below the host tier: the pages that they get, and the fate of these pages
+// when other requests evict, release and reset meanwhile.
 #include <cstdint>
 #include <set>
 #include <string>
@@ -49,7 +49,7 @@ TEST(what_arrives_is_taken_once_in_its_order) {
     m.finish_writes(first);
     CHECK_EQ(m.manager.num_waiting_writes(), 0);
     CHECK_EQ(m.manager.num_dropped_writes(), 0);
-    m.put(prompt);  // it is there
+    m.put(prompt);  // already stored
     CHECK_EQ(m.manager.num_waiting_writes(), 0);
 }
 
@@ -92,7 +92,7 @@ TEST(tokens_with_extra_keys_have_keys_with_them) {
     kvcore::CacheConfig config = HostFixture::config(16, 16);
     config.stand_ins = &names;
     StoreFixture m(config);
-    m.put({10, 11, stand_in, 13, 14, 15, 16, 17});  // it reaches into the fourth page
+    m.put({10, 11, stand_in, 13, 14, 15, 16, 17});  // the image extends into the fourth page
     m.put({10, 11, 12, 13, 14, 15, 16, 17});
     kvcore::KeyChain chain(2);
     const kvcore::PlacedKey placed{2, 5, "image"};
@@ -110,7 +110,7 @@ TEST(tokens_with_extra_keys_have_keys_with_them) {
     names.release(stand_in);
 }
 
-// What is given out stays as it is until it is finished, whoever resets and fills the tier.
+// Pages of a write in flight stay unchanged until it ends, even if the tier is reset and filled.
 TEST(what_is_being_written_is_nobody_elses) {
     for (const bool resets : {false, true}) {
         StoreFixture m(16, 8);
@@ -134,7 +134,7 @@ TEST(what_waits_is_not_evicted_but_forgotten_with_the_cache) {
     StoreFixture m(16, 4);
     m.put(count_up(10, 8));
     m.put(count_up(100, 8));
-    CHECK_EQ(m.hit(count_up(10, 8)), 8);  // no room for the other one
+    CHECK_EQ(m.hit(count_up(10, 8)), 8);  // no room for the other prompt
     CHECK_EQ(m.manager.num_waiting_writes(), 4);
     const StoreMoves taken = m.take(1);
     m.manager.reset_prefix_cache();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that save and restore a cache while others run requests in it and reset it: what a page
-// holds is always what its tokens say.
+// Threads save and restore a cache while other threads run requests in it and reset it: a page
+// always has the content of its tokens.
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -22,7 +22,7 @@ constexpr std::int32_t kPage = 4;
 constexpr std::int64_t kPages = 48;
 constexpr int kRounds = 400;
 
-/// A manager and what is in its pages: the digest of the tokens up to the page's end.
+/// A manager and the content of its pages: the digest of the tokens up to the page's end.
 struct Cache {
     explicit Cache(bool has_windows) : manager(config_of(has_windows)) {}
     static kvcore::CacheConfig config_of(bool has_windows) {
@@ -38,7 +38,7 @@ struct Cache {
     }
 
     kvcore::CacheManager manager;
-    // Who writes a page and who reads it are ordered by the manager's mutex alone.
+    // Only the manager's mutex orders the writers and readers of a page.
     std::vector<Digest> memory = std::vector<Digest>(static_cast<std::size_t>(kPages));
 };
 
@@ -48,7 +48,7 @@ Digest digest_of(const Tokens& tokens, std::int64_t n, std::size_t lane) {
     return digest;
 }
 
-/// Runs a prompt; what it hits has to be there.
+/// Run a prompt and check the content of its hit.
 void serve(Cache& cache, const Tokens& tokens, std::size_t lanes) {
     Tokens grown = tokens;
     grown.push_back(0);
@@ -85,7 +85,7 @@ void serve(Cache& cache, const Tokens& tokens, std::size_t lanes) {
 
 struct Saved {
     Run run;
-    std::vector<Digest> content;  // of its pages
+    std::vector<Digest> content;  // of the run's pages
 };
 
 std::vector<Saved> save(Cache& cache, std::size_t lanes) {
@@ -132,7 +132,7 @@ void run(bool has_windows) {
     Cache cache(has_windows);
     Random beginning(7);
     const auto prompts = random_prompts(beginning, 4, 40);
-    serve(cache, prompts[0], lanes);  // there is something to save, whichever thread is first
+    serve(cache, prompts[0], lanes);  // so that the first save finds pages
     std::atomic<std::int64_t> saved{0};
     run_together(4, [&](int i) {
         Random random(static_cast<std::uint64_t>(11 + i));

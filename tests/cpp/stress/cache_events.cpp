@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic over groups of layers, with and without a host tier: a reader of events knows at
-// every point just what each group has cached where, and so does one whose queue is too short.
+// Random traffic over groups of layers, with and without a host tier. At every point, a reader of
+// events can list exactly the pages that each group has cached in each tier, even if its queue is
+// too short.
 // --count: operations of each configuration.
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A random engine runs CacheManager beside its oracle: more than 10^6 calls over many
-// configurations, every answer compared, page contents simulated. --count: calls.
+// A random engine runs CacheManager next to its oracle: more than 10^6 calls over many
+// configurations, with every result compared and page contents simulated. --count: calls.
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -16,13 +16,13 @@ namespace {
 
 struct Setting {
     kvcore::CacheConfig config;
-    std::int64_t vocabulary = 3;  // small: prompts part inside pages and meet again
+    std::int64_t vocabulary = 3;  // small: prompts diverge inside pages and meet again
     int num_namespaces = 1;
     bool copies_at_once = false;
-    bool compares_always = true;  // else rarely: counts that are kept lazily stay unsettled longer
+    bool compares_always = true;  // else rarely: lazy counts stay unsettled longer
 };
 
-/// An engine whose every decision is random: it admits, runs, preempts and retires requests.
+/// An engine that decides everything at random: it admits, runs, preempts and retires requests.
 class RandomEngine {
    public:
     RandomEngine(const Setting& setting, std::uint64_t seed)
@@ -57,7 +57,7 @@ class RandomEngine {
         for (std::int64_t i = 0; i < n; ++i) tokens.push_back(random_token());
         return tokens;
     }
-    // Token ids are opaque: some are negative, some large.
+    // Token ids are opaque: some are negative, some are large.
     TokenId random_token() {
         const std::int64_t token = random_.below(setting_.vocabulary);
         if (token == 1) return -1;
@@ -85,7 +85,7 @@ class RandomEngine {
         make_mistake();
     }
 
-    // ---- requests come and go -------------------------------------------------------------
+    // ---- start and end of requests --------------------------------------------------------
     void admit() {
         const auto replica = static_cast<std::int32_t>(random_.below(setting_.config.num_replicas));
         if (checked_.oracle().num_sequences(replica) >= setting_.config.max_sequences) {
@@ -94,7 +94,7 @@ class RandomEngine {
         }
         std::unique_ptr<Request> request;
         if (!preempted_.empty() && random_.chance(40)) {
-            request = std::move(preempted_.front());  // its indices stand where it was preempted
+            request = std::move(preempted_.front());  // keeps the indices from its preemption
             preempted_.pop_front();
         } else {
             request = new_request();
@@ -103,7 +103,7 @@ class RandomEngine {
         live_.push_back(std::move(request));
     }
 
-    // Most begin like another one.
+    // Most requests share a prefix with another request.
     std::unique_ptr<Request> new_request() {
         std::vector<TokenId> tokens = random_.pick(prompts_);
         const std::int64_t longest = setting_.config.max_seq_len - 1;
@@ -162,7 +162,7 @@ class RandomEngine {
         if (!checked_.fetch(batch, num_steps, set, random_.chance(5))) {
             return retire(random_.chance(50));
         }
-        if (random_.chance(5)) return;  // fetched, never run
+        if (random_.chance(5)) return;  // fetched, but never run
         for (std::int64_t k = 0; k < num_steps; ++k) {
             checked_.run(batch);
             for (Request* request : batch) update(*request);
@@ -170,7 +170,7 @@ class RandomEngine {
         if (random_.chance(80)) checked_.commit(batch);
     }
 
-    // The tokens up to `active` are written: run the rest of the prompt or the token sampled.
+    // The tokens up to `active` are written: run the rest of the prompt or the sampled token.
     void update(Request& request) {
         request.start = request.active;
         if (request.active == request.end()) request.append(random_token());
@@ -179,7 +179,7 @@ class RandomEngine {
             is_chunk ? random_.between(request.start + 1, request.end()) : request.end();
     }
 
-    // Drafts are run, some of them accepted, and the next token sampled behind those.
+    // Run drafts, accept some of them, and sample the next token after the accepted drafts.
     void speculate() {
         Request& request = *random_.pick(live_);
         for (std::int64_t i = random_.between(1, 4); i > 0; --i) request.append(random_token());
@@ -188,14 +188,14 @@ class RandomEngine {
         if (!checked_.fetch({&request}, random_steps(), set, false)) return;
         checked_.run({&request});
         const std::int64_t accepted = random_.between(request.start + 1, request.end());
-        if (random_.chance(20)) fork();  // as of before the drafts
+        if (random_.chance(20)) fork();  // from the state before the drafts
         checked_.truncate(request, accepted);
         request.rewind(accepted);
         if (random_.chance(90)) update(request);
         if (random_.chance(80)) checked_.commit({&request});
     }
 
-    // Up to three go on from what one has written.
+    // Fork a request up to three times after its written tokens.
     void fork() {
         const Request& parent = *random_.pick(live_);
         std::vector<std::unique_ptr<Request>> forks;
@@ -237,7 +237,7 @@ class RandomEngine {
         checked_.commit(batch);
     }
 
-    // What an engine does to a request between calls.
+    // Change a request as an engine does between calls.
     void change(Request& request) {
         const std::int64_t dice = random_.below(100);
         const bool is_reserved = checked_.oracle().claim_of(request).num_pages() > 0;
@@ -255,7 +255,7 @@ class RandomEngine {
         }
     }
 
-    // Written tokens are forgotten; or refused, where there are not so many.
+    // Truncate written tokens. If fewer tokens can be kept, the call is refused.
     void cut(Request& request) {
         const std::int64_t n = random_.between(0, request.active + (random_.chance(10) ? 9 : 0));
         const bool is_done = n <= checked_.oracle().most_kept(request);
@@ -263,7 +263,7 @@ class RandomEngine {
         if (is_done) request.rewind(std::min(std::max<std::int64_t>(n, 1), request.end()));
     }
 
-    // ---- looking, keeping, copying --------------------------------------------------------
+    // ---- matches, pins, copies -------------------------------------------------------------
     void look_up() {
         const Request& request = *random_.pick(live_);
         checked_.match(random_replica(), request, random_.between(0, request.end()));
@@ -288,8 +288,8 @@ class RandomEngine {
         if (random_.chance(30)) checked_.copies().take();
     }
 
-    // ---- calls that are wrong -------------------------------------------------------------
-    // Each is refused; the comparison that follows finds what it left behind.
+    // ---- wrong calls ----------------------------------------------------------------------
+    // The manager refuses each wrong call. The next comparison then finds any effect of it.
     void make_mistake() {
         kvcore::CacheManager& manager = checked_.manager();
         const Request& first = *random_.pick(live_);

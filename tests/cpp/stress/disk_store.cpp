@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads put, get, remove and clear pages of one small store, whose disk fails now and then; each
-// checks what it gets. --count: operations of each thread.
+// Threads put, get, remove and clear pages of one small store, whose disk fails at random. Each
+// thread checks the bytes that it reads. --count: operations of each thread.
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -62,7 +62,7 @@ void work(Shared& shared, std::uint64_t seed, int operations) {
     Random random(seed);
     try {
         for (int i = 0; i < operations; ++i) act(shared, random);
-    } catch (const kvcore::Error&) {  // another thread has closed it
+    } catch (const kvcore::Error&) {  // another thread has closed the store
         ++shared.closed;
     }
 }

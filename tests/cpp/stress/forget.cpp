@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages go bad, on the device and with them what the host tier has of the same tokens, and are
-// forgotten at that moment, while copies, loads and stores are under way. A request that holds one,
-// or to which one is being copied, computes nonsense from there on, until it is truncated to where
-// it was right; everybody else always reads what belongs to its tokens. --count: operations.
+// Pages turn bad, together with the host tier's records of the same tokens, and are forgotten at
+// that moment, while copies, loads and stores are in flight. A request that holds a bad page, or to
+// which a bad page is being copied, computes wrong results until it is truncated to its last right
+// token. Every other request always reads the content of its own tokens. --count: operations.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -59,7 +59,7 @@ class Engine {
         prompts_ = random_prompts(random_, 4, 30);
     }
 
-    /// Returns how many copies that were under way brought something bad.
+    /// Return the number of copies in flight that brought a bad page.
     std::int64_t run(std::int64_t num_operations) {
         for (std::int64_t i = 0; i < num_operations; ++i) {
             act();
@@ -87,12 +87,12 @@ class Engine {
 
     struct Live {
         Request request{"", {}};
-        std::int64_t right = kRight;  // tokens in front of what is wrong
-        bool may_bring = false;       // what is on its way to it may be wrong
+        std::int64_t right = kRight;  // tokens before the first wrong token
+        bool may_bring = false;       // a copy in flight to it may be wrong
     };
     struct Owed {
         kvcore::Transfers transfers;
-        Live* live;  // nullptr: gone, or of no single one
+        Live* live;  // nullptr: the request has ended, or there are several
     };
 
     void act() {
@@ -112,7 +112,7 @@ class Engine {
         reset();
     }
 
-    // What is only held or copied, forgotten or not, keeps nothing in front of it in the cache.
+    // A page that is only held or copied does not keep the pages before it in the cache.
     void reset() {
         for (const kvcore::PinHandle& pin : pins_) manager_.unpin(pin);
         pins_.clear();
@@ -133,7 +133,7 @@ class Engine {
         live_.push_back(std::move(live));
     }
 
-    // ---- what is copied, now or later
+    // ---- copies, now or later
     void take(kvcore::Transfers& transfers, Live* live) {
         if (transfers.ticket == 0) return;
         owed_.push_back({std::move(transfers), live});
@@ -218,7 +218,7 @@ class Engine {
         return views;
     }
 
-    // What is computed from something wrong is wrong.
+    // A result that is computed from a wrong token is wrong.
     void run_one(Live& live) {
         Request& request = live.request;
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
@@ -273,7 +273,7 @@ class Engine {
         live.request.start = std::min(live.request.start, n);
         if (n <= live.right) live.right = kRight;
     }
-    // To where it was right, or to the start of that page: then it may be cached again.
+    // Truncate to the last right token, or to the start of its page: then it may be cached again.
     void mend() {
         for (auto& live : live_) {
             if (live->right == kRight || live->right > live->request.start) continue;
@@ -284,7 +284,7 @@ class Engine {
         }
     }
 
-    // ---- pages go bad
+    // ---- bad pages
     void forget() {
         const Live& live = *random_.pick(live_);
         std::vector<BlockId> pages = manager_.pages_of(live.request.sequence);
@@ -297,7 +297,7 @@ class Engine {
         if (manager_.forget(0, &page, 1) == 0) return;  // not cached
         ++num_bad_;
         const std::int64_t before = live.right;
-        const Digest was = memory_.page(0, page)[3];  // stands for all tokens in front
+        const Digest was = memory_.page(0, page)[3];  // represents all tokens up to here
         spoil(memory_.page(0, page));
         for (std::int64_t i = 0; i < config_.host_pages; ++i) {
             Digest* below = host_.page(0, static_cast<BlockId>(i));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages go first where layers have windows, and some a state, under each policy: what
-// ColumnPages lets go of is what its slow twin does, in trees to which the same happens.
+// The victims if layers have windows, and some layers have a state, under each policy: ColumnPages
+// evicts the same pages as its slow twin, in trees with the same history.
 // --count: operations of each policy and configuration.
 #include <cstdint>
 #include <cstdio>
@@ -65,7 +65,7 @@ class Lockstep {
     }
 
    private:
-    // The same to both, with the same result.
+    // Call a verb on both sides and compare the results.
     template <class Verb>
     std::int64_t both(const Verb& verb) {
         if constexpr (std::is_void_v<decltype(verb(real_))>) {
@@ -86,7 +86,7 @@ class Lockstep {
         }
         return tokens;
     }
-    // The beginning of one of a few, and some more.
+    // Return a prefix of a random prompt, and some more tokens.
     Tokens prompt() {
         Tokens prompt = random_.pick(prompts_);
         prompt.resize(static_cast<std::size_t>(
@@ -128,7 +128,7 @@ class Lockstep {
                 return copies ? side.copy(asked, most, pages) : side.look(asked, most, pages);
             });
         } else if (verb < 94) {
-            // With checkpoints nothing is copied out of a page.
+            // With checkpoints, no page is the source of a partial copy.
             const Tokens guarded = !has_states_ && random_.chance(30) ? prompt() : Tokens();
             const std::int64_t pages = random_.between(1, 5);
             both([&](auto& side) { return side.evict(pages, guarded); });
@@ -171,7 +171,7 @@ TEST(every_policy_agrees_with_its_slow_twin) {
     struct Configuration {
         std::vector<CacheGroup> groups;
         std::int64_t num_pages;
-        std::int64_t num_slots = 0;  // for checkpoints, where layers keep a state
+        std::int64_t num_slots = 0;  // slots for checkpoints, if layers keep a state
     };
     const std::vector<Configuration> configurations = {
         {{full(), sliding(6)}, 50},

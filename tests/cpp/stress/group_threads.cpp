@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight threads use one manager with groups of layers, with and without a host tier, each for
-// sequences of its own, over the same few prompts. Stores end some time, or fail, also when their
-// sequence is gone. Page contents are plain memory: under ThreadSanitizer a page that is written
-// while another thread may read it is a reported race; everywhere, a layer that reads what was not
-// written for just those tokens is an error. --count: operations of a thread.
+// Eight threads use one manager with groups of layers, with and without a host tier, each for its
+// own sequences, over the same few prompts. Stores end later, or fail, also after their sequence
+// has ended. Page contents are plain memory: ThreadSanitizer reports a race if a page is written
+// while another thread may read it. In every build, a layer that reads content of other tokens is
+// an error. --count: operations of a thread.
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -26,12 +26,12 @@ namespace {
 constexpr int kThreads = 8;
 constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 
-/// What all threads share.
+/// The data that all threads share.
 struct Shared {
     explicit Shared(const kvcore::CacheConfig& config) : rows(config) {}
 
     GroupRows rows;
-    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::vector<std::vector<TokenId>> prompts;  // constant once the threads run
     std::atomic<std::int64_t> num_steps{0};
     std::atomic<std::int64_t> num_refused{0};
     std::atomic<std::int64_t> num_moved{0};
@@ -78,7 +78,7 @@ class Worker {
         row.request.active = random_.between(1, row.request.end());
         live_.push_back(row);
     }
-    // False where they fail: who waited for loads is as if just claimed.
+    // Return false if the transfers fail: a request that waited for loads is like a new claim.
     bool transfer(const kvcore::Transfers& transfers) {
         if (transfers.empty()) return true;
         const bool done = random_.chance(95);
@@ -97,7 +97,7 @@ class Worker {
         transfer(stores_.front());
         stores_.erase(stores_.begin());
     }
-    // One of them runs.
+    // Run a random request.
     void step() {
         GroupRow& row = random_.pick(live_);
         kvcore::RequestView view = row.request.view();
@@ -142,7 +142,7 @@ class Worker {
         shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
         if (!has_room(row.request.end())) drop(row);
     }
-    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    /// Return true if a request of `num_tokens` may continue, and grow by two more tokens.
     bool has_room(std::int64_t num_tokens) const {
         return num_tokens + 2 <= manager_.config().max_seq_len;
     }
@@ -162,7 +162,7 @@ class Worker {
         try {
             manager_.fork(parent.request.view(), {&view, 1});
         } catch (const std::invalid_argument&) {
-            return;  // it was set back
+            return;  // the request was set back
         } catch (const kvcore::PendingTransfersError&) {
             return;
         }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic over layers that do not all keep everything: small pools, short windows, prompts
-// with common beginnings. Whatever happens, a layer reads what was written for just those tokens,
-// and plan says what reserve does.
-// --count: operations of each configuration.
+// Random traffic over layers of which some do not keep every token: small pools, short windows,
+// prompts with common prefixes. A layer always reads content that was written for exactly its
+// tokens, and `plan` predicts the result of `reserve`. --count: operations of each configuration.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +20,8 @@ namespace {
 
 class Traffic {
    public:
-    /// `copies_later`: by transfers that end some time, or fail; else in the order of the list.
+    /// `copies_later`: copies are transfers that end later or fail; otherwise they run in list
+    /// order.
     Traffic(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
         : scene_(config), random_(seed), copies_later_(copies_later) {
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 40)));
@@ -69,7 +69,7 @@ class Traffic {
         live_.push_back(scene_.claim(prompt, random_.chance(10) ? "other" : ""));
         if (random_.chance(60)) chunk(live_.back());
     }
-    // What runs next is a part of what there is.
+    // Let only a part of the request's tokens run next.
     void chunk(Request& request) {
         request.active = random_.between(request.start + 1, request.end());
     }
@@ -115,7 +115,7 @@ class Traffic {
             if (random_.chance(40)) chunk(*request);
         }
     }
-    // Copies that were given out are done, or fail.
+    // End copies that were handed out: done or failed.
     void finish() {
         if (transfers_.empty()) return;
         const auto i = random_.below(count(transfers_));
@@ -139,7 +139,7 @@ class Traffic {
         try {
             scene_.manager.fork(parent.view(), {&view, 1});
         } catch (const std::invalid_argument&) {
-            return;  // what was truncated is not written any more
+            return;  // the truncated tokens are no longer written
         } catch (const kvcore::PendingTransfersError&) {
             return;
         }
@@ -176,7 +176,7 @@ class Traffic {
         scene_.manager.unpin(pins_.back());
         pins_.pop_back();
     }
-    // A hit that is held while others go on, then taken or dropped.
+    // A hit that is held while other requests run, and is taken or dropped later.
     void hold() {
         if (live_.empty()) return;
         Request& request = any();

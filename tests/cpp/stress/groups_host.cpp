@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic over groups of layers with a host tier against a slow oracle, which knows what the
-// tree has and what the tier's records have, and says token by token what both serve together.
-// After every call all that either can give to anybody was written for just those tokens, layer by
-// layer; copies end some time, or fail and leave rubbish behind.
+// Random traffic over groups of layers with a host tier, compared with a slow oracle. The oracle
+// has the content of the tree and of the tier's records, and computes token by token the hit that
+// both serve together. After every call, each page that the tree or the tier can serve must have
+// been written for exactly its tokens, layer by layer. Copies end later, or fail and leave garbage.
 // --count: operations of each configuration.
 #include <cstdint>
 #include <cstdio>
@@ -38,7 +38,7 @@ void run(WritePolicy policy, std::uint64_t seed, std::int64_t operations) {
         with_host(7, small_pool(4, 40, {full(), sliding(8)})),
         with_host(90, small_pool(4, 60, {full(3)}, true, 1, 0, 2)),
     };
-    // And each with stores below the tier.
+    // Each configuration also with stores below the tier.
     for (std::size_t i = 0, n = configs.size(); i < n; ++i) {
         configs.push_back(configs[i]);
         configs.back().has_stores = true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic over groups of layers against a slow oracle, which knows what the tree has and
-// says token by token what that can serve: the longest hit of every prompt, which pages of which
-// bundle each request has after every call, how many are used, free and evicted, what a plan says.
-// --count: operations of each configuration.
+// Random traffic over groups of layers, compared with a slow oracle. The oracle has the content of
+// the tree. From this content it computes, token by token, the longest hit of every prompt, the
+// pages of each bundle that each request has after every call, the numbers of used, free and
+// evicted pages, and the result of a plan. --count: operations of each configuration.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +46,7 @@ TEST(random_calls_agree_with_the_oracle) {
     std::int64_t hits = 0;
     for (std::size_t i = 0; i < configs.size(); ++i) {
         for (const bool copies_later : {false, true}) {
-            // One of the seven, another one for each.
+            // Each world gets another of the seven orders.
             const auto order = static_cast<kvcore::EvictionOrder>((2 * i + copies_later) % 7);
             run_world("configuration " + std::to_string(i) + (copies_later ? ", transfers" : ""),
                       GroupWorld(configs[i], copies_later, seed + i, order), operations,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefixIndex beside maps of sets: workers store and remove pages in no order, some are cleared;
-// then threads that match while others write. --count: operations.
+// PrefixIndex next to maps of sets: workers store and remove pages in any order, and some workers
+// are cleared. After that, threads match while others write. --count: operations.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -24,7 +24,7 @@ using Pages = std::vector<std::uint64_t>;
 
 constexpr Medium kMedia[] = {Medium::kDevice, Medium::kHost, Medium::kStorage};
 
-/// What the index is to say, page by page and worker by worker.
+/// The expected content of the index, page by page and worker by worker.
 class SlowIndex {
    public:
     explicit SlowIndex(std::int32_t num_workers) : num_workers_(num_workers) {}
@@ -79,7 +79,7 @@ class SlowIndex {
     std::map<std::uint64_t, std::map<std::int32_t, unsigned>> pages_;
 };
 
-/// Prompts with common beginnings; hashes that lie close to each other crowd the table.
+/// Prompts with common prefixes. Hashes that are close to each other crowd the table.
 std::vector<Pages> make_prompts(Random& random) {
     std::vector<Pages> prompts;
     for (int i = 0; i < 40; ++i) {
@@ -109,7 +109,7 @@ void compare(std::int32_t num_workers, std::uint64_t seed, std::int64_t operatio
     SlowIndex slow(num_workers);
     std::vector<Pages> prompts = make_prompts(random);
     for (std::int64_t i = 0; i < operations; ++i) {
-        // Some pages are those of nearly all workers, some of a few.
+        // Nearly all workers have some pages, and a few workers have the others.
         const std::int64_t most = random.chance(40) ? std::min(num_workers, 4) : num_workers;
         const auto worker = static_cast<std::int32_t>(random.below(most));
         const Pages pages = part_of(random, random.pick(prompts));
@@ -162,7 +162,7 @@ void threads(std::uint64_t seed, std::int64_t operations) {
             if (n % 2 == 0) {
                 index.store(worker, pages.data(), pages.size(), Medium::kDevice);
                 index.match(pages.data(), pages.size(), kvcore::kAnyMedium, held.data());
-                // Nobody else stores or removes for this worker.
+                // No other thread stores or removes pages of this worker.
                 CHECK_EQ(held[static_cast<std::size_t>(worker)],
                          static_cast<std::int32_t>(pages.size()));
             } else {

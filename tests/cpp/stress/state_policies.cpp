@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages go first where layers keep a state, under each policy: those that the cache lets go
-// of are those that its slow twin does, which looks at every run for each of them.
-// --count: operations of each policy and configuration.
+// The victims if layers keep a state, under each policy: the cache evicts the same pages as its
+// slow twin, which looks at every run for each victim. --count: operations of each policy and
+// configuration.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ constexpr std::int32_t kPage = RealStates::kPage;
 
 class Lockstep {
    public:
-    /// `all_use`: nobody lets go without a use.
+    /// `all_use`: every release counts as a use.
     Lockstep(std::int64_t num_pages, std::int64_t num_slots, kvcore::EvictionOrder order,
              std::uint64_t seed, bool all_use)
         : real_(num_pages, num_slots, order),
@@ -63,7 +63,7 @@ class Lockstep {
         }
         return tokens;
     }
-    // The beginning of one of a few, and some more.
+    // Return a prefix of a random prompt, and some more tokens.
     Tokens prompt() {
         Tokens prompt = random_.pick(prompts_);
         prompt.resize(static_cast<std::size_t>(

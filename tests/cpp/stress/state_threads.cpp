@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight threads use one manager with states, each for sequences of its own, over the same few
-// prompts. Slots are plain memory: under ThreadSanitizer a slot that is written while another
-// thread may read it is a reported race; everywhere, a request that goes on with a state which was
-// not computed for just its tokens is an error. --count: operations of a thread.
+// Eight threads use one manager with states, each for its own sequences, over the same few prompts.
+// Slots are plain memory: ThreadSanitizer reports a race if a slot is written while another thread
+// may read it. In every build, a request that continues from a state of other tokens is an error.
+// --count: operations of a thread.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -23,7 +23,7 @@ namespace {
 constexpr int kThreads = 8;
 constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 
-/// What all threads share.
+/// The data that all threads share.
 struct Shared {
     explicit Shared(const kvcore::CacheConfig& config)
         : manager(config),
@@ -33,7 +33,7 @@ struct Shared {
     kvcore::CacheManager manager;
     std::vector<Digest> slots;
     std::vector<Digest> host_slots;
-    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::vector<std::vector<TokenId>> prompts;  // constant once the threads run
     std::atomic<std::int64_t> num_steps{0};
     std::atomic<std::int64_t> num_hits{0};
     std::atomic<std::int64_t> num_refused{0};
@@ -89,7 +89,7 @@ class Worker {
             slot_in(move.destination_tier, move.destination) = done ? content : 1;
         }
     }
-    // False where it fails.
+    // Return false if the transfers fail.
     bool transfer(const kvcore::Transfers& transfers) {
         if (transfers.empty()) return true;
         const bool done = random_.chance(95);
@@ -98,7 +98,8 @@ class Worker {
         manager_.finish(transfers.ticket, done);
         return done;
     }
-    // What others began with its slot is theirs to end.
+    // Take the owed copies of a request. Other threads end the transfers that they began with its
+    // slot.
     void settle(const Request& request) {
         kvcore::Transfers owed;
         const auto found = manager_.take_owed(request.sequence, owed);
@@ -110,7 +111,7 @@ class Worker {
         return std::any_of(transfers.tier_moves.begin(), transfers.tier_moves.end(), loads) ||
                std::any_of(transfers.state_moves.begin(), transfers.state_moves.end(), loads);
     }
-    // One of them runs.
+    // Run a random request.
     void step() {
         Request& request = random_.pick(live_);
         kvcore::RequestView view = request.view();
@@ -126,7 +127,7 @@ class Worker {
             kvcore::Transfers transfers;
             result = manager_.fetch({&view, 1}, 1, &target, &transfers);
             const bool is_lost = !transfer(transfers) && is_load(transfers);
-            if (is_lost) view = request.view();  // it stands where a claim begins
+            if (is_lost) view = request.view();  // the request is in the state of a new claim
             settle(request);
         } while (result.status == kvcore::FetchStatus::kPending);
         if (view.start > request.start) shared_.num_hits.fetch_add(1, std::memory_order_relaxed);
@@ -154,7 +155,7 @@ class Worker {
         shared_.num_steps.fetch_add(1, std::memory_order_relaxed);
         if (!has_room(request.end())) drop(request);
     }
-    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    /// Return true if a request of `num_tokens` may continue, and grow by two more tokens.
     bool has_room(std::int64_t num_tokens) const {
         return num_tokens + 2 <= manager_.config().max_seq_len;
     }
@@ -174,7 +175,7 @@ class Worker {
         try {
             manager_.fork(parent.view(), {&view, 1}, &transfers);
         } catch (const std::invalid_argument&) {
-            return;  // it was fetched and released of its pages
+            return;  // the request was fetched and lost its pages
         } catch (const kvcore::CapacityError&) {
             return;
         } catch (const kvcore::PendingTransfersError&) {
@@ -245,8 +246,8 @@ void hammer(std::int64_t interval, std::int64_t num_slots, std::int64_t num_page
     CHECK_EQ(shared.manager.state_stats(0).host_checkpoints, 0);
     const kvcore::StateStats stats = shared.manager.state_stats(0);
     CHECK(host_slots == 0 || stats.stored_checkpoints > 0);
-    // How many come back depends on which thread is faster: test_cache_manager_state_tier sees that
-    // they do.
+    // The number of loaded checkpoints depends on the speed of the threads.
+    // tests/cpp/level/state_tier.cpp checks that loads work.
     std::printf("%lld steps, %lld hits, %lld times no room, %lld checkpoints loaded\n",
                 static_cast<long long>(shared.num_steps.load()),
                 static_cast<long long>(shared.num_hits.load()),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic over layers that keep a state, alone and beside windows: what each slot contains
-// after every hit, fork, checkpoint and truncation, whether copies are made at once, later, or
-// fail; with a host tier also what each of its slots contains.
-// --count: operations of each configuration.
+// Random traffic over layers that keep a state, alone and with windows: the content of each slot
+// after every hit, fork, checkpoint and truncation, with copies that are made at once, later, or
+// fail. With a host tier, also the content of each of its slots. --count: operations of each
+// configuration.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -58,7 +58,7 @@ std::vector<kvcore::CacheConfig> configs() {
     return all;
 }
 
-// The same with a tier: of few pages, few slots, none.
+// The same configurations with a tier: of few pages, of few slots, without slots.
 std::vector<kvcore::CacheConfig> configs_with_host() {
     const CacheGroup full{GroupKind::kFull, 0, 1, 0};
     const CacheGroup sliding{GroupKind::kSliding, 7, 1, 0};
@@ -88,7 +88,7 @@ std::vector<kvcore::CacheConfig> configs_with_host() {
     return all;
 }
 
-// With a second slot for each request, whose last tokens may be drafts.
+// Each request has a second slot, because its last tokens may be drafts.
 std::vector<kvcore::CacheConfig> configs_with_drafts() {
     const CacheGroup full{GroupKind::kFull, 0, 1, 0};
     const CacheGroup sliding{GroupKind::kSliding, 7, 1, 0};
@@ -110,7 +110,7 @@ std::vector<kvcore::CacheConfig> configs_with_drafts() {
     return all;
 }
 
-/// What was seen of all worlds.
+/// The sums over all worlds.
 struct Sums {
     void run(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed,
              std::int64_t operations) {
@@ -155,7 +155,7 @@ struct Sums {
     std::int64_t stored = 0;
     std::int64_t lost = 0;
     std::int64_t written = 0;  // parts, to a store
-    std::int64_t filled = 0;   // columns, from it
+    std::int64_t filled = 0;   // columns, from the store
     std::int64_t complete = 0;
     std::int64_t rejected = 0;
     std::int64_t rerun_alone = 0;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic of several tenants with reservations and ceilings, beside holds of pages, pins,
-// exports, imports and forgotten pages: what each tenant holds is counted from scratch after every
-// call.
-// --count: operations of each configuration.
+// Random traffic of several tenants with reservations and ceilings, with holds of pages, pins,
+// exports, imports and forgotten pages. After every call the world counts each tenant's held pages
+// from scratch. --count: operations of each configuration.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight threads use one CacheManager, each for sequences of its own, over the same few prompts.
-// Page contents are plain memory: under ThreadSanitizer a page that is written while another thread
-// may read it is a reported race; everywhere, a sequence that reads what is not its own is an
-// error. --count: operations of each thread.
+// Eight threads use one CacheManager, each for its own sequences, over the same few prompts. Page
+// contents are plain memory: ThreadSanitizer reports a race if a page is written while another
+// thread may read it. In every build, a sequence that reads other content than its own is an error.
+// --count: operations of each thread.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ constexpr std::int64_t kMaxLive = 3;  // sequences of one thread
 kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
     kvcore::CacheConfig config;
     config.page_size = 4;
-    config.num_pages = 44;  // a third of what all sequences could want
+    config.num_pages = 44;  // a third of the pages that all sequences could use
     config.max_sequences = kThreads * kMaxLive;
     config.max_seq_len = 48;
     config.num_replicas = 2;
@@ -33,13 +33,13 @@ kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages) {
     return config;
 }
 
-/// As if the host tier were a pool of its own.
+/// The configuration of the host tier as a pool of its own.
 kvcore::CacheConfig host_config(kvcore::CacheConfig config) {
     config.num_pages = config.host_pages;
     return config;
 }
 
-/// What all threads share.
+/// The data that all threads share.
 struct Shared {
     explicit Shared(const kvcore::CacheConfig& config)
         : manager(config), memory(config), host(host_config(config)) {}
@@ -47,7 +47,7 @@ struct Shared {
     kvcore::CacheManager manager;
     SimulatedMemory memory;
     SimulatedMemory host;
-    std::vector<std::vector<TokenId>> prompts;  // not changed once the threads run
+    std::vector<std::vector<TokenId>> prompts;  // constant once the threads run
     std::atomic<std::int64_t> num_batches{0};
     std::atomic<std::int64_t> num_copies{0};
     std::atomic<std::int64_t> num_forks{0};
@@ -116,7 +116,7 @@ class Worker {
         try {
             request.sequence = manager_.claim(replica);
         } catch (const kvcore::CapacityError&) {
-            return;  // the others have them all
+            return;  // other threads use all sequences
         }
         live_.push_back({std::move(request), replica});
     }
@@ -132,7 +132,7 @@ class Worker {
         if (!fits) give_way();
     }
 
-    // Does what the last call left to be done; what is to be stored sometimes fails.
+    // Make the transfers of the last call; stores sometimes fail.
     void transfer() {
         if (transfers_.empty()) return;
         bool stores = false;
@@ -169,7 +169,7 @@ class Worker {
         kvcore::FetchStatus status = fetch();
         if (status == kvcore::FetchStatus::kPending) status = fetch();
         if (status != kvcore::FetchStatus::kOk) {
-            // Some may have been reserved: they stand where their views say.
+            // The call may have reserved some requests: their views have the new positions.
             for (std::size_t i = 0; i < live_.size(); ++i) {
                 live_[i].request.start = views[i].start;
                 live_[i].request.active = views[i].active;
@@ -189,7 +189,7 @@ class Worker {
         shared_.num_batches.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // Reads what is written and writes what is new, as kernels do by the table's row.
+    // Read the written tokens and write the new tokens, as kernels do with the table's row.
     void run(Live& live, std::int64_t row) {
         Request& request = live.request;
         const std::int64_t pages = kvcore::ceil_div(request.end(), config_.page_size);
@@ -228,12 +228,13 @@ class Worker {
         live_.pop_back();
     }
 
-    /// Whether a request of `num_tokens` may run on, and grow by two more.
+    /// Return true if a request of `num_tokens` may continue, and grow by two more tokens.
     bool has_room(std::int64_t num_tokens) const { return num_tokens + 2 <= config_.max_seq_len; }
 
     void rewind(Request& request) { request.rewind(random_.between(1, request.end())); }
 
-    // A fork of another one's past: several threads never name one sequence, but its pages.
+    // Fork a request after some of its tokens: threads never share a sequence, but they share its
+    // pages.
     void fork(const Live& parent) {
         if (count(live_) >= kMaxLive || !has_room(parent.request.end() + 1)) return;
         Live child{parent.request, parent.replica};
@@ -270,7 +271,7 @@ class Worker {
         pins_.push_back(manager_.pin(random_replica(), "", tokens.data(), count(tokens)));
     }
 
-    // Of a request's own pages and cached ones, which others release, forget and reset meanwhile.
+    // Hold a request's own pages and cached pages, which other threads release, forget and reset.
     void hold_or_let_go(const Live& live) {
         if (holds_.size() >= 3 || (!holds_.empty() && random_.chance(60))) {
             if (random_.chance(50)) holds_.front().let_go();

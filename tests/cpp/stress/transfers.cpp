@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads use one CacheManager and each other's sequences: while one copies, others release, fork,
-// truncate, reset or use what it copies for. Copies fail and leave rubbish behind. Page contents
-// are plain memory: under ThreadSanitizer a page that is given away under a copy is a reported
-// race; everywhere, a table that shows a sequence what is not its own is an error. --count:
-// operations of each thread.
+// Threads use one CacheManager and each other's sequences: while one thread copies, other threads
+// release, fork, truncate, reset or use the sequence of the copy. Copies fail and leave garbage.
+// Page contents are plain memory: ThreadSanitizer reports a race if a page gets a new owner during
+// a copy. In every build, a table that shows a sequence other content than its own is an error.
+// --count: operations of each thread.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -22,7 +22,7 @@ namespace tests::stress::transfers {
 namespace {
 
 constexpr int kThreads = 6;
-constexpr int kManyThreads = 21;  // with those of the stores 24
+constexpr int kManyThreads = 21;  // 24 with the threads of the stores
 constexpr std::int64_t kMaxBatch = 4;
 
 kvcore::CacheConfig make_config(bool dedup, std::int64_t host_pages, bool has_stores,
@@ -64,7 +64,7 @@ class Worker {
    private:
     using Lock = std::unique_lock<std::mutex>;
 
-    /// Slots of requests that this thread uses now, and what it told the manager of them.
+    /// Slots of requests that this thread uses now, and the views that it passed to the manager.
     struct Batch {
         std::vector<Slot*> slots;
         std::vector<Lock> locks;
@@ -100,7 +100,7 @@ class Worker {
         return tokens;
     }
 
-    // ---- requests come and go ----------------------------------------
+    // ---- start and end of requests -----------------------------------
     void claim() {
         Slot& slot = random_slot();
         const Lock lock(slot.mutex, std::try_to_lock);
@@ -172,7 +172,7 @@ class Worker {
     void note_refusal() { shared_.num_refused.fetch_add(1, std::memory_order_relaxed); }
 
     // ---- batches ----------------------------------------
-    // Neighbours, which are often forks of each other.
+    // Take neighbouring slots, which are often forks of each other.
     Batch take_batch(std::int64_t most) {
         Batch batch;
         std::int64_t index = random_.below(Shared::kSlots);
@@ -229,7 +229,7 @@ class Worker {
         commit(batch);
     }
 
-    // Reads what is written and writes what is new, as kernels do by the table's row.
+    // Read the written tokens and write the new tokens, as kernels do with the table's row.
     void run(const Slot& slot, std::int64_t row) {
         Request& request = *slot.request;
         std::vector<BlockId> ids;
@@ -258,7 +258,7 @@ class Worker {
     }
 
     // ---- transfers ----------------------------------------
-    /// Does what the last call left to be done, while others may use the batch.
+    /// Make the transfers of the last call, while other threads may use the batch.
     void transfer(Batch& batch) {
         batch.locks.clear();
         if (transfers_.empty()) return;
@@ -293,8 +293,8 @@ class Worker {
         add(shared_.num_stores, count(transfers_.tier_moves) - loads);
         add(shared_.num_failed, is_done ? 0 : 1);
     }
-    /// Loads failed: requests that lost their pages are where they were before the call, but for
-    /// those that others have cut to nothing meanwhile, whose pages had been there.
+    /// Loads failed: set each request that lost its pages back to its position before the call.
+    /// Other threads may have truncated these requests meanwhile.
     void set_back(const Batch& batch) {
         std::vector<Slot*> slots = batch.slots;
         std::sort(slots.begin(), slots.end());
@@ -310,7 +310,8 @@ class Worker {
             request->active = std::min(moved.active, request->end());
         }
     }
-    /// Somebody is at what a row of the batch waits for, or it is owed: then this thread is.
+    /// Another thread makes the copy that a row waits for, or the copy is owed: then this thread
+    /// makes it.
     void help(Batch& batch, std::int64_t row) {
         const kvcore::SequenceHandle sequence = item(batch.views, row).sequence;
         transfers_.clear();

@@ -10,12 +10,12 @@
 #include "support/check.hpp"
 #include "support/request.hpp"
 
-/// What a snapshot has of a replica, by ids alone, and how it is brought back.
+/// A snapshot of a replica by page ids only, and its restore.
 namespace cache_mover {
 
 using Columns = std::vector<kvcore::CachedColumn>;
 
-/// A run as it was exported: tokens of its whole prefix.
+/// An exported run: `tokens` are the tokens of its whole prefix.
 struct Run {
     std::string name;
     std::vector<TokenId> tokens;
@@ -37,7 +37,7 @@ inline kvcore::ColumnSpan span_of(const kvcore::CacheManager& manager, const Run
     return span;
 }
 
-/// The runs of a listing, with their prefixes.
+/// List the cached runs, with their prefixes.
 inline std::vector<Run> list(const kvcore::CacheManager& manager, std::int32_t replica = 0) {
     const kvcore::CachedTree tree = manager.cached_tree(replica);
     const std::int32_t page = manager.config().page_size;
@@ -65,7 +65,7 @@ inline std::vector<Run> list(const kvcore::CacheManager& manager, std::int32_t r
     return runs;
 }
 
-/// All that is cached.
+/// Export the whole cache.
 inline std::vector<Run> save(kvcore::CacheManager& manager, std::int32_t replica = 0) {
     std::vector<Run> runs = list(manager, replica);
     for (Run& run : runs) {
@@ -77,8 +77,7 @@ inline std::vector<Run> save(kvcore::CacheManager& manager, std::int32_t replica
     return runs;
 }
 
-/// Brings back what there is room for, the most valuable first; returns the pages that were
-/// written.
+/// Import the runs that fit, the most valuable first. Return the number of written pages.
 inline std::int64_t restore(kvcore::CacheManager& manager, std::vector<Run> runs,
                             std::int32_t replica = 0) {
     std::stable_sort(runs.begin(), runs.end(),

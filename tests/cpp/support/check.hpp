@@ -10,19 +10,20 @@
 #include <type_traits>
 #include <vector>
 
-/// Test cases, and checks in them. `TEST(pages_are_counted) { CHECK_EQ(...); }` in a file of a room
-/// is a case of the room's program; run_cases() finds and runs it. A failed check prints its file
-/// and line, both values, the seed, the case and a note, and ends the program with status 1.
+/// Test cases and their checks. `TEST(pages_are_counted) { CHECK_EQ(...); }` in a source file of a
+/// test program adds a case to the program; run_cases() finds and runs it. A failed check prints
+/// its file and line, both values, the seed, the case and a note, and ends the program with status
+/// 1.
 namespace check {
 
-/// A case: TEST makes it.
+/// A case, which TEST creates.
 struct Case {
     void (*run)();
     const char* name;
     const char* file;
     int line;
 
-    /// The name of its file, without folder and ending.
+    /// Return the name of its file, without folder and suffix.
     [[nodiscard]] std::string file_name() const;
 };
 
@@ -35,25 +36,25 @@ struct Registration {
     explicit Registration(const Case& added) { cases().push_back(added); }
 };
 
-/// Runs the cases that a command line chooses, as `--help` describes; the program's exit status.
+/// Run the cases that the command line chooses, as `--help` describes. Return the exit status.
 int run_cases(int count, char** words);
 
 inline const Case* running = nullptr;
-inline bool has_run_files = false;  // all cases of them
-inline std::uint64_t seed = 0;      // of the random numbers, where the case uses any
-inline std::string note;            // where the case is, for example which configuration
-inline const char* verb = "";       // the call made last
+inline bool has_run_files = false;  // true: all cases of the chosen files
+inline std::uint64_t seed = 0;      // seed of the random numbers, if the case uses any
+inline std::string note;            // position in the case, for example the configuration
+inline const char* verb = "";       // name of the last call
 
-inline std::optional<std::uint64_t> given_seed;  // of the command line
+inline std::optional<std::uint64_t> given_seed;  // from the command line
 inline std::optional<std::int64_t> given_count;
 
-/// The seed of a case: --seed, or its own. Failure texts contain it.
+/// Return the seed of a case: --seed, or the case's own seed. Failure texts contain it.
 inline std::uint64_t seed_or(std::uint64_t own) { return seed = given_seed.value_or(own); }
-/// How many random operations a case runs: --count, or its own number.
+/// Return the number of random operations of a case: --count, or the case's own number.
 inline std::int64_t count_or(std::int64_t own) { return given_count.value_or(own); }
 
-/// How many rounds of random values to run. ThreadSanitizer takes ten times as long for each, and
-/// has seen all there is to see after a few: values are for the other builds.
+/// Return the number of rounds of random values. ThreadSanitizer needs ten times as long for each
+/// round and finds every race after a few rounds. More values are useful only in other builds.
 constexpr int rounds(int all) {
 #if defined(__SANITIZE_THREAD__)
     return all / 5;
@@ -120,14 +121,14 @@ void require_throws(Call&& call, const char* expression, const char* file, int l
     } catch (const Exception&) {
         return;
     } catch (const std::exception& other) {
-        fail(file, line, std::string(expression) + " throws something else: " + other.what());
+        fail(file, line, std::string(expression) + " throws another exception: " + other.what());
     }
     fail(file, line, std::string(expression) + " throws nothing");
 }
 
 inline std::string Case::file_name() const {
     const std::string path = file;
-    const std::size_t begin = path.find_last_of("/\\") + 1;  // 0 where there is no folder
+    const std::size_t begin = path.find_last_of("/\\") + 1;  // 0 without a folder
     return path.substr(begin, path.rfind('.') - begin);
 }
 

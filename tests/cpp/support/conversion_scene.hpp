@@ -12,7 +12,7 @@
 
 namespace conversion {
 
-/// Rows of a batch whose pages lie anywhere in a pool, in strides of any alignment.
+/// Rows of a batch with pages at any place in a pool, in strides of any alignment.
 struct Scene {
     explicit Scene(Random& random)
         : page_size(random.chance(50) ? random.between(1, 9) : 16), heads(random.between(1, 3)) {
@@ -38,7 +38,7 @@ struct Scene {
     }
 
     static constexpr std::int64_t kWidth = 6;
-    static constexpr std::int64_t kPadding = 3;  // tokens that go nowhere, whose memory is there
+    static constexpr std::int64_t kPadding = 3;  // tokens with memory but without a page
 
     [[nodiscard]] std::int64_t dim() const { return group * groups; }
     [[nodiscard]] std::int64_t end() const { return offsets.back(); }
@@ -47,7 +47,7 @@ struct Scene {
     }
     [[nodiscard]] kvcore::TokenRanges ranges() const { return {begin.data(), offsets.data()}; }
     [[nodiscard]] kvcore::PageShape page_shape() const { return {page_size, heads}; }
-    /// As a captured graph has it: with room for more tokens than there are.
+    /// A batch as in a captured graph: with room for more tokens than it has.
     [[nodiscard]] kvcore::cuda::DeviceBatch device_batch() const {
         return {page_table(), ranges(), end() + kPadding, pages};
     }
@@ -63,7 +63,7 @@ struct Scene {
     std::vector<std::uint32_t> offsets;
 };
 
-/// Memory [tokens, heads, dim] with gaps; of NaN, so that nothing of the gaps may be read.
+/// Memory [tokens, heads, dim] with gaps. It is filled with NaN, so that a read of a gap shows.
 class TokenMemory {
    public:
     TokenMemory(Random& random, const Scene& scene, kvcore::DType dtype)
@@ -80,7 +80,7 @@ class TokenMemory {
         first_ = static_cast<std::int64_t>((16 - address % 16) % 16) +
                  (scene.is_aligned ? 0 : random.below(9));
     }
-    /// Elements of the batch's tokens.
+    /// Fill the elements of the batch's tokens.
     void fill(Random& random, const Scene& scene, kvcore::DType dtype) {
         for (std::int64_t token = scene.offsets.front(); token < scene.end(); ++token) {
             for (std::int64_t head = 0; head < scene.heads; ++head) {
@@ -96,7 +96,7 @@ class TokenMemory {
     [[nodiscard]] kvcore::TokenRows<const std::byte> seen() {
         return {data(), token_stride_, head_stride_};
     }
-    /// All of it, gaps included.
+    /// All bytes, including the gaps.
     [[nodiscard]] Bytes& bytes() { return bytes_; }
 
    private:
@@ -107,8 +107,7 @@ class TokenMemory {
     Bytes bytes_;
 };
 
-/// A pool [pages, page_size, heads, dim] ("HND": heads outside of tokens) and its scales, with
-/// gaps.
+/// A pool [pages, page_size, heads, dim] ("HND": heads before tokens) and its scales, with gaps.
 class PoolMemory {
    public:
     PoolMemory(Random& random, const Scene& scene, kvcore::DType dtype)
@@ -136,7 +135,7 @@ class PoolMemory {
             found.scales = {scales_.data(), scale_page_, scale_token_, scale_head_, group_};
         return found;
     }
-    /// Given scales.
+    /// Fill in scales.
     void fill_scales(Random& random) {
         for (std::size_t i = 0; i + 4 <= scales_.size(); i += 4) {
             write_element(kvcore::DType::kFloat32, scales_.data() + i,

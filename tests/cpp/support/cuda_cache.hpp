@@ -8,7 +8,7 @@
 #include "kvcore/cuda.hpp"
 #include "support/cuda_scene.hpp"
 
-/// Caches of random bytes in any layout, and pages of them.
+/// Caches of random bytes in any layout, and pairs of their pages.
 namespace cuda_scene {
 
 inline kvcore::CacheSizes random_sizes(Random& random) {
@@ -23,8 +23,8 @@ inline kvcore::CacheSizes random_sizes(Random& random) {
     return sizes;
 }
 
-/// A cache in any layout: in one piece, or with tables of layers each of which lies at an address
-/// of its own alignment.
+/// A cache in any layout: in one block, or with tables of layers that have addresses of different
+/// alignments.
 class Cache {
    public:
     Cache(Random& random, const kvcore::CacheSizes& sizes)
@@ -78,7 +78,7 @@ class Cache {
         }
         tensor.layers = table.data();
         tensor.data = nullptr;
-        tensor.layer_stride = 1;  // of no meaning
+        tensor.layer_stride = 1;  // must not be used
     }
 
     kvcore::CacheLayout layout_;
@@ -99,7 +99,7 @@ inline std::vector<kvcore::PagePair> random_pairs(Random& random, std::int64_t s
     return pairs;
 }
 
-/// Pairs, and others of which a page is in neither cache or in one of them.
+/// Return the pairs, mixed with pairs whose pages are missing in one or both caches.
 inline std::vector<kvcore::PagePair> with_strange_pairs(Random& random,
                                                         const std::vector<kvcore::PagePair>& pairs,
                                                         kvcore::cuda::PageCounts pages) {

@@ -12,7 +12,7 @@
 #include "kvcore/cuda.hpp"
 #include "support/random.hpp"
 
-/// What the tests of emulated kernels draw: bytes, sizes and strides of every alignment.
+/// Random inputs for tests of emulated kernels: bytes, sizes and strides of every alignment.
 namespace cuda_scene {
 
 using Bytes = std::vector<std::byte>;
@@ -25,7 +25,8 @@ inline Bytes random_bytes(Random& random, std::int64_t n) {
     return bytes;
 }
 
-/// What divides all addresses and strides of a scene; half of them allow the widest units.
+/// Return a divisor of all addresses and strides of a scene. Half of the results allow the widest
+/// units.
 inline std::int64_t random_alignment(Random& random) {
     return random.chance(50) ? 16 : std::int64_t{1} << random.below(4);
 }
@@ -34,7 +35,7 @@ inline std::int64_t round_up(std::int64_t bytes, std::int64_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// A size that engines use or none of them does.
+/// Return a size that engines use, or an unusual size.
 inline std::int64_t random_dim(Random& random) {
     std::vector<std::int64_t> dims = {1, 7, 16, 59, 64, 80, 96, 112, 128};
     return random.pick(dims);
@@ -44,7 +45,7 @@ inline std::int64_t random_page_size(Random& random) {
     return random.pick(sizes);
 }
 
-/// 0 .. n - 1 in any order.
+/// Return 0 .. n - 1 in random order.
 template <class T>
 std::vector<T> shuffled(Random& random, std::int64_t n) {
     std::vector<T> ids(static_cast<std::size_t>(n));
@@ -56,7 +57,7 @@ std::vector<T> shuffled(Random& random, std::int64_t n) {
     return ids;
 }
 
-/// An id that names no page of a pool of `pages`: negative, or too large by a little or by much.
+/// Return an id without a page in a pool of `pages`: negative, or slightly or much too large.
 inline std::int64_t random_stranger(Random& random, std::int64_t pages) {
     std::vector<std::int64_t> ids = {-1,
                                      -1 - pages,
@@ -68,7 +69,7 @@ inline std::int64_t random_stranger(Random& random, std::int64_t pages) {
     return random.pick(ids);
 }
 
-/// The same items in their order, and among them some that `make` makes.
+/// Return the items in their order, mixed with items from `make`.
 template <class T, class Make>
 std::vector<T> with_strangers(Random& random, const std::vector<T>& items, const Make& make) {
     std::vector<T> all;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program of the faults: its main, and what it allocates with.
+// The program of the fault tests: its main function and its allocator.
 #include "support/failing_memory.hpp"
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
-// ---- what the program allocates with ------------------------------------------------------------
-// The linker and the language choose the names.
+// ---- the program's allocator ----------------------------------------------------------------
+// The linker and the language define the names.
 // NOLINTBEGIN(bugprone-reserved-*,readability-identifier-*)
 #if defined(KVCORE_WRAPS_MALLOC)
 extern "C" {
@@ -38,7 +38,7 @@ int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t byte
 
 namespace {
 
-// Past the wrappers, which would count it a second time.
+// Call the real allocator: the wrappers would count the allocation a second time.
 void* memory_of(std::size_t bytes) noexcept {
     if (failing_memory::detail::fails()) return nullptr;
     const std::size_t asked = bytes > 0 ? bytes : 1;
@@ -68,8 +68,8 @@ void* or_throw(void* memory) {
 
 }  // namespace
 
-// All forms, since those of a sanitizer do not end in one another. Not inlined: the compiler would
-// take one of a pair that it has inlined for a mismatch.
+// Define every form, because a sanitizer's forms do not call each other. Forbid inlining: if the
+// compiler inlines one function of a pair, it reports a mismatch.
 #if defined(__GNUC__)
 #define KVCORE_OWN __attribute__((noinline))
 #else
@@ -106,7 +106,7 @@ KVCORE_OWN_PAIR([])
 #undef KVCORE_OWN
 // NOLINTEND(bugprone-reserved-*,readability-identifier-*)
 
-/// Fails where the cases of a file failed no allocation, as they would if nothing were replaced.
+/// Fail if the cases of a file failed no allocation, as they would without the replacement.
 int main(int count, char** words) {
     const int status = check::run_cases(count, words);
     if (!check::has_run_files) return status;

@@ -10,33 +10,35 @@
 
 #include "support/check.hpp"
 
-/// Memory that runs out where a test wants it to: tries every allocation of a call in turn.
+/// Memory that runs out at a chosen allocation: the functions try every allocation of a call in
+/// turn.
 ///
-/// The program test_faults replaces operator new and, where the linker can (KVCORE_WRAPS_MALLOC),
-/// malloc, calloc, realloc, aligned_alloc and posix_memalign of everything linked statically: see
-/// failing_memory.cpp. Its cases lie in tests/cpp/faults:
+/// The program test_faults replaces operator new. If the linker supports it (KVCORE_WRAPS_MALLOC),
+/// the program also replaces malloc, calloc, realloc, aligned_alloc and posix_memalign of all
+/// statically linked code: see failing_memory.cpp. Its cases are in tests/cpp/faults:
 ///
 ///     TEST(nodes_are_inserted_or_not) {
 ///         failing_memory::each_site(
 ///             "insert",
 ///             [] { return Scene(...); },               // the same state every time
 ///             [](Scene& scene) { scene.insert(); },    // the call under test
-///             [](Scene& scene) { return scene.text(); }); // all that one can see of the state
+///             [](Scene& scene) { return scene.text(); }); // everything observable
 ///         failing_memory::allocates_nothing("pin", make, [](Scene& scene) { scene.pin(); });
 ///     }
 ///
-/// `make` returns a scene, which need not be movable. It has to be deterministic. What the call
-/// takes is built there: whatever `call` allocates itself is tried as well.
-/// `call` may throw std::bad_alloc and nothing else; errors that it expects it catches.
-/// `digest` returns something that compares and prints (a std::string, most of the time), without
-/// addresses in it. Each scene is asked once, after the call, so it may take the scene apart; it
-/// should check integrity.
-/// `each_site` fails the program unless, for every n, with the n-th allocation failing and also
-/// with all from the n-th on failing:
-///   - a call that throws leaves what it found, as `digest` tells;
-///   - the same call then succeeds, and ends where a call ends that nothing disturbed;
-///   - a call that does without the memory ends there too.
-/// Only the thread that calls is failed. Sanitizers work: what is not failed goes to their malloc.
+/// `make` returns a scene, which need not be movable. It must be deterministic, and it must build
+/// the arguments of the call, because every allocation inside `call` is tried as well.
+/// `call` may throw only std::bad_alloc; it must catch every error that it expects.
+/// `digest` returns a value that compares and prints (usually a std::string), without addresses. It
+/// is called once for each scene, after the call, so it may destroy the scene. It should check
+/// integrity.
+/// For every n, `each_site` fails the n-th allocation and, in a second run, all allocations from
+/// the n-th on. It ends the program unless:
+///   - a call that throws leaves the state unchanged, according to `digest`;
+///   - the same call then succeeds, with the result of an undisturbed call;
+///   - a call that does not need the memory has the same result.
+/// Only allocations of the calling thread fail. Sanitizers work: other allocations use their
+/// malloc.
 namespace failing_memory {
 
 /// Which allocations fail.
@@ -46,11 +48,11 @@ namespace detail {
 
 inline thread_local bool is_armed = false;
 inline thread_local Failing failing = Failing::kOnce;
-inline thread_local std::int64_t failing_at = 0;  // from 1; 0: none, they are counted only
-inline thread_local std::int64_t num_seen = 0;    // while armed
+inline thread_local std::int64_t failing_at = 0;  // number of the allocation, from 1; 0: only count
+inline thread_local std::int64_t num_seen = 0;    // allocations while armed
 inline std::int64_t num_failed = 0;               // allocations
 
-/// Whether the allocation that is asked for now fails.
+/// Return true if the current allocation must fail.
 [[nodiscard]] inline bool fails() noexcept {
     if (!is_armed) return false;
     ++num_seen;
@@ -60,7 +62,7 @@ inline std::int64_t num_failed = 0;               // allocations
 
 }  // namespace detail
 
-/// Fails allocations of this thread for as long as it lives.
+/// Fails allocations of this thread during its lifetime.
 class Injection {
    public:
     explicit Injection(std::int64_t at, Failing failing = Failing::kOnce) noexcept {
@@ -75,13 +77,13 @@ class Injection {
         detail::is_armed = false;
         if (detail::failing_at > 0 && detail::num_seen >= detail::failing_at) ++detail::num_failed;
     }
-    /// Allocations asked for so far, the failed ones among them.
+    /// The number of allocations so far, including failed allocations.
     [[nodiscard]] std::int64_t num_seen() const noexcept { return detail::num_seen; }
 };
 
 namespace detail {
 
-/// What came of a call.
+/// The result of a call.
 struct Outcome {
     bool has_thrown;
     std::int64_t num_seen;
@@ -89,7 +91,7 @@ struct Outcome {
 
 template <class Scene, class Call>
 Outcome run(Scene& scene, Call& call, std::int64_t at, Failing failing) {
-    std::string other;  // what else was thrown
+    std::string other;  // text of another exception
     Outcome outcome{};
     {
         const Injection injection(at, failing);
@@ -103,25 +105,25 @@ Outcome run(Scene& scene, Call& call, std::int64_t at, Failing failing) {
         }
         outcome.num_seen = injection.num_seen();
     }
-    if (!other.empty()) check::fail(__FILE__, __LINE__, "the call throws something else: " + other);
+    if (!other.empty()) check::fail(__FILE__, __LINE__, "the call throws another error: " + other);
     return outcome;
 }
 
-/// The undisturbed call: has to succeed.
+/// The undisturbed call, which must succeed.
 template <class Scene, class Call>
 std::int64_t count(Scene& scene, Call& call) {
     const Outcome outcome = run(scene, call, 0, Failing::kOnce);
-    if (outcome.has_thrown) check::fail(__FILE__, __LINE__, "the call fails by itself");
+    if (outcome.has_thrown) check::fail(__FILE__, __LINE__, "the undisturbed call fails");
     return outcome.num_seen;
 }
 
-/// What can be seen of a scene; laws that do not hold there are told with the place.
+/// Return the digest of a scene. A broken law is reported together with the failed allocation.
 template <class Scene, class Digest>
 auto look_at(Scene& scene, Digest& digest) -> std::decay_t<decltype(digest(scene))> {
     try {
         return digest(scene);
     } catch (const std::exception& error) {
-        check::fail(__FILE__, __LINE__, std::string("what is left is broken: ") + error.what());
+        check::fail(__FILE__, __LINE__, std::string("the state is broken: ") + error.what());
     }
 }
 
@@ -149,8 +151,8 @@ void try_site(Make& make, Call& call, Digest& digest, const Text& before, const 
 
 }  // namespace detail
 
-/// Tries the call with every allocation of it failing, as above. It has to have at least one.
-/// Returns how many it has.
+/// Try the call with each of its allocations failing, as above. The call must have an allocation.
+/// Return the number of allocations.
 template <class Make, class Call, class Digest>
 std::int64_t each_site(const char* name, Make&& make, Call&& call, Digest&& digest) {
     check::note = name;
@@ -159,7 +161,7 @@ std::int64_t each_site(const char* name, Make&& make, Call&& call, Digest&& dige
     auto undisturbed = make();
     const std::int64_t sites = detail::count(undisturbed, call);
     const auto after = detail::look_at(undisturbed, digest);
-    if (sites == 0) check::fail(__FILE__, __LINE__, "the call has no allocation to fail");
+    if (sites == 0) check::fail(__FILE__, __LINE__, "the call allocates nothing");
     for (std::int64_t site = 1; site <= sites; ++site) {
         for (const Failing failing : {Failing::kOnce, Failing::kFromThereOn}) {
             detail::name_place(name, site, failing);
@@ -170,7 +172,7 @@ std::int64_t each_site(const char* name, Make&& make, Call&& call, Digest&& dige
     return sites;
 }
 
-/// The same for calls of which some have no allocation, such as those of random traffic.
+/// The same for calls that may have no allocation, for example in random traffic.
 template <class Make, class Call, class Digest>
 std::int64_t any_site(const char* name, Make&& make, Call&& call, Digest&& digest) {
     auto undisturbed = make();
@@ -178,7 +180,7 @@ std::int64_t any_site(const char* name, Make&& make, Call&& call, Digest&& diges
     return each_site(name, make, call, digest);
 }
 
-/// The call works without asking for any memory.
+/// Check that the call allocates nothing.
 template <class Make, class Call>
 void allocates_nothing(const char* name, Make&& make, Call&& call) {
     check::note = name;

@@ -16,7 +16,7 @@ namespace failing_scene {
 using Build = std::function<void(ManagerScene&)>;
 using ScenePtr = std::unique_ptr<ManagerScene>;
 
-/// A state to be made again and again.
+/// A recipe for a state, which can be built repeatedly.
 struct State {
     std::string name;
     Mode mode;
@@ -35,15 +35,15 @@ struct State {
 
 inline std::string text(const ScenePtr& scene) { return ManagerText(*scene).of_all(); }
 
-/// The call leaves no trace where it throws. It may have nothing that can fail.
+/// Check that a call that throws changes nothing. The call may allocate nothing.
 template <class Call>
 void leaves_no_trace(const char* verb, const State& state, Call&& call) {
     failing_memory::any_site(
         state.name_of(verb).c_str(), state, [&](const ScenePtr& scene) { call(*scene); }, text);
 }
 
-/// The call needs no memory: what it asks for is no more than an offer, to move what is left into
-/// less. Tells its undisturbed end.
+/// Check that the call succeeds without memory: its allocations are optional, for example to shrink
+/// a container. The result is always the undisturbed result.
 template <class Call>
 void needs_no_memory(const char* verb, const State& state, Call&& call) {
     const auto without_fail = [&](const ScenePtr& scene) {
@@ -62,7 +62,8 @@ void allocates_nothing(const char* verb, const State& state, Call&& call) {
                                       [&](const ScenePtr& scene) { call(*scene); });
 }
 
-/// The call is refused with `Error`, whose text takes memory as well: no trace either way.
+/// Check that the call is refused with `Error` and changes nothing, even if memory for the error's
+/// text runs out.
 template <class Error, class Call>
 void is_refused(const char* verb, const State& state, Call&& call) {
     const auto refused = [&](ManagerScene& scene) {
@@ -80,7 +81,7 @@ void is_refused(const char* verb, const State& state, Call&& call) {
     CHECK_EQ(text(scene), text(untouched));
 }
 
-/// For calls that may do a part of it. After every failure calls judge(scene, has thrown).
+/// For calls that may stop half-way. After every failure, calls judge(scene, has thrown).
 template <class Call, class Judge>
 void each_outcome(const char* verb, const State& state, Call&& call, Judge&& judge) {
     namespace detail = failing_memory::detail;

@@ -14,15 +14,15 @@
 
 /// A column of the tree, by the digest of all tokens up to its end.
 struct CachedColumn {
-    Digest parent = 0;            // of those in front of it
-    std::vector<TokenId> tokens;  // its own
-    std::vector<BlockId> pages;   // by lane; -1: none
+    Digest parent = 0;            // digest of the tokens before the column
+    std::vector<TokenId> tokens;  // tokens of the column
+    std::vector<BlockId> pages;   // by lane; -1: no page
     BlockId id = 0;
-    std::int32_t state = -1;  // the slot of its checkpoint
+    std::int32_t state = -1;  // slot of its checkpoint
 };
 using Cached = std::map<Digest, CachedColumn>;
 
-/// All that a tree has.
+/// Return all columns of a tree.
 inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages* columns,
                         const kvcore::ColumnStates* states, const std::vector<std::string>& names) {
     const std::int32_t page_size = tree.page_size();
@@ -56,13 +56,13 @@ inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPage
     return cached;
 }
 
-/// All that the tree of a replica has.
+/// Return all columns of a replica's tree.
 inline Cached cached_of(const kvcore::CacheManager& manager, std::int32_t index,
                         const std::vector<std::string>& names) {
     const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
     return cached_of(replica.tree, replica.columns.get(), replica.states.get(), names);
 }
-/// All that its host tier has, where there is one.
+/// Return all columns of the replica's host tier, empty without a tier.
 inline Cached records_of(const kvcore::CacheManager& manager, std::int32_t index,
                          const std::vector<std::string>& names) {
     const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);

@@ -14,9 +14,9 @@
 #include "support/check.hpp"
 #include "support/request.hpp"
 
-/// A CacheManager with groups, and the memory of its pages: what the layers of each bundle wrote
-/// for a position stands for the tokens up to it. Running a request checks that all it may read is
-/// there, and that nothing else can be.
+/// A CacheManager with groups, and the memory of its pages: the content that a bundle's layers
+/// write for a position represents the tokens up to it. Running a request checks that every page
+/// that it may read is present, and that no other page is.
 class GroupScene {
    public:
     static constexpr std::uint32_t kUnassigned = ~0U;
@@ -56,7 +56,7 @@ class GroupScene {
     }
 
     kvcore::CacheManager manager;
-    std::vector<kvcore::CacheGroup> bundles;  // the group of each
+    std::vector<kvcore::CacheGroup> bundles;  // group of each bundle
     std::vector<kvcore::PageSwap> swaps;      // of the last step
     std::int64_t num_checked = 0;             // positions that were read
 
@@ -65,7 +65,8 @@ class GroupScene {
         request.sequence = manager.claim();
         return request;
     }
-    /// `transfers`: to be copied and finished by the caller; without, copies are done at once.
+    /// `transfers`: the caller copies and finishes them; without `transfers`, copies are made at
+    /// once.
     kvcore::ReserveStatus reserve(Request& request, std::int64_t num_steps = 1,
                                   kvcore::Transfers* transfers = nullptr) {
         kvcore::RequestView view = request.view();
@@ -75,21 +76,21 @@ class GroupScene {
         if (transfers == nullptr) copy();
         return status;
     }
-    /// Does what transfers say, or fails to.
+    /// Make the copies of `transfers`, or report that they failed.
     void finish(const kvcore::Transfers& transfers, bool done = true) {
         if (transfers.empty()) return;
         if (done) copy(transfers.copies);
         manager.finish(transfers.ticket, done);
     }
-    /// Does what a request waits for, and nobody else is at.
+    /// Make the owed copies of a request that no other caller is making.
     void settle(const Request& request) {
         kvcore::Transfers transfers;
         if (manager.take_owed(request.sequence, transfers) == kvcore::OwedStatus::kTaken) {
             finish(transfers);
         }
     }
-    /// Fetches a batch and, where it fits, runs it up to each active end. `copies_at_once`: as who
-    /// uses transfers does.
+    /// Fetch a batch and, if it fits, run it up to each active end. `copies_at_once`: use
+    /// transfers.
     bool run(const std::vector<Request*>& batch, bool copies_at_once = false) {
         std::vector<kvcore::RequestView> views = views_of(batch);
         kvcore::FetchTarget target;
@@ -124,7 +125,7 @@ class GroupScene {
         }
         return true;
     }
-    /// What a model does after a run: the positions are written, the last one samples a token.
+    /// Finish a model step: the positions are written, and the last one samples a token.
     void step(const std::vector<Request*>& batch, TokenId next) {
         for (Request* request : batch) {
             request->start = request->active;
@@ -137,7 +138,7 @@ class GroupScene {
         std::vector<kvcore::RequestView> views = views_of(batch);
         manager.commit({views.data(), static_cast<std::int64_t>(views.size())}, swaps);
     }
-    /// In chunks of that size; the last sampled token is not run.
+    /// Run a request in chunks; the last sampled token is not run.
     void complete(Request& request, std::int64_t chunk = 1 << 20) {
         const std::int64_t end = request.end();
         while (request.start < end) {
@@ -147,7 +148,7 @@ class GroupScene {
             if (request.start < end) request.active = end;
         }
     }
-    /// Leaves a prompt in the cache.
+    /// Leave a prompt in the cache.
     void put(const std::vector<TokenId>& tokens, std::int64_t chunk = 1 << 20) {
         Request request = claim(tokens);
         complete(request, chunk);
@@ -156,7 +157,7 @@ class GroupScene {
     std::int64_t match(const std::vector<TokenId>& tokens) {
         return manager.match(0, "", tokens.data(), count(tokens)) * manager.config().page_size;
     }
-    /// Entries of a bundle that have a page.
+    /// The number of entries of a bundle that have a page.
     std::int64_t live(const Request& request, std::int32_t bundle) {
         const std::vector<BlockId> pages = manager.pages_of(request.sequence, bundle);
         return std::count_if(pages.begin(), pages.end(), [](BlockId page) { return page >= 0; });
@@ -165,7 +166,7 @@ class GroupScene {
         const kvcore::PoolStats stats = manager.stats(0);
         return stats.total_pages - stats.available_pages();
     }
-    /// What the copies that are due do to the memory.
+    /// Apply the copies that are due to the memory.
     void copy() { copy(manager.take_copies()); }
     void copy(const std::vector<kvcore::PageMove>& moves) {
         for (const kvcore::PageMove& move : moves) {
@@ -201,7 +202,7 @@ class GroupScene {
             CHECK_EQ(slot(page, p % page_size), content(request, p, bundle));
             ++num_checked;
         }
-        // What nobody may read has no page, whatever lies there.
+        // Columns that no layer may read have no page in the table.
         const std::int64_t drafts = manager.config().max_draft_tokens;
         const std::int64_t column = manager.config().page_size;
         const std::int64_t kept =

@@ -38,12 +38,12 @@ class HostFixture {
         request.active = view.active;
         return transfers;
     }
-    /// Stores of a step that ran all tokens there are.
+    /// Commit a step that ran all tokens; return its stores.
     kvcore::Transfers commit(Request& request, TokenId next) {
         ManagerFixture::sample(request, next);
         return commit_batch({&request});
     }
-    /// Of requests that stand behind what they have written.
+    /// Commit requests whose `start` is after their written tokens.
     kvcore::Transfers commit_batch(const std::vector<Request*>& batch) {
         std::vector<kvcore::RequestView> views;
         for (const Request* request : batch) views.push_back(request->view());
@@ -57,7 +57,7 @@ class HostFixture {
         if (!transfers.empty()) manager.finish(transfers.ticket, done);
         manager.check_integrity();
     }
-    /// Leaves a prompt in the tier and nothing of it on the device.
+    /// Leave a prompt in the tier, and none of its pages on the device.
     void put(const Tokens& tokens) {
         Request request = claim(tokens);
         finish(reserve(request));
@@ -69,7 +69,7 @@ class HostFixture {
         manager.release(other.sequence);
     }
     std::int64_t stored() { return manager.stats(0).host_cached_pages; }
-    /// Tokens that a prompt would find, on the device or below.
+    /// The number of tokens that a prompt would hit, on the device or in the tier.
     std::int64_t hit(Tokens tokens) {
         tokens.push_back(-1);
         Request request = claim(tokens);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of layers by what they keep, for the configurations of tests.
+// Groups of layers by the tokens that they keep, for the configurations of tests.
 #pragma once
 
 #include <cstdint>

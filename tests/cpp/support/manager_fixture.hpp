@@ -12,7 +12,7 @@
 
 using Ids = std::vector<BlockId>;
 
-/// Everything that a call without effect must leave as it was.
+/// The state that a call without effect must leave unchanged.
 struct Trace {
     std::vector<std::int64_t> numbers;
     std::vector<Ids> rows;
@@ -41,7 +41,7 @@ class ManagerFixture {
 
     kvcore::CacheManager manager;
     std::vector<kvcore::PageSwap> swaps;  // of the last commit
-    kvcore::Transfers transfers;          // of the last call that was given them
+    kvcore::Transfers transfers;          // of the last call that got them
 
     Request claim(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
         Request request(name, tokens);
@@ -51,7 +51,7 @@ class ManagerFixture {
     bool reserve(Request& request, std::int64_t num_steps = 1) {
         return reserve_to(request, num_steps, nullptr) == kvcore::ReserveStatus::kOk;
     }
-    /// Transfers are those of the call, not yet finished.
+    /// Reserve with `transfers`; the test finishes them.
     kvcore::ReserveStatus try_reserve(Request& request) {
         transfers.clear();
         return reserve_to(request, 1, &transfers);
@@ -67,18 +67,18 @@ class ManagerFixture {
     kvcore::FetchResult fetch(const std::vector<Request*>& batch, std::int64_t num_steps = 1) {
         return fetch_to(batch, num_steps, nullptr);
     }
-    /// Transfers are those of the call, not yet finished.
+    /// Fetch with `transfers`; the test finishes them.
     kvcore::FetchResult fetch_copying(const std::vector<Request*>& batch) {
         transfers.clear();
         return fetch_to(batch, 1, &transfers);
     }
-    /// One step of the model that runs all there is and samples `next`.
+    /// Run one step of the model over all tokens, and sample `next`.
     void run(Request& request, TokenId next) {
         CHECK_EQ(fetch({&request}).status, kvcore::FetchStatus::kOk);
         sample(request, next);
         commit({&request});
     }
-    /// What the model does to a request: all there is has run.
+    /// Apply a model step to a request: all tokens have run.
     static void sample(Request& request, TokenId next) {
         request.start = request.end();
         request.append(next);
@@ -89,7 +89,7 @@ class ManagerFixture {
         swaps.clear();
         manager.commit({views.data(), count(views)}, swaps);
     }
-    /// The children take over handle and indices.
+    /// Fork `parent`; the children get their handles and indices.
     void fork(const Request& parent, const std::vector<Request*>& children) {
         std::vector<kvcore::RequestView> views = views_of(children);
         manager.fork(parent.view(), {views.data(), count(views)});
@@ -99,7 +99,7 @@ class ManagerFixture {
             children[i]->active = views[i].active;
         }
     }
-    /// Claims a sequence that goes on from `parent` with `tail`.
+    /// Claim a sequence that continues `parent` with `tail`.
     Request fork_of(const Request& parent, const Tokens& tail) {
         Tokens tokens(parent.tokens().begin(), parent.tokens().begin() + parent.start);
         tokens.insert(tokens.end(), tail.begin(), tail.end());
@@ -111,7 +111,7 @@ class ManagerFixture {
         std::vector<kvcore::RequestView> views = views_of(batch);
         return manager.shared_prefixes({views.data(), count(views)});
     }
-    /// Leaves the pages of a prompt cached and unused.
+    /// Leave the pages of a prompt cached and unused.
     void put(const Tokens& tokens, std::int32_t replica = 0, const std::string& name = "") {
         Request request = claim(tokens, replica, name);
         run(request, 0);
@@ -128,7 +128,7 @@ class ManagerFixture {
         return manager.match(replica, name, tokens.data(), count(tokens), ids);
     }
 
-    /// To compare before and after a call that must change nothing.
+    /// The state to compare before and after a call that must change nothing.
     Trace trace(const std::vector<const Request*>& requests) {
         Trace trace;
         for (std::int32_t i = 0; i < manager.config().num_replicas; ++i) {
@@ -187,7 +187,7 @@ class ManagerFixture {
         return result;
     }
 
-    // Tables with room for everything; what is in them is checked elsewhere.
+    // Make tables with room for all rows; other tests check their content.
     std::vector<kvcore::FetchTarget> make_targets() {
         constexpr std::int64_t kRows = 16;
         constexpr std::int64_t kColumns = 1000;
@@ -203,7 +203,7 @@ class ManagerFixture {
             }
             kvcore::FetchTarget target;
             target.table = item(pointers_, 2 * i);
-            target.more = &item(pointers_, 2 * i + 1);  // of a second bundle
+            target.more = &item(pointers_, 2 * i + 1);  // for a second bundle
             target.cache_lengths = item(lengths_, i).data();
             targets.push_back(target);
         }
@@ -216,14 +216,14 @@ class ManagerFixture {
     std::vector<kvcore::LookupTable*> pointers_;
 };
 
-/// A request that has run `tokens` and sampled `next`.
+/// Return a request that has run `tokens` and sampled `next`.
 inline Request served(ManagerFixture& m, const Tokens& tokens, TokenId next) {
     Request request = m.claim(tokens);
     m.run(request, next);
     return request;
 }
 
-/// One of replica 0.
+/// Check a copy on replica 0.
 inline void check_copy(const kvcore::PageMove& copy, BlockId source, BlockId destination,
                        std::int32_t tokens, const Request& request) {
     CHECK_EQ(copy.replica, 0);

@@ -9,7 +9,7 @@
 
 namespace kvcore {
 
-/// What a test sees of a CacheManager beyond its verbs. Reads only. Without an index: of replica 0.
+/// The internal state of a CacheManager for tests, read-only. Without an index: replica 0.
 struct CacheManagerProbe {
     using Copy = OwedCopies::Copy;
     using Flight = TierFlight;
@@ -33,7 +33,7 @@ struct CacheManagerProbe {
     [[nodiscard]] static const TierFlights& flights(const CacheManager& manager) {
         return manager.impl_->state.flights;
     }
-    /// nullptr when it is not claimed.
+    /// nullptr if the handle is not claimed.
     [[nodiscard]] static const Sequence* find(const CacheManager& manager, SequenceHandle handle) {
         return manager.impl_->state.sequences.find(handle);
     }
@@ -47,19 +47,19 @@ struct CacheManagerProbe {
     [[nodiscard]] static TierIndex* host(const CacheManager& manager) {
         return manager.impl_->state.replicas[0]->host.get();
     }
-    /// Number of the flight that stores for a sequence; 0: none.
+    /// The number of the flight that stores for a sequence; 0: no flight.
     [[nodiscard]] static std::uint32_t store_of(const CacheManager& manager,
                                                 SequenceHandle handle) {
         const auto* standing = manager.impl_->state.flights.find(handle);
         return standing == nullptr ? 0 : standing->storing;
     }
-    /// Where its prefix in the host tier ends; nullptr: unknown.
+    /// The end of the sequence's prefix in the host tier; nullptr: unknown.
     [[nodiscard]] static const TreeNode* host_node_of(const CacheManager& manager,
                                                       SequenceHandle handle) {
         const auto* standing = manager.impl_->state.flights.find(handle);
         return standing == nullptr ? nullptr : standing->place.node();
     }
-    /// What is remembered of a page for the write policy; 0: nothing.
+    /// The write policy's mark of a page; 0: no mark.
     [[nodiscard]] static int mark_of(const CacheManager& manager, BlockId page) {
         const StoreRules& rules = manager.impl_->state.flights.rules();
         return rules.has_marks() ? rules.mark(0, page) : 0;
@@ -67,7 +67,7 @@ struct CacheManagerProbe {
     [[nodiscard]] static bool is_due(const CacheManager& manager, SequenceHandle handle) {
         return manager.impl_->state.flights.is_due(handle);
     }
-    /// Of the last batch.
+    /// The stamp of the last batch.
     [[nodiscard]] static std::uint32_t& batch_stamp(CacheManager& manager) {
         return manager.impl_->rows.stamp_;
     }

@@ -15,15 +15,15 @@
 #include "support/check.hpp"
 #include "support/request.hpp"
 
-/// A way in which a manager is used.
+/// A way to use a manager.
 struct Mode {
     const char* name;
-    bool copies_at_once;  // transfers are given to each call; else copies go to the list
+    bool copies_at_once;  // each call gets transfers; else copies go to the list
     bool dedup;
     std::int64_t host_pages;
     bool prefix_caching = true;
-    std::int64_t window = 0;  // tokens of a second group of layers; 0: there is but one, of all
-    bool has_quotas = false;  // of a tenant that asks for nothing: all pages are counted
+    std::int64_t window = 0;  // tokens of a second group of layers; 0: only one group
+    bool has_quotas = false;  // of a tenant without limits: all pages are counted
 };
 
 inline constexpr Mode kList{"list", false, true, 0};
@@ -46,9 +46,9 @@ inline constexpr std::array kGroupHostModes{
 inline constexpr std::array kModes{kNoCache,        kList, kListTwins, kTransfers,
                                    kTransfersTwins, kHost, kHostTwins};
 
-/// A manager of two replicas and its requests. Steps lead to a state; then views of some requests
-/// are chosen, and a call is made on them that asks for no memory of its own. ManagerText tells all
-/// that can be seen of it.
+/// A manager of two replicas and its requests. Steps build a state. The test then chooses views of
+/// some requests and makes a call on them that allocates nothing outside the manager. ManagerText
+/// prints everything observable of the scene.
 class ManagerScene {
    public:
     static constexpr std::int32_t kPageSize = 4;
@@ -75,24 +75,24 @@ class ManagerScene {
     kvcore::CacheManager manager;
     std::vector<std::unique_ptr<Request>> requests;
     std::vector<std::unique_ptr<Table>> tables;
-    std::vector<std::uint64_t> open_tickets;  // left under way by the steps
+    std::vector<std::uint64_t> open_tickets;  // left in flight by the steps
     std::vector<kvcore::PinHandle> pins;
     std::vector<kvcore::HeldPages> holds;
 
-    // Of the call under test:
+    // The call under test:
     std::vector<std::size_t> rows;
     std::vector<kvcore::RequestView> views;  // of the rows
     kvcore::RequestView parent;
     kvcore::Transfers transfers;
-    std::vector<kvcore::PageSwap> swaps;  // of all commits of a call that was made again
+    std::vector<kvcore::PageSwap> swaps;  // of all commits of a repeated call
     std::vector<kvcore::PageSwap> last_swaps;
     std::array<kvcore::FetchTarget, kReplicas> targets;
     std::array<std::int64_t, 6> answer{-1, -1, -1, -1, -1, -1};
     std::vector<BlockId> found;
-    std::string text_found;  // other results; written where nothing fails any more
+    std::string text_found;  // other results, written when no allocation fails any more
 
     // ---- steps
-    /// Somebody holds pages `first` .. of a request.
+    /// Hold pages `first` .. of a request.
     void hold(std::size_t i, std::size_t first) {
         const std::vector<BlockId> pages = manager.pages_of(at(i).sequence);
         const auto n = static_cast<std::int64_t>(pages.size() - first);
@@ -109,7 +109,7 @@ class ManagerScene {
         return i;
     }
     [[nodiscard]] Request& at(std::size_t i) { return *requests[i]; }
-    /// Leaves what is to be copied to the caller.
+    /// Reserve; the caller makes the copies.
     kvcore::ReserveStatus try_reserve(std::size_t i, kvcore::Transfers& owed) {
         kvcore::RequestView view = at(i).view();
         const auto status = manager.reserve(view, 1, mode.copies_at_once ? &owed : nullptr);
@@ -122,7 +122,7 @@ class ManagerScene {
         CHECK_EQ(try_reserve(i, owed), kvcore::ReserveStatus::kOk);
         end(owed);
     }
-    /// Reserves, and leaves its transfers under way.
+    /// Reserve, and leave the transfers in flight.
     void begin_reserve(std::size_t i) {
         kvcore::Transfers owed;
         CHECK_EQ(try_reserve(i, owed), kvcore::ReserveStatus::kOk);
@@ -144,7 +144,7 @@ class ManagerScene {
             choose(batch);
         }
     }
-    /// What the model does: all there is has run, `next` is sampled.
+    /// Apply a model step: all tokens have run, and `next` is sampled.
     void sample(std::size_t i, TokenId next) {
         at(i).start = at(i).end();
         at(i).append(next);
@@ -161,7 +161,7 @@ class ManagerScene {
         sample(i, next);
         commit({i});
     }
-    /// Runs one token after the other.
+    /// Run tokens one by one.
     void grow(std::size_t i, TokenId first, std::int64_t n) {
         for (std::int64_t k = 0; k < n; ++k) run(i, first + static_cast<TokenId>(k));
     }
@@ -171,14 +171,14 @@ class ManagerScene {
         run(i, next);
         return i;
     }
-    /// Leaves the pages of a prompt cached and unused.
+    /// Leave the pages of a prompt cached and unused.
     std::size_t put(const Tokens& tokens, const std::string& name_space = "",
                     std::int32_t replica = 0) {
         const std::size_t i = served(tokens, 0, name_space, replica);
         manager.release(at(i).sequence);
         return i;
     }
-    /// Leaves the pages of prompts in the host tier alone.
+    /// Leave the pages of prompts only in the host tier.
     void put_in_host(const std::vector<Tokens>& prompts, const std::string& name_space = "") {
         for (const Tokens& tokens : prompts) put(tokens, name_space);
         const auto page = std::int64_t{kPageSize};
@@ -190,7 +190,7 @@ class ManagerScene {
             CHECK_EQ(manager.match(0, name_space, tokens.data(), page, nullptr), 0);
         }
     }
-    /// Not claimed yet: goes on from what its parent has written.
+    /// Return an unclaimed request that continues the written tokens of its parent.
     std::size_t child_of(std::size_t i, const Tokens& tail) {
         const Request& from = at(i);
         Tokens tokens(from.tokens().begin(), from.tokens().begin() + from.start);
@@ -248,20 +248,20 @@ class ManagerScene {
     void call_reserve() {
         answer[0] = static_cast<std::int64_t>(manager.reserve(views[0], 1, given()));
     }
-    /// With a short hit and a margin, and what a request that is not claimed would get.
+    /// Reserve with a short hit and a margin. Also plan an unclaimed request with the same options.
     void call_with_options() {
         const kvcore::ReserveOptions options{5, 1, views[0].end + 3};
         const kvcore::ReservePlan plan = manager.plan(1, views[0], 1, options);
         answer[0] = static_cast<std::int64_t>(manager.reserve(views[0], 1, given(), options));
         answer[1] = plan.fits ? plan.new_pages : -2;
     }
-    /// The same in its halves.
+    /// The same in two calls.
     void call_match_and_allocate() {
         kvcore::PrefixHit hit = manager.match(views[0]);
         const auto status = manager.allocate(hit, views[0], views[0].end, given());
         answer[0] = static_cast<std::int64_t>(status);
     }
-    /// Where the request has pages already, that is refused.
+    /// Refused if the request already has pages.
     void call_begin_at() {
         try {
             answer[0] = static_cast<std::int64_t>(manager.begin_at(views[0], views[0].end - 1));
@@ -286,12 +286,12 @@ class ManagerScene {
     }
     void call_commit() {
         manager.commit(batch(), last_swaps, given());
-        CHECK(swaps.size() + last_swaps.size() <= swaps.capacity());  // not what a test fails
+        CHECK(swaps.size() + last_swaps.size() <= swaps.capacity());  // no allocation here
         swaps.insert(swaps.end(), last_swaps.begin(), last_swaps.end());
     }
     void call_fork() { manager.fork(parent, batch()); }
 
-    /// The requests stand where the call has put their views.
+    /// Move the requests to the positions that the call wrote into their views.
     void take_over() {
         for (std::size_t k = 0; k < rows.size(); ++k) {
             Request& request = at(rows[k]);

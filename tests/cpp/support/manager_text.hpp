@@ -7,9 +7,9 @@
 
 #include "support/manager_scene.hpp"
 
-/// All that can be seen of a scene, as text without addresses: two managers that read the same
-/// behave the same. Checks integrity. In the end the scene is taken apart, to see in which order
-/// pages are handed out and forgotten, on the device and in the host tier.
+/// Everything observable of a scene, as text without addresses: managers with equal texts behave in
+/// the same way. Checks integrity. Finally takes the scene apart to show the order in which pages
+/// are handed out and evicted, on the device and in the host tier.
 class ManagerText {
    public:
     explicit ManagerText(ManagerScene& scene) : scene_(scene), manager_(scene.manager) {}
@@ -21,7 +21,8 @@ class ManagerText {
         take_apart();
         return std::move(text_);
     }
-    /// Without the call. `names_host_pages`: which page of the tier has what, too.
+    /// The text without the call. `names_host_pages`: also name the content of each page of the
+    /// tier.
     [[nodiscard]] std::string of_state(bool names_host_pages) {
         names_host_pages_ = names_host_pages;
         scene_.take_over();
@@ -29,7 +30,7 @@ class ManagerText {
         take_apart();
         return std::move(text_);
     }
-    /// How far the prompts go, the host tier included.
+    /// The text of the prompts' hits, including the host tier.
     [[nodiscard]] std::string of_reach() {
         add_reach();
         return std::move(text_);
@@ -184,7 +185,7 @@ class ManagerText {
             }
         }
     }
-    /// Takes page after page of a replica, and stores it where there is a host tier.
+    /// Take all pages of a replica one by one, and store each page if there is a host tier.
     void drain(std::int32_t replica) {
         const std::int64_t page = ManagerScene::kPageSize;
         const std::int64_t blocks = manager_.config().num_pages;

@@ -10,7 +10,7 @@
 
 using Page = std::vector<kvcore::TokenId>;
 
-/// Tree nodes of one page each, made by hand. Addresses and tokens stay.
+/// Tree nodes of one page each, without a tree. Their addresses and tokens stay valid.
 class PageNodes {
    public:
     kvcore::TreeNode* make(kvcore::TreeNode* parent, const Page& page) {
@@ -29,7 +29,7 @@ class PageNodes {
     std::deque<Page> pages_;
 };
 
-/// Tokens out of a small vocabulary that spans the int32 range, so that pages share long starts.
+/// Tokens from a small vocabulary that spans the int32 range, so that pages share long starts.
 inline Page random_page(Random& random, std::int32_t page_size, std::int64_t vocabulary) {
     Page page;
     for (std::int32_t i = 0; i < page_size; ++i) {
@@ -39,7 +39,7 @@ inline Page random_page(Random& random, std::int32_t page_size, std::int64_t voc
     return page;
 }
 
-/// So many pages of that kind are all different.
+/// The number of different pages of this size and vocabulary, at most about 10^6.
 inline std::int64_t most_pages(std::int32_t page_size, std::int64_t vocabulary) {
     std::int64_t n = 1;
     for (std::int32_t i = 0; i < page_size && n < 1'000'000; ++i) n *= vocabulary;

@@ -10,7 +10,7 @@
 
 #include "support/check.hpp"
 
-/// Scrambles all bits of a word (the finaliser of splitmix64, public domain, S. Vigna).
+/// Scrambles all bits of a word (the finalizer of splitmix64, public domain, S. Vigna).
 constexpr std::uint64_t scramble(std::uint64_t word) noexcept {
     word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9ULL;
     word = (word ^ (word >> 27)) * 0x94d049bb133111ebULL;
@@ -24,11 +24,11 @@ class Random {
 
     std::uint64_t next() noexcept { return scramble(state_ += 0x9e3779b97f4a7c15ULL); }
 
-    /// 0 .. n - 1, n >= 1.
+    /// Return 0 .. n - 1, for n >= 1.
     std::int64_t below(std::int64_t n) noexcept {
         return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n));
     }
-    /// low .. high, both included.
+    /// Return low .. high, both included.
     std::int64_t between(std::int64_t low, std::int64_t high) noexcept {
         return low + below(high - low + 1);
     }

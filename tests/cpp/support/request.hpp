@@ -14,9 +14,9 @@
 using kvcore::BlockId;
 using kvcore::TokenId;
 
-/// Stands for a namespace and all tokens up to a position. A model's K and V at that position
-/// depend on just that, so it also serves as what a page slot contains. 64 well-mixed bits: among
-/// 10^6 prefixes two would share one with a probability of 3e-8.
+/// A digest of a namespace and all tokens up to a position. A model's K and V at this position
+/// depend on exactly these tokens, so the digest also serves as the content of a page slot. 64
+/// well-mixed bits: among 10^6 prefixes, two share a digest with a probability of 3e-8.
 using Digest = std::uint64_t;
 
 template <class T>
@@ -42,7 +42,7 @@ inline Digest digest_after(Digest before, TokenId token) {
     return scramble(before * 0xd1342543de82ef95ULL + static_cast<std::uint32_t>(token) + 1);
 }
 
-/// A request as an engine keeps it: its tokens and how far it has come.
+/// A request as an engine keeps it: its tokens and its progress.
 class Request {
    public:
     Request(std::string name_space, const std::vector<TokenId>& tokens)
@@ -59,18 +59,18 @@ class Request {
     [[nodiscard]] const std::string& name_space() const { return name_space_; }
     [[nodiscard]] const std::vector<TokenId>& tokens() const { return tokens_; }
 
-    /// Of the first `n` tokens.
+    /// The digest of the first `n` tokens.
     [[nodiscard]] Digest digest(std::int64_t n) const {
         return n == 0 ? root_ : item(digests_, n - 1);
     }
-    /// What the slots of positions 0, 1, ... contain once written.
+    /// The contents of the slots of positions 0, 1, ... after they are written.
     [[nodiscard]] const Digest* contents() const { return digests_.data(); }
 
     void append(TokenId token) {
         digests_.push_back(digest_after(digest(end()), token));
         tokens_.push_back(token);
     }
-    /// Cuts the tokens to `n` >= 1, all of which stand to be run up to the end.
+    /// Cut the tokens to `n` >= 1; all of them are to run.
     void rewind(std::int64_t n) {
         tokens_.resize(static_cast<std::size_t>(n));
         digests_.resize(static_cast<std::size_t>(n));

@@ -7,13 +7,13 @@
 
 #include "support/failing_scene.hpp"
 
-/// States with rows chosen that want to be reserved, of every kind there is.
+/// States whose chosen rows are ready to be reserved, of every kind.
 namespace reserve_states {
 
 using failing_scene::Build;
 using failing_scene::State;
 
-/// Of pages of four tokens.
+/// Three pages of four tokens, and two more tokens.
 inline Tokens three_pages() { return count_up(10, 14); }
 
 inline void add_single_rows(std::vector<std::pair<std::string, Build>>& builds) {
@@ -236,7 +236,7 @@ inline void add_loads(std::vector<std::pair<std::string, Build>>& builds) {
     });
 }
 
-// So many prompts of two pages, all at once, leave what they did not need in the cache.
+// Run `prompts` prompts of two pages at once; the pages that they do not evict stay cached.
 inline void crowd_out(ManagerScene& s, std::int64_t prompts) {
     std::vector<std::size_t> claimed;
     for (std::int64_t i = 0; i < prompts; ++i) {
@@ -294,7 +294,7 @@ inline void add_column_loads(std::vector<std::pair<std::string, Build>>& builds)
     });
 }
 
-/// With layers that have a window, which does not go back far.
+/// States with layers that have a window. A request cannot go back far.
 inline std::vector<State> with_groups() {
     std::vector<std::pair<std::string, Build>> builds;
     add_single_rows(builds);

@@ -15,11 +15,11 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: %s [--list] [--file FILE]... [--seed N] [--count N] [PART]...\n"
-    "Runs all cases, or those of each FILE and those with a PART in FILE.CASE.\n"
-    "  --list   print the chosen cases and run none\n"
-    "  --file   a source file's name without folder and ending\n"
-    "  --seed   of the random numbers, in place of each case's own seed\n"
-    "  --count  how many operations a random case runs, in place of its own number\n";
+    "Runs all cases, or the cases of each FILE and the cases whose FILE.CASE contains a PART.\n"
+    "  --list   print the chosen cases without running them\n"
+    "  --file   name of a source file, without folder and suffix\n"
+    "  --seed   seed of the random numbers, instead of each case's own seed\n"
+    "  --count  number of operations of a random case, instead of its own number\n";
 
 [[noreturn]] void refuse(const char* program, const std::string& what) {
     std::fprintf(stderr, "%s\n", what.c_str());
@@ -27,7 +27,7 @@ constexpr const char* kHelp =
     std::exit(2);
 }
 
-/// What a command line asks for.
+/// The choices of a command line.
 struct Choice {
     std::vector<std::string> files;
     std::vector<std::string> parts;
@@ -65,7 +65,7 @@ Choice choice_of(int count, char** words) {
         if (word == "--list") {
             choice.is_list = true;
         } else if (word == "--file" || word == "--seed" || word == "--count") {
-            if (i + 1 == count) refuse(program, word + " takes a value");
+            if (i + 1 == count) refuse(program, word + " needs a value");
             const char* value = words[++i];
             if (word == "--file") {
                 choice.files.emplace_back(value);
@@ -75,7 +75,7 @@ Choice choice_of(int count, char** words) {
                 given_count = static_cast<std::int64_t>(number(program, "--count", value));
             }
         } else if (word[0] == '-') {
-            refuse(program, word + " is no option");
+            refuse(program, "unknown option " + word);
         } else {
             choice.parts.push_back(word);
         }
@@ -85,7 +85,7 @@ Choice choice_of(int count, char** words) {
 
 void run(const Case& chosen) {
     std::printf("%s.%s\n", chosen.file_name().c_str(), chosen.name);
-    std::fflush(stdout);  // also for a case that ends the program
+    std::fflush(stdout);  // visible even if the case ends the program
     running = &chosen;
     seed = 0;
     note.clear();

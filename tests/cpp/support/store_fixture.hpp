@@ -28,7 +28,7 @@ inline kvcore::CacheConfig with_states(std::int64_t host_slots) {
     return config;
 }
 
-/// A manager with stores below its host tier, whose verbs a test calls.
+/// A manager with stores below its host tier; the test calls the verbs of the stores.
 class StoreFixture : public HostFixture {
    public:
     explicit StoreFixture(const kvcore::CacheConfig& config)
@@ -40,7 +40,7 @@ class StoreFixture : public HostFixture {
         config.has_stores = true;
         return config;
     }
-    /// What is independent of the manager.
+    /// The keys of a prompt, computed without the manager.
     [[nodiscard]] Keys keys(const Tokens& tokens, kvcore::KeyOptions options = {}) const {
         kvcore::KeyChain chain(page_size_, std::move(options));
         chain.extend(tokens.data(), count(tokens));
@@ -57,7 +57,7 @@ class StoreFixture : public HostFixture {
         manager.finish_writes(moves.ticket);
         manager.check_integrity();
     }
-    /// All that waits is written: how many columns.
+    /// Write all waiting columns; return their number.
     std::int64_t write_all() {
         std::int64_t n = 0;
         for (auto moves = take(); moves.ticket != 0; moves = take()) {
@@ -84,7 +84,7 @@ class StoreFixture : public HostFixture {
         manager.check_integrity();
         return moves;
     }
-    /// Of all that is needed.
+    /// Begin a fill of all needed columns.
     kvcore::StoreMoves begin_fill(const Tokens& tokens) {
         const auto end = static_cast<std::int32_t>(count(tokens) / page_size_);
         return begin_fill(tokens, end, needed(tokens, end));

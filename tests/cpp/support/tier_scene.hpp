@@ -12,7 +12,8 @@ inline kvcore::CacheConfig tier_config(kvcore::WritePolicy policy, std::int64_t 
     return config;
 }
 
-/// A host tier whose calls wait for what makes room, as those of an engine do. Pages have 2 tokens.
+/// A host tier whose calls wait for stores that make room, as an engine's calls do. Pages have 2
+/// tokens.
 struct TierScene : HostFixture {
     using HostFixture::HostFixture;
 
@@ -25,7 +26,7 @@ struct TierScene : HostFixture {
         request.active = view.active;
         return status;
     }
-    /// As often as it has to wait. Returns the pages that were stored for it.
+    /// Reserve, and wait as often as necessary. Return the number of pages that were stored.
     std::int64_t settle(Request& request, bool done = true) {
         std::int64_t stored = 0;
         kvcore::Transfers transfers;
@@ -42,7 +43,7 @@ struct TierScene : HostFixture {
         settle(request);
         return request;
     }
-    /// A prompt that runs and leaves; returns the pages that its step stored.
+    /// Run a prompt and release it. Return the number of pages that its step stored.
     std::int64_t serve(const Tokens& tokens) {
         Request request = begin(tokens);
         const kvcore::Transfers stores = commit(request, 0);
@@ -50,7 +51,7 @@ struct TierScene : HostFixture {
         manager.release(request.sequence);
         return count(stores.tier_moves);
     }
-    /// Takes so many pages for a moment; returns those that were stored for it.
+    /// Take `pages` pages for a moment. Return the number of pages that were stored for it.
     std::int64_t crowd_out(std::int64_t pages, bool done = true) {
         Request other = claim(count_up(5000, 2 * pages));
         const std::int64_t stored = settle(other, done);

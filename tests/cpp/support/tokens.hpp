@@ -8,7 +8,7 @@
 
 using Tokens = std::vector<kvcore::TokenId>;
 
-/// first, first + 1, ..., `n` of them.
+/// Return the `n` tokens first, first + 1, ...
 inline Tokens count_up(kvcore::TokenId first, std::int64_t n) {
     Tokens tokens;
     for (std::int64_t i = 0; i < n; ++i) {

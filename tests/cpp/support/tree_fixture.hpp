@@ -10,8 +10,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "support/check.hpp"
 
-/// A PrefixTree whose page ids count up in the order of insertion, with the steps that most tests
-/// repeat.
+/// A PrefixTree whose page ids count up in insertion order, with the steps that most tests repeat.
 class TreeFixture {
    public:
     using Tokens = std::vector<kvcore::TokenId>;
@@ -24,8 +23,8 @@ class TreeFixture {
     kvcore::PrefixTree tree;
     std::vector<kvcore::DuplicatePage> duplicates;  // of the last insertion
 
-    /// Puts whole pages below `at`, which must be a root or pinned once, and pins their end
-    /// instead.
+    /// Insert whole pages below `at`, a root or a node that is pinned once. The pin moves to their
+    /// end.
     kvcore::TreeNode* extend(kvcore::TreeNode* at, const Tokens& tokens) {
         const auto n = static_cast<std::int32_t>(tokens.size()) / tree.page_size();
         Ids ids;
@@ -36,17 +35,17 @@ class TreeFixture {
         if (is_pinned_run(at)) tree.unpin(at, false);
         return end;
     }
-    /// The same from a namespace's root; the end stays pinned.
+    /// Insert pages below a namespace's root; the end stays pinned.
     kvcore::TreeNode* hold(const Tokens& tokens, const std::string& name_space = "") {
         return extend(tree.open_namespace(name_space), tokens);
     }
-    /// Caches a prompt that nobody holds.
+    /// Cache a prompt without a holder.
     kvcore::TreeNode* put(const Tokens& tokens, const std::string& name_space = "") {
         kvcore::TreeNode* end = hold(tokens, name_space);
         tree.unpin(end, true);
         return end;
     }
-    /// What a sequence with a hit does: ends a run there and holds it.
+    /// Split the run at the end of a hit and pin it, as a sequence with a hit does.
     kvcore::TreeNode* pin(const Tokens& tokens) {
         kvcore::TreeNode* node = tree.split(match(tokens).at);
         tree.pin(node);
@@ -65,7 +64,7 @@ class TreeFixture {
         tree.copy_pages(at, 0, ids.data());
         return ids;
     }
-    /// One after the other; fewer where no more can go.
+    /// Evict pages one by one; fewer if no other page is evictable.
     Ids evict(std::int64_t n, kvcore::EvictionGuard guard = {}) {
         Ids ids;
         kvcore::BlockId id = -1;
@@ -73,7 +72,7 @@ class TreeFixture {
         tree.check_integrity();
         return ids;
     }
-    /// By one call, which says in no order what went; sorted.
+    /// Evict pages in one call, which returns them in no order. Return them sorted.
     Ids evict_at_once(std::int64_t n, kvcore::EvictionGuard guard = {}) {
         Ids ids(static_cast<std::size_t>(n), -1);
         ids.resize(static_cast<std::size_t>(tree.evict(n, ids.data(), guard)));

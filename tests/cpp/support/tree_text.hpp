@@ -11,13 +11,13 @@
 #include "kvcore/prefix_tree.hpp"
 #include "tree/children.hpp"
 
-/// All that a PrefixTree holds, as text without addresses: two trees that read the same behave the
-/// same. Asks for no count, so that pins which wait to be counted go on waiting.
+/// The whole content of a PrefixTree, as text without addresses: trees with equal texts behave in
+/// the same way. Reads no count, because a count would settle the waiting pins.
 class TreeText {
    public:
     explicit TreeText(const kvcore::PrefixTree& tree) : tree_(tree) {}
 
-    /// Everything in these namespaces, and the order of eviction.
+    /// Return the text of these namespaces and the eviction order.
     [[nodiscard]] std::string of(const std::vector<std::string>& namespaces) {
         nodes_.clear();
         text_ = std::to_string(tree_.num_cached()) + " pages in " +

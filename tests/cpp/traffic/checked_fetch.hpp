@@ -6,7 +6,7 @@
 
 #include "traffic/checked_manager.hpp"
 
-/// CheckedManager with fetch, which reserves for several requests at once and fills tables.
+/// A CheckedManager with `fetch`, which reserves for several requests at once and fills tables.
 class CheckedEngine : public CheckedManager {
    public:
     static constexpr std::int64_t kMaxRows = 8;
@@ -23,8 +23,9 @@ class CheckedEngine : public CheckedManager {
         }
     }
 
-    /// Pages are reserved, tables right, contents right up to `start`; false when there is no room.
-    /// `set`: which tables to fill. `too_small`: offer smaller ones first.
+    /// Fetch a batch; check its pages, its tables, and the contents up to `start`. Return false if
+    /// the pages do not fit. `set`: the number of the tables to fill. `too_small`: offer smaller
+    /// tables first.
     bool fetch(const Batch& batch, std::int64_t num_steps, std::size_t set, bool too_small) {
         begin("fetch");
         std::vector<kvcore::RequestView> views = views_of(batch);
@@ -60,7 +61,7 @@ class CheckedEngine : public CheckedManager {
         return true;
     }
 
-    /// One step of the model: positions start .. active - 1 of each request are written.
+    /// One step of the model: write positions start .. active - 1 of each request.
     void run(const Batch& batch) {
         for (const Request* request : batch) {
             memory_.write(oracle_.claim_of(*request).replica, manager_.pages_of(request->sequence),
@@ -114,7 +115,7 @@ class CheckedEngine : public CheckedManager {
             if (!fits) check_refusal(result, missing[0], option.new_pages(), option.available);
             return fits;
         }
-        // All are worked out against the state before the call.
+        // Compute all options against the state before the call.
         std::vector<std::vector<oracle::Option>> options;
         for (const std::int64_t row : missing) {
             options.push_back(oracle_.options(*item(batch, row), num_steps));
@@ -136,7 +137,7 @@ class CheckedEngine : public CheckedManager {
         return true;
     }
 
-    // The order in which the rows of a fetch get their pages: those that only grow come last.
+    // The order in which the rows of a fetch get their pages: rows that only grow are last.
     std::vector<std::size_t> order_of(const Batch& batch,
                                       const std::vector<std::int64_t>& rows) const {
         std::vector<std::size_t> order;
@@ -151,12 +152,12 @@ class CheckedEngine : public CheckedManager {
         return order;
     }
 
-    // All hits of a fetch are held before any is taken.
+    // A fetch holds all hits before it takes the first one.
     static oracle::CachedPage* hit_of(const oracle::Option& option) {
         return option.takes_hit ? option.at : nullptr;
     }
 
-    // Whether the free pages alone are not enough.
+    // Return true if the free pages are not enough.
     bool must_evict(const Batch& batch, const std::vector<std::int64_t>& rows,
                     const std::vector<std::vector<oracle::Option>>& options) const {
         std::vector<std::int64_t> free;
@@ -173,8 +174,8 @@ class CheckedEngine : public CheckedManager {
         return evicts;
     }
 
-    // Several requests, and something must be evicted for them: partial hits are dropped, and what
-    // any of them hits stays.
+    // For several requests, the call must evict pages: it drops partial hits and keeps the pages of
+    // every whole hit.
     bool accept_evicting(const Batch& batch, const std::vector<kvcore::RequestView>& views,
                          const std::vector<std::int64_t>& rows, std::int64_t num_steps,
                          const kvcore::FetchResult& result) {

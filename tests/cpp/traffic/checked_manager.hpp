@@ -11,8 +11,8 @@
 #include "oracle/oracle_text.hpp"
 #include "oracle/shared_rows.hpp"
 
-/// A CacheManager and its oracle behind one set of verbs: each verb asks both and compares what
-/// they answer. Fetching is in checked_fetch.hpp.
+/// A CacheManager and its oracle with one set of verbs: each verb calls both and compares their
+/// results. `fetch` is in checked_fetch.hpp.
 class CheckedManager {
    public:
     using Batch = std::vector<Request*>;
@@ -46,7 +46,7 @@ class CheckedManager {
         CHECK(!manager_.contains(request.sequence));
     }
 
-    /// Forks of what `parent` has written; the children begin with that.
+    /// Fork `parent`: the children start with the tokens that it has written.
     void fork(const Request& parent, const Batch& children) {
         begin("fork");
         std::vector<kvcore::RequestView> views = views_of(children);
@@ -94,7 +94,7 @@ class CheckedManager {
         CHECK(actual == find_shared_rows(*this, batch));
     }
 
-    /// What plan answers, checked; for `check_as_planned`.
+    /// Call `plan` and check its result. The caller passes the result to `reserve`.
     kvcore::ReservePlan plan(const Request& request, std::int64_t num_steps) {
         begin("plan");
         const kvcore::ReservePlan plan = manager_.plan(request.view(), num_steps);
@@ -110,9 +110,9 @@ class CheckedManager {
         return plan;
     }
 
-    /// Returns how many of the batch were reserved; `plan`: of its first request. With copies at
-    /// once the call ends in front of a request for which something is to be evicted, which may be
-    /// what the copies hold.
+    /// Return the number of reserved requests of the batch. `plan`: the plan of the first request.
+    /// With immediate copies, the call ends before a request that has to evict pages, because the
+    /// copies may hold these pages.
     std::int64_t reserve(const Batch& batch, std::int64_t num_steps,
                          const std::optional<kvcore::ReservePlan>& plan) {
         begin("reserve");
@@ -193,7 +193,8 @@ class CheckedManager {
         CHECK_THROWS(kvcore::InvalidHandleError, manager_.unpin(pin.handle));
     }
 
-    /// Where nobody holds a page: what is held over a reset is found no more.
+    /// Reset only if all pages are available: a page that is held across a reset is no longer
+    /// found.
     void reset() {
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             const kvcore::PoolStats stats = manager_.stats(i);
@@ -209,8 +210,7 @@ class CheckedManager {
         oracle_.reset_metrics();
     }
 
-    // ---- comparing
-    // -------------------------------------------------------------------------------
+    // ---- comparing ----------------------------------------
     void compare() {
         for (std::int32_t i = 0; i < config_.num_replicas; ++i) {
             const kvcore::PoolStats actual = manager_.stats(i);
@@ -226,12 +226,13 @@ class CheckedManager {
         CHECK_EQ(actual.cache_tokens, expected.cache_tokens);
         CHECK_EQ(actual.copied_tokens, expected.copied_tokens);
         CHECK_EQ(actual.evicted_pages, expected.evicted_pages);
-        // While a page is copied at once it is held as well.
+        // During an immediate copy, the page is also held.
         CHECK(actual.peak_used_pages >= expected.peak_used_pages);
         if (!copies_.at_once()) CHECK_EQ(actual.peak_used_pages, expected.peak_used_pages);
     }
 
-    /// The laws of the manager; that the same pages are cached and contain what their prefix says.
+    /// Check the laws of the manager: the same pages are cached, with the content of their
+    /// prefixes.
     void check_integrity() {
         manager_.check_integrity();
         oracle_.for_each_page([this](std::int32_t replica, const oracle::CachedPage& page) {
@@ -252,7 +253,7 @@ class CheckedManager {
         CHECK_EQ(ids, oracle::ids_to(&page));
     }
 
-    /// A request has the pages that its claim says, shared with whom it says, and no others.
+    /// Check that a request has exactly the pages of its claim, shared with the same requests.
     void check_row(const Request& request) {
         const oracle::Claim& claim = oracle_.claim_of(request);
         const std::vector<BlockId> row = manager_.pages_of(request.sequence);
@@ -280,7 +281,7 @@ class CheckedManager {
         for (const Request* request : batch) views.push_back(request->view());
         return views;
     }
-    /// The views as an array or, every other call, as pointers.
+    /// Return the views as an array or, in every second call, as pointers.
     kvcore::RequestBatch in_batch(std::vector<kvcore::RequestView>& views) {
         if (num_calls_ % 2 == 0) return {views.data(), count(views)};
         rows_.clear();
@@ -294,8 +295,8 @@ class CheckedManager {
         }
         return fits;
     }
-    /// The option that is what the manager did. Where several pages could be copied, the copy that
-    /// is owed tells which it was.
+    /// Return the option that matches the manager's action. If several pages are possible copy
+    /// sources, the owed copy determines the source.
     oracle::Option explain(const Request& request, const kvcore::RequestView& view,
                            const std::vector<oracle::Option>& options, bool fits) {
         for (const oracle::Option& option : options) {
@@ -313,7 +314,7 @@ class CheckedManager {
                         "; the oracle " + to_text(options));
     }
 
-    /// The manager took this option: so does the oracle, and the request moves on.
+    /// The manager took this option: apply it to the oracle and advance the request.
     void accept(Request& request, const kvcore::RequestView& view, const oracle::Option& option) {
         const oracle::OwedCopy owed = oracle_.apply(request, option);
         request.start = view.start;

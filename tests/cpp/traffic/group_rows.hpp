@@ -13,17 +13,17 @@
 #include "oracle/group_oracle.hpp"
 #include "support/check.hpp"
 
-/// A request of the traffic, and what it should have of each window.
+/// A request of the traffic, and the columns that it should have of each window.
 struct GroupRow {
     Request request;
     std::int32_t replica = 0;
-    std::vector<std::int64_t> first{};  // column that a window reads first, by window
+    std::vector<std::int64_t> first{};  // first column that a window reads, by window
     std::int64_t reserved = 0;          // columns that have pages of windows
     std::int64_t size = 0;              // columns
     bool has_declined = false;          // a hit inside a page
 };
 
-/// The memory of the pages, and what the rows should have: the oracle of what a request holds.
+/// The memory of the pages, and an oracle of the pages that each request should hold.
 class GroupRows {
    public:
     using Probe = kvcore::CacheManagerProbe;
@@ -74,7 +74,7 @@ class GroupRows {
         return pages;
     }
 
-    /// A call gave the row pages for `steps` steps; `hit_before`: tokens that it had hit.
+    /// A call gave the row pages for `steps` steps; `hit_before`: the tokens of its earlier hit.
     void reserved(GroupRow& row, std::int64_t hit_before, std::int64_t steps) const {
         const std::int64_t size = size_of(row);
         const std::int64_t hit = sequence(row).hit_tokens;
@@ -91,7 +91,7 @@ class GroupRows {
         row.reserved = std::max(row.reserved, std::min(size, wanted));
         row.size = size;
     }
-    /// So many tokens are written.
+    /// The row has written `n` tokens.
     void advanced(GroupRow& row, std::int64_t n) const {
         const std::int64_t drafts = manager.config().max_draft_tokens;
         n = std::max<std::int64_t>(0, n - (drafts > 0 ? drafts + 1 : 0));
@@ -110,7 +110,7 @@ class GroupRows {
         return true;
     }
 
-    /// It has the pages that its layers read or write next, and no others.
+    /// Check that the row has exactly the pages that its layers read or write next.
     void check_row(const GroupRow& row) const {
         const auto pages = pages_of(row);
         for (std::size_t b = 0; b < bundles.size(); ++b) {
@@ -129,7 +129,7 @@ class GroupRows {
             }
         }
     }
-    /// What its layers read in the next step was written for it.
+    /// Check that the content that its layers read in the next step was written for this row.
     void read(const GroupRow& row) {
         const auto pages = pages_of(row);
         for (std::size_t b = 0; b < bundles.size(); ++b) {
@@ -150,7 +150,7 @@ class GroupRows {
             }
         }
     }
-    /// Not `done`: the bytes are spoiled.
+    /// If not `done`, the destinations get garbage.
     void copy(const std::vector<kvcore::PageMove>& moves, bool done = true) {
         for (const kvcore::PageMove& move : moves) {
             const std::vector<Digest>& from = memory(move.source_tier, move.replica);
@@ -167,7 +167,7 @@ class GroupRows {
         copy(transfers.tier_moves, done);
     }
 
-    /// What a tree can give to anybody at any time was written for just those tokens.
+    /// Check that each cached page was written for exactly its tokens.
     void check_cached(std::int32_t replica, const Cached& cached,
                       kvcore::Tier tier = kvcore::Tier::kDevice) {
         const std::int64_t size = manager.config().page_size;
@@ -187,7 +187,7 @@ class GroupRows {
             }
         }
     }
-    /// Those of the host tier.
+    /// The content of the host tier's pages.
     [[nodiscard]] StoredWords stored_words() {
         std::vector<std::pair<std::size_t, std::int64_t>> lanes;  // bundle, first token
         for (std::size_t b = 0; b < bundles.size(); ++b) {
@@ -207,7 +207,7 @@ class GroupRows {
         };
         return words;
     }
-    /// Nobody has to find in a free page what it held.
+    /// Overwrite free pages: no reader may depend on their old content.
     void spoil_free_pages(std::int32_t replica) {
         const kvcore::BlockPool& pool = Probe::replica(manager, replica).columns->pages();
         const std::int64_t size = manager.config().page_size;
@@ -224,7 +224,8 @@ class GroupRows {
         for (const GroupRow& row : rows) {
             if (row.replica != replica) continue;
             for (const auto& pages : pages_of(row)) used.insert(pages.begin(), pages.end());
-            // Beside the own page of a row the tree has another one, and protects what is full.
+            // The tree may hold another page for a row's column. It protects the full-attention
+            // pages.
             const kvcore::PageRow& held = sequence(row).pages;
             for (const auto& [digest, column] : cached) {
                 if (is_above(column.id, replica, held)) add_full(used, {&column});
@@ -237,13 +238,13 @@ class GroupRows {
                 used.insert(columns.page(copy.source.page(), lane));
                 used.insert(columns.page(copy.destination.page(), lane));
             }
-            // What is pinned of the tree keeps what is in front of it.
+            // A pinned source also keeps all columns before it in the tree.
             if (copy.source.at().node != nullptr) add_above(used, cached, copy.source.page());
         }
         used.erase(-1);
         return used;
     }
-    /// Pages of columns that are on their way between tiers.
+    /// Add the pages of columns that are being copied between tiers.
     void add_flights(std::set<BlockId>& used, std::int32_t replica) const {
         const auto& columns = *Probe::replica(manager, replica).columns;
         Probe::flights(manager).for_each_column(replica, [&](BlockId column) {
@@ -265,7 +266,7 @@ class GroupRows {
     [[nodiscard]] std::vector<Digest>& memory(kvcore::Tier tier, std::int32_t replica) {
         return item(tier == kvcore::Tier::kDevice ? memory_ : below_, replica);
     }
-    // The column is on the way to where the row's committed ones end.
+    // Return true if the column is on the path to the row's last committed column.
     [[nodiscard]] bool is_above(BlockId id, std::int32_t replica,
                                 const kvcore::PageRow& row) const {
         if (row.committed() == 0) return false;

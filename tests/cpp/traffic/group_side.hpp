@@ -13,7 +13,7 @@
 #include "oracle/slow_columns.hpp"
 #include "support/check.hpp"
 
-/// What uses a tree as requests do, in columns: the real one, or its twin.
+/// A side that uses a tree as requests do, in columns: the real policy or its slow twin.
 template <class Pages, class Policy>
 class GroupSide {
    public:
@@ -25,7 +25,7 @@ class GroupSide {
     using TreePosition = kvcore::TreePosition;
     static constexpr std::int32_t kPage = 2;
 
-    /// `num_slots`: for checkpoints, where layers keep a state.
+    /// `num_slots`: slots for checkpoints, if layers keep a state.
     GroupSide(const kvcore::Grouping& grouping, std::int64_t num_pages,
               std::unique_ptr<Policy> policy, std::int64_t num_slots)
         : grouping_(grouping),
@@ -49,11 +49,11 @@ class GroupSide {
         TreeNode* node = nullptr;
         std::vector<BlockId> columns{};
         std::int32_t committed = 0;
-        std::vector<std::int32_t> first{};  // columns that windows read, by window
+        std::vector<std::int32_t> first{};  // first column that a window reads, by window
     };
 
-    /// Takes a hit of a prompt, no longer than `most` columns, and columns for the rest of it.
-    /// Returns how many pages went, -1 where it does not fit.
+    /// Take a hit of a prompt, of at most `most` columns, and new columns for the rest of the
+    /// prompt. Return the number of evicted pages, or -1 if the prompt does not fit.
     std::int64_t claim(const Tokens& tokens, Retention retention, std::int32_t most) {
         Row row{tokens, retention};
         const TreePosition at = hit(tokens, most);
@@ -89,7 +89,7 @@ class GroupSide {
         rows_.push_back(std::move(row));
         return went;
     }
-    /// Puts some more columns into the tree, up to `end`.
+    /// Insert the row's next columns into the tree, up to column `end`.
     void commit(std::size_t i, std::int32_t end) {
         Row& row = rows_[i];
         end = std::min(end, size_of(row));
@@ -111,7 +111,7 @@ class GroupSide {
         }
         for (const kvcore::DuplicatePage& each : known) swap(row, first + each.index, each.cached);
     }
-    /// A checkpoint where its committed columns end.
+    /// Make a checkpoint at the end of the committed columns.
     void checkpoint(std::size_t i) {
         const Row& row = rows_[i];
         if (num_slots_ == 0 || row.committed == 0) return;
@@ -124,7 +124,7 @@ class GroupSide {
             pages_.add_checkpoint(last);
         }
     }
-    /// Its windows pass some columns: as `how` says by the bits of a number.
+    /// Move the row's windows past some columns. The bits of `how` choose the way for each column.
     void pass(std::size_t i, std::int32_t end, std::uint64_t how) {
         Row& row = rows_[i];
         pages_.begin_leaving();
@@ -150,7 +150,7 @@ class GroupSide {
         how_ = how;
         drop(row, How::kKept, true);
     }
-    /// Holds what windows read of a hit while something is evicted, for a moment.
+    /// Hold the columns of a hit that windows read during an eviction, then release them.
     std::int64_t look(const Tokens& tokens, std::int32_t most, std::int64_t pages) {
         const TreePosition at = hit(tokens, most);
         if (at.depth == 0) return 0;
@@ -165,7 +165,7 @@ class GroupSide {
         drop(row, How::kUnused, false);
         return went;
     }
-    /// Copies the last column of a hit while something is evicted.
+    /// Copy the last column of a hit during an eviction.
     std::int64_t copy(const Tokens& tokens, std::int32_t most, std::int64_t pages) {
         TreePosition at = hit(tokens, most);
         if (at.depth == 0) return 0;
@@ -178,7 +178,7 @@ class GroupSide {
         tree_.unpin(at.node, false);
         return went;
     }
-    /// So many pages more are free, but for those of a run that are guarded.
+    /// Free `pages` more pages, but no page of the guarded run.
     std::int64_t evict(std::int64_t pages, const Tokens& guarded) {
         kvcore::EvictionGuard guard;
         TreePosition at = tree_.match(root(), guarded.data(), count(guarded)).at;
@@ -200,7 +200,7 @@ class GroupSide {
         }
     }
 
-    /// All that can be seen of it.
+    /// Return everything that a caller can observe of this side.
     [[nodiscard]] std::vector<std::int64_t> seen() const {
         std::vector<std::int64_t> seen{num_free(), pages_.num_evictable(), columns_.num_free(),
                                        tree_.num_cached(), tree_.num_nodes()};
@@ -285,13 +285,13 @@ class GroupSide {
             }
         }
     }
-    // The tree's column takes over what it misses, and is read in the place of the row's.
+    // The tree's column takes the pages that it lacks from the row's column, and replaces it.
     void swap(Row& row, std::int32_t c, BlockId cached) {
         const BlockId own = std::exchange(row.columns[static_cast<std::size_t>(c)], cached);
         for (std::size_t w = 0; w < num_windows(); ++w) {
             if (c >= row.first[w]) pages_.enter(cached, w);
         }
-        pages_.fill_holes(kvcore::TreePosition{}, cached, own);  // nobody listens
+        pages_.fill_holes(kvcore::TreePosition{}, cached, own);  // no listener
         columns_.free(&own, 1);
         pages_.begin_leaving();
         for (std::size_t w = 0; w < num_windows(); ++w) {

@@ -11,14 +11,15 @@
 #include "support/random.hpp"
 #include "traffic/group_rows.hpp"
 
-/// Random traffic, each call of which is held against the oracle.
+/// Random traffic; each call is compared with the oracle.
 class GroupWorld {
    public:
-    /// `copies_later`: by transfers that end some time, or fail; else in the order of the list.
+    /// `copies_later`: copies are transfers that end later or fail; otherwise they run in list
+    /// order.
     GroupWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed,
                kvcore::EvictionOrder order = {})
         : rows_(config, order), random_(seed), copies_later_(copies_later) {
-        live_.reserve(16);  // rows of a batch stay where they are while others are forked
+        live_.reserve(16);  // rows of a batch must not move while others are forked
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 44)));
         for (std::int32_t r = 0; r < config.num_replicas; ++r) tables_.emplace_back(config);
         if (config.has_stores) store_.emplace(rows_.manager, random_, rows_.stored_words());
@@ -38,9 +39,9 @@ class GroupWorld {
     [[nodiscard]] const kvcore::CacheManager& manager() const { return rows_.manager; }
     [[nodiscard]] kvcore::CacheManager& manager() { return rows_.manager; }
     [[nodiscard]] std::int64_t num_hits() const { return num_hits_; }
-    /// Of what was planned, hits that took something from below.
+    /// Planned hits that took pages from the host tier.
     [[nodiscard]] std::int64_t num_hits_below() const { return num_below_; }
-    /// Columns of the tree that got pages of windows from below.
+    /// Columns of the tree that got window pages from the host tier.
     [[nodiscard]] std::int64_t num_patches() const { return num_patches_; }
     [[nodiscard]] const std::optional<SimulatedStore>& store() const { return store_; }
     void end();
@@ -121,7 +122,8 @@ class GroupWorld {
     }
 
     void reset() {
-        // Pages that anybody holds would be found no more, which the oracle has no place for.
+        // The oracle cannot describe pages that are held across a reset: a lookup no longer finds
+        // them.
         hit_.reset();
         while (!live_.empty()) release();
         while (!pins_.empty()) unpin();
@@ -131,7 +133,7 @@ class GroupWorld {
     void use_store() {
         if (!store_) return;
         auto& store = *store_;
-        if (random_.chance(2)) return reset();  // all is in the store alone
+        if (random_.chance(2)) return reset();  // only the store has the pages
         if (random_.chance(50)) return store.write();
         const std::vector<TokenId> asked = random_.chance(60) ? random_.pick(prompts_) : prompt();
         store.read(any_replica(), Request(random_.chance(10) ? "other" : "", asked));
@@ -143,7 +145,7 @@ class GroupWorld {
         live_.push_back(rows_.claimed(Request(name, prompt()), any_replica()));
         if (random_.chance(60)) chunk(live_.back().request);
     }
-    // What runs next is a part of what there is.
+    // Let only a part of the request's tokens run next.
     void chunk(Request& request) {
         request.active = random_.between(request.start + 1, request.end());
     }
@@ -154,7 +156,7 @@ class GroupWorld {
                row.request.active - begin > 1;
     }
 
-    // What a plan has to say about the hit.
+    // Check the hit that a plan reports.
     void check_plan(const GroupRow& row, const kvcore::ReservePlan& plan, const Cached& before) {
         const std::int64_t held = rows_.sequence(row).hit_tokens;
         const std::int64_t most = row.request.end() - 1;
@@ -166,7 +168,7 @@ class GroupWorld {
         const std::int64_t hit = plan.hit_tokens == 0 ? 0 : plan.hit_tokens + held;
         const bool has_declined =
             row.has_declined || rows_.sequence(row).reuse == kvcore::Reuse::kDeclined;
-        // A hit as far as what was to run moves that on, which may take more than there is.
+        // A hit that covers all tokens to run moves their end: that may need too many pages.
         const bool moves_on = part >= row.request.active;
         const bool may_decline = has_declined || moves_on || plan.evicted_pages > 0 || !plan.fits;
         if (plan.copied_tokens > 0) {
@@ -179,7 +181,7 @@ class GroupWorld {
         if (part > std::max(held, best)) CHECK(may_decline);
     }
 
-    // Pages of the row that it did not have before, nor has the tree.
+    // Count the row's pages that neither the row had before nor the tree has.
     std::int64_t count_new(const GroupRow& row, const std::vector<std::vector<BlockId>>& before,
                            const Cached& now) const {
         std::set<BlockId> known;
@@ -220,7 +222,7 @@ class GroupWorld {
                 rows_.manager.reserve(view, steps, copies_later_ ? &transfers : nullptr);
             const std::int64_t went = rows_.manager.metrics().evicted_pages - evicted;
             if (status == kvcore::ReserveStatus::kPending) {
-                settle_copies(transfers);  // that make room, with write-back
+                settle_copies(transfers);  // with write-back, these copies make room
                 return false;
             }
             CHECK_EQ(plan.fits, status == kvcore::ReserveStatus::kOk);
@@ -233,8 +235,8 @@ class GroupWorld {
             const bool is_whole = plan.hit_tokens > 0 && plan.copied_tokens == 0;
             row.has_declined = row.has_declined || (is_whole || plan.evicted_pages > 0);
             reserved(row, view, hit_before, steps, transfers);
-            // A column goes with all its pages, a window's with all its lanes.
-            // What a row that moves on gives up itself need not be evicted.
+            // A column is evicted with all its pages, a window's page with all its lanes.
+            // Pages that the row itself gives up need no eviction.
             const bool had_pages = !pages[0].empty() || num_loads(row) > 0;
             CHECK(had_pages || went >= plan.evicted_pages);
             CHECK(went < plan.evicted_pages + std::max<std::int64_t>(1, rows_.oracle.lanes()));
@@ -269,7 +271,7 @@ class GroupWorld {
         });
     }
 
-    // Some rows run, several steps where all of them sample.
+    // Run some rows, with several steps if all of them sample.
     void step() {
         while (!open_.empty()) finish();
         for (GroupRow& row : live_) take_owed(row);
@@ -305,7 +307,7 @@ class GroupWorld {
                 result = rows_.manager.fetch({views.data(), count(views)}, steps, targets.data(),
                                              copies_later_ ? &transfers : nullptr);
                 settle_copies(transfers);
-                loads_fail_ = false;  // they would begin again in the middle of the call
+                loads_fail_ = false;  // else the call would repeat failed loads
                 while (!open_.empty()) finish();
                 loads_fail_ = true;
                 for (GroupRow* row : batch) take_owed(*row);
@@ -347,7 +349,7 @@ class GroupWorld {
         rows_.write(row, request.start, end);
         written_.push_back(end);
     }
-    // With `forked`: that one is forked while its step is not known to the manager yet.
+    // `forked`: the sequence to fork before the manager learns of its step.
     void commit(const std::vector<GroupRow*>& batch, const kvcore::SequenceHandle* forked);
 
     void crowd_out();
@@ -381,7 +383,7 @@ class GroupWorld {
     std::vector<Tables> tables_;
     std::vector<std::vector<TokenId>> prompts_;
     std::vector<GroupRow> live_;
-    std::vector<std::int64_t> written_;  // tokens, of the rows of a step
+    std::vector<std::int64_t> written_;  // tokens, by row of a step
     std::vector<Pin> pins_;
     std::optional<kvcore::PrefixHit> hit_;
     kvcore::SequenceHandle hit_of_;

@@ -39,12 +39,12 @@ inline void GroupWorld::commit(const std::vector<GroupRow*>& batch,
     if (!stores.empty()) open_.push_back(stores);
     for (GroupRow* row : batch) {
         rows_.advanced(*row, row->request.start);
-        rows_.read(*row);  // pages that were swapped have the same
+        rows_.read(*row);  // pages after a swap have the same content
         if (random_.chance(40)) chunk(row->request);
     }
 }
 
-// A prompt of its own, for which what is cached has to go.
+// A new prompt that needs the cache's pages.
 inline void GroupWorld::crowd_out() {
     if (live_.size() >= 5) return release();
     const std::int64_t most = config().max_seq_len - 8;
@@ -57,7 +57,7 @@ inline void GroupWorld::crowd_out() {
     if (!live_.empty() && live_.back().request.sequence == handle) drop(live_.back());
 }
 
-// Copies that were given out are done, or fail.
+// End copies that were handed out: done or failed.
 inline void GroupWorld::finish() {
     if (open_.empty()) return;
     const std::int64_t i = random_.below(count(open_));
@@ -75,7 +75,7 @@ inline void GroupWorld::finish() {
     open_.erase(open_.begin() + i);
 }
 
-// Who waited for them is as if it had just been claimed.
+// A row whose loads failed is in the state of a new claim.
 inline void GroupWorld::note_lost_loads(const kvcore::Transfers& transfers) {
     for (GroupRow& row : live_) {
         const bool has_lost =
@@ -164,7 +164,7 @@ inline void GroupWorld::truncate() {
     request.start = n;
 }
 
-// Back without a word to the manager: as far as its windows go.
+// Set a request back without a call: as far as its windows allow.
 inline void GroupWorld::set_back() {
     if (live_.empty()) return;
     GroupRow& row = random_.pick(live_);
@@ -212,7 +212,7 @@ inline void GroupWorld::unpin() {
     pins_.pop_back();
 }
 
-// A hit that is held while others go on, then taken or dropped.
+// A hit that is held while other requests run, and is taken or dropped later.
 inline void GroupWorld::hold() {
     hit_.reset();
     if (live_.empty()) return;
@@ -246,7 +246,7 @@ inline void GroupWorld::allocate() {
             rows_.manager.allocate(*hit_, view, view.end, copies_later_ ? &transfers : nullptr);
         if (status != kvcore::ReserveStatus::kOk) return settle_copies(transfers);
     } catch (const std::invalid_argument&) {
-        return hit_.reset();  // it was reserved since
+        return hit_.reset();  // the request was reserved meanwhile
     } catch (const kvcore::CapacityError&) {
         return hit_.reset();
     }
@@ -276,7 +276,7 @@ inline std::set<BlockId> GroupWorld::pinned(std::int32_t replica, const Cached& 
     return pages;
 }
 
-// Every page is free, cached or used, and nobody has any other.
+// Check that every page is free, cached or used, and that rows hold only these pages.
 inline void GroupWorld::check_pages(std::int32_t replica, const Cached& cached) const {
     const kvcore::PoolStats stats = rows_.manager.stats(replica);
     std::set<BlockId> pages = rows_.used(live_, replica, cached, pinned(replica, cached));
@@ -284,7 +284,7 @@ inline void GroupWorld::check_pages(std::int32_t replica, const Cached& cached) 
     const bool has_flights = !kvcore::CacheManagerProbe::flights(rows_.manager).all().empty();
     rows_.add_flights(pages, replica);
     const std::int64_t in_use = stats.total_pages - stats.available_pages();
-    // A run is pinned as a whole for a page that is copied out of it.
+    // A page that is copied out of a run pins the whole run.
     const auto& copies = kvcore::CacheManagerProbe::copies(rows_.manager);
     const bool is_exact =
         !hit_ && !has_flights && std::none_of(copies.begin(), copies.end(), [](const auto& copy) {
@@ -292,7 +292,7 @@ inline void GroupWorld::check_pages(std::int32_t replica, const Cached& cached) 
         });
     if (is_exact) CHECK_EQ(in_use, used);
     CHECK(in_use >= used);
-    // Sources of copies are not counted in the peak: they are held for a moment.
+    // The peak leaves out sources of copies, which are held only for a moment.
     if (copies.empty()) CHECK(rows_.manager.metrics().peak_used_pages >= used);
     CHECK_EQ(stats.cached_pages, count_pages(cached));
     for (const auto& [digest, column] : cached) {

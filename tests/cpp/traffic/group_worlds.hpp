@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds of random traffic in small pools, which programs differ in.
+// Worlds of random traffic in small pools; each test program has its own.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "support/layer_groups.hpp"
 #include "traffic/group_world.hpp"
 
-/// A pool that a few requests fill, of prompts that are longer than any window.
+/// A pool that a few requests fill, with prompts that are longer than any window.
 inline kvcore::CacheConfig small_pool(std::int32_t page_size, std::int64_t num_pages,
                                       const std::vector<kvcore::CacheGroup>& groups,
                                       bool dedup = true, std::int32_t partial = 1,
@@ -27,7 +27,7 @@ inline kvcore::CacheConfig small_pool(std::int32_t page_size, std::int64_t num_p
     return config;
 }
 
-/// Runs a world, and shows it to `look` before it ends.
+/// Run a world, and pass it to `look` before it ends.
 template <class Look>
 void run_world(const std::string& name, GroupWorld world, std::int64_t operations,
                const Look& look) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache whose layers keep a state, in pages, used as requests do: the real one, and one that
-// looks at every run for each page that goes.
+// A cache whose layers keep a state, in pages, used as requests do: the real cache, and a slow twin
+// that looks at every run for each eviction.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "oracle/slow_hits.hpp"
 #include "support/check.hpp"
 
-/// What both have in common: `Self` says what goes, and where checkpoints are.
+/// The common part of both sides: `Self` chooses the victims and stores the checkpoints.
 template <class Self>
 class StateSide {
    public:
@@ -33,10 +33,11 @@ class StateSide {
         Retention retention;
         TreeNode* node = nullptr;
         std::int32_t committed = 0;
-        std::vector<BlockId> own{};  // pages behind that
+        std::vector<BlockId> own{};  // pages after the committed ones
     };
 
-    /// Takes a hit of a prompt and pages for the rest of it; false where it does not fit.
+    /// Take a hit of a prompt and pages for the rest of it. Return false if the prompt does not
+    /// fit.
     bool claim(const Tokens& tokens, Retention retention) {
         const TreePosition at = hit(tokens);
         const std::int64_t taken = tree_.num_unprotected(at);
@@ -55,7 +56,7 @@ class StateSide {
         rows_.push_back(std::move(row));
         return true;
     }
-    /// Puts some more pages into the tree, `n` of them.
+    /// Insert the row's next `n` pages into the tree.
     void commit(std::size_t i, std::int32_t n) {
         Row& row = rows_[i];
         n = std::min(n, static_cast<std::int32_t>(row.own.size()));
@@ -74,19 +75,19 @@ class StateSide {
         row.committed += n;
         row.own.erase(row.own.begin(), row.own.begin() + n);
     }
-    /// A checkpoint where its committed pages end, unless there is one.
+    /// Make a checkpoint at the end of the committed pages, if it does not exist yet.
     void checkpoint(std::size_t i) {
         const Row& row = rows_[i];
         if (row.committed > 0) self().add(last_page({row.node, row.committed}), row.node);
     }
-    /// `touch`: it was a use.
+    /// `touch`: the release counts as a use.
     void release(std::size_t i, bool touch) {
         const Row row = std::move(rows_[i]);
         rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(i));
         pool_.free(row.own.data(), count(row.own));
         let_go(row.node, touch);
     }
-    /// Holds the run where a prompt ends while pages go.
+    /// Hold the run that ends a prompt during an eviction.
     void hold(const Tokens& tokens, std::int64_t pages) {
         TreeNode* node = tree_.match(root(), tokens.data(), count(tokens)).at.node;
         tree_.pin(node);
@@ -95,7 +96,7 @@ class StateSide {
     }
     void touch(const Tokens& tokens) { tree_.touch(hit(tokens)); }
     void advance(std::int64_t now) { tree_.advance(now); }
-    /// So many pages are free; false where not so many can be had.
+    /// Make `n` pages free. Return false if that is impossible.
     bool make_room(std::int64_t n) {
         const std::int64_t wanted = n - pool_.num_free();
         if (wanted > tree_.num_evictable()) return false;
@@ -107,7 +108,7 @@ class StateSide {
         return true;
     }
 
-    /// All that can be seen of it.
+    /// Return everything that a caller can observe of this side.
     [[nodiscard]] std::vector<std::int64_t> seen() const {
         std::vector<std::int64_t> seen{pool_.num_free(), tree_.num_evictable(), tree_.num_cached(),
                                        tree_.num_nodes()};
@@ -186,7 +187,7 @@ class RealStates final : public StateSide<RealStates> {
     kvcore::ColumnStates states_;
 };
 
-/// Knows when something last happened to each run, and nothing else.
+/// Stores only the time of the last event of each run.
 class SlowStates final : public StateSide<SlowStates> {
    public:
     SlowStates(std::int64_t num_pages, std::int64_t num_slots, kvcore::EvictionOrder order)
@@ -229,15 +230,16 @@ class SlowStates final : public StateSide<SlowStates> {
         }
         return n;
     }
-    /// By time alone, where nobody lets go without a use: what was let go of longest ago goes.
+    /// Check victims by time only: if every release is a use, the run released longest ago is
+    /// evicted.
     bool checks_times = false;
-    /// Something happened to a run.
+    /// Record the time of an event of a run.
     void noted(const TreeNode* run) {
         if (can_go(run)) happened_[run->id] = ++clock_;
     }
 
    private:
-    /// A naive policy, but for a run that is named.
+    /// A naive policy that evicts a chosen run first.
     class Aimed final : public kvcore::EvictionPolicy {
         using Id = kvcore::NodeId;
         using Int = std::int32_t;
@@ -260,7 +262,7 @@ class SlowStates final : public StateSide<SlowStates> {
             policy_->insert(node, depth, pages, priority);
         }
         void hit(Id node) noexcept override { policy_->hit(node); }
-        // The parents come behind the run where a prefix ends: each is let go of at that time, too.
+        // The parents follow the run that ends a prefix: they are released at the same time.
         void release(Id node, Time time) noexcept override {
             candidates_.insert(node);
             released[node] = time;
@@ -338,6 +340,6 @@ class SlowStates final : public StateSide<SlowStates> {
     }
     Aimed& policy_;
     SlowCheckpoints checkpoints_;
-    std::map<kvcore::NodeId, std::int64_t> happened_;  // when, by run
+    std::map<kvcore::NodeId, std::int64_t> happened_;  // time of the last event, by run
     std::int64_t clock_ = 0;
 };

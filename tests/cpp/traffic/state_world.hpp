@@ -17,15 +17,16 @@
 #include "support/check.hpp"
 #include "support/random.hpp"
 
-/// Random traffic of requests that compute a state, against an oracle that knows what each slot
-/// contains: the digest of the tokens up to where that state stands. What a hit, a fork or a
-/// truncation leaves in a request's slot has to be what was computed for exactly those tokens,
-/// whether the checkpoint was the device's or the host tier's.
+/// Random traffic of requests that compute a state, compared with an oracle of each slot's content:
+/// the digest of the tokens that the state covers. After a hit, a fork or a truncation, a request's
+/// slot must have the state of exactly its tokens, whether the checkpoint was on the device or in
+/// the host tier.
 class StateWorld {
    public:
     using Probe = kvcore::CacheManagerProbe;
 
-    /// `copies_later`: by transfers that end some time, or fail; else in the order of the lists.
+    /// `copies_later`: copies are transfers that end later or fail; otherwise they run in list
+    /// order.
     StateWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
         : manager_(config), oracle_(config), random_(seed), copies_later_(copies_later) {
         live_.reserve(16);
@@ -75,11 +76,11 @@ class StateWorld {
     std::int64_t num_hits = 0;
     std::int64_t num_checkpoints = 0;
     std::int64_t num_truncated = 0;    // to a checkpoint
-    std::int64_t num_refused = 0;      // for want of a slot
-    std::int64_t num_stored = 0;       // checkpoints of the tier that were looked for
+    std::int64_t num_refused = 0;      // for lack of a slot
+    std::int64_t num_stored = 0;       // checkpoints found in the host tier
     std::int64_t num_lost = 0;         // requests whose loads failed
-    std::int64_t num_rejected = 0;     // runs of which the last tokens were taken back
-    std::int64_t num_rerun_alone = 0;  // runs that were cut behind what was accepted before
+    std::int64_t num_rejected = 0;     // runs whose last tokens were rejected
+    std::int64_t num_rerun_alone = 0;  // runs that were cut after the accepted tokens
 
    private:
     struct Row {
@@ -87,9 +88,9 @@ class StateWorld {
         std::int32_t replica = 0;
         std::int64_t branch = 0;
         std::int64_t prompt_end = 0;
-        std::int64_t stands = 0;   // tokens whose state the slot has
-        std::int64_t ran = -1;     // fetched and run up to here, not committed yet
-        bool is_rejected = false;  // the last run went on further: it stands where that began
+        std::int64_t stands = 0;   // number of tokens that the slot's state covers
+        std::int64_t ran = -1;     // end of the run that is fetched but not committed; -1: none
+        bool is_rejected = false;  // the last run went too far: the state is that of its start
     };
     /// The tables of a replica.
     struct Tables {
@@ -139,7 +140,7 @@ class StateWorld {
     }
 
     [[nodiscard]] const kvcore::CacheConfig& config() const { return manager_.config(); }
-    // The states alone: of pages it is known here which ones there are, not what they contain.
+    // Only the states: this world tracks which pages exist, but not their content.
     [[nodiscard]] StoredWords stored_words() {
         StoredWords words;
         words.size = [](std::int32_t part) { return part == kvcore::kStatePart ? 1 : 0; };
@@ -155,14 +156,15 @@ class StateWorld {
     void use_store() {
         if (!store_) return;
         auto& store = *store_;
-        if (random_.chance(2)) return reset();  // all is in the store alone
+        if (random_.chance(2)) return reset();  // only the store has the pages
         if (random_.chance(50)) return store.write();
         const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
         const std::vector<TokenId> asked = random_.chance(60) ? random_.pick(prompts_) : prompt();
         store.read(replica, Request(random_.chance(10) ? "other" : "", asked));
     }
     void reset() {
-        // Pages that anybody holds would be found no more, which the oracle has no place for.
+        // The oracle cannot describe pages that are held across a reset: a lookup no longer finds
+        // them.
         hit_.reset();
         while (!live_.empty()) drop(live_.back());
         for (const auto& pin : pins_) manager_.unpin(pin);
@@ -198,7 +200,7 @@ class StateWorld {
     [[nodiscard]] Cached records(std::int32_t replica) const {
         return records_of(manager_, replica, {"", "other"});
     }
-    /// The longest prefix of `n` tokens that the device can serve in every group.
+    /// The longest prefix of at most `n` tokens that the device can serve in every group.
     [[nodiscard]] std::int64_t hit_of(const Cached& cached, const Request& request,
                                       std::int64_t n) const {
         return oracle_.state_hit(cached, {}, request, n);
@@ -235,7 +237,7 @@ class StateWorld {
         return config().prefix_caching && !known.is_sealed() && begin == known.hit_tokens &&
                row.request.active - begin > 1;
     }
-    /// What a reservation has to do with a row: `before`, where it stands, and how far it runs.
+    /// The expected effect of a reservation on a row: its context `before`, and how far it runs.
     struct Expected {
         std::int64_t start = 0;
         std::int64_t active = 0;
@@ -289,7 +291,7 @@ class StateWorld {
                 done ? content : 2;
         }
     }
-    // In any order: here and there they read what is not written.
+    // Run the lists in any order. Some copies then read slots that are not written yet.
     void copy_all(const kvcore::Transfers& transfers, bool done) {
         const bool is_tier_first = random_.chance(50);
         if (is_tier_first) copy(transfers.state_moves, done);
@@ -347,7 +349,7 @@ class StateWorld {
     std::vector<Tables> tables_;
     std::vector<std::vector<TokenId>> prompts_;
     std::vector<std::vector<Digest>> slots_;       // [replicas][slots]
-    std::vector<std::vector<Digest>> host_slots_;  // those of the tier
+    std::vector<std::vector<Digest>> host_slots_;  // slots of the host tier
     std::vector<Row> live_;
     std::vector<kvcore::PinHandle> pins_;
     std::optional<kvcore::PrefixHit> hit_;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part of state_world.hpp: what is held against the oracle after each verb.
+// Part of state_world.hpp: the comparisons with the oracle after each verb.
 #pragma once
 
 #include "traffic/state_world.hpp"
 
-// What the tier has of a row's tokens has the checkpoint that was made at their end: but where
-// stores before were still on their way.
+// Check that a tier record of the row's tokens has the checkpoint made at their end. Skip the check
+// if the store may hold the slots.
 inline void StateWorld::check_stored(const Row& row, std::int64_t n) {
     const Cached stored = records(row.replica);
     const auto record = stored.find(row.request.digest(n));
     if (record == stored.end() || config().num_host_state_slots == 0) return;
-    if (store_ && !store_->is_idle()) return;  // it may hold the slots
+    if (store_ && !store_->is_idle()) return;  // the store may hold the slots
     CHECK(record->second.state >= 0);
     ++num_stored;
 }

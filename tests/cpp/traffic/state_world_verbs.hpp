@@ -58,7 +58,7 @@ inline bool StateWorld::reserve(Row& row) {
     return true;
 }
 
-// Some rows run, several steps where all of them sample.
+// Run some rows, with several steps if all of them sample.
 inline void StateWorld::step() {
     const bool finishes_all = random_.chance(60);
     while (finishes_all && !open_.empty()) finish(random_.chance(80));
@@ -89,7 +89,7 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
     kvcore::FetchResult result;
     try {
         do {
-            // What a row expects is what the cache has before its reservation.
+            // A row's expectation depends on the cache before its reservation.
             kvcore::Transfers transfers;
             result = manager_.fetch({views.data(), count(views)}, steps, targets.data(),
                                     later(transfers));
@@ -98,7 +98,7 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
             while (waits && !open_.empty()) finish(random_.chance(90));
             for (std::size_t i = 0; i < batch.size(); ++i) {
                 take_owed(*batch[i]);
-                // Its load has failed: it stands where a claim begins.
+                // The load has failed: the row is in the state of a new claim.
                 const bool is_lost = batch[i]->request.start == 0 && views[i].start > 0 &&
                                      sequence(*batch[i]).pages.empty();
                 if (!is_lost) continue;
@@ -120,11 +120,11 @@ inline bool StateWorld::fetch(const std::vector<Row*>& batch, std::int64_t steps
             ++num_rerun_alone;
             CHECK(views[i].active <= row.request.start);
         }
-        row.is_rejected = false;  // it goes on from the kept state
+        row.is_rejected = false;  // the request continues from the kept state
     }
     if (result.status == kvcore::FetchStatus::kNoSpace) {
         num_refused += result.lacks_slot ? 1 : 0;
-        // Rows may have been reserved before copies had to be made.
+        // The call may have reserved some rows before it had to make copies.
         for (std::size_t i = 0; i < batch.size(); ++i) {
             Row& row = *batch[i];
             row.request.start = views[i].start;
@@ -161,8 +161,7 @@ inline void StateWorld::run(Row& row, std::int64_t steps) {
 }
 
 inline void StateWorld::commit(const std::vector<Row*>& batch) {
-    // Some are cut first, at what is in their slots or a checkpoint. Of some the last tokens were
-    // drafts that are rejected.
+    // In some rows the last tokens are drafts that the test rejects, and the request is cut.
     std::vector<kvcore::RequestView> views;
     const std::int64_t drafts = config().max_draft_tokens;
     for (Row* row : batch) {
@@ -186,7 +185,7 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     }
     std::vector<kvcore::PageSwap> swaps;
     kvcore::Transfers transfers;
-    const bool is_alone = open_.empty();  // else a load may have the last slot of the tier
+    const bool is_alone = open_.empty();  // otherwise a load may have the tier's last slot
     manager_.commit({views.data(), count(views)}, swaps, later(transfers));
     settle(transfers);
     if (batch.size() > 1) return;
@@ -204,7 +203,7 @@ inline void StateWorld::commit(const std::vector<Row*>& batch) {
     if (is_alone) check_stored(row, n);
 }
 
-// Those that lost pages or states on their way stand where a claim begins.
+// A row that lost its pages or its state in a failed load is in the state of a new claim.
 inline void StateWorld::note_lost_loads() {
     for (Row& row : live_) {
         const bool is_lost = row.request.start > 0 && sequence(row).pages.empty();
@@ -214,8 +213,8 @@ inline void StateWorld::note_lost_loads() {
     }
 }
 
-// Prompts that share nothing with others take a replica's pages and slots, so that what was cached
-// has to come back from below.
+// Prompts without a common prefix take a replica's pages and slots. Cached tokens then have to come
+// back from the host tier.
 inline void StateWorld::crowd_out() {
     const auto replica = static_cast<std::int32_t>(random_.below(config().num_replicas));
     std::vector<kvcore::SequenceHandle> crowd;
@@ -305,11 +304,11 @@ inline void StateWorld::truncate() {
     request.start = n;
 }
 
-// Back without a word to the manager: to where there is no state.
+// Set a request back without a call, to a token that has no state.
 inline void StateWorld::set_back() {
     if (live_.empty()) return;
     Row& row = random_.pick(live_);
-    if (config().max_draft_tokens > 0) return;  // what was kept allows some
+    if (config().max_draft_tokens > 0) return;  // drafts keep states for some tokens
     kvcore::RequestView view = row.request.view();
     if (view.start < 2 || view.end > config().max_seq_len || sequence(row).pages.empty()) return;
     view.start = random_.between(1, view.start - 1);
@@ -350,7 +349,7 @@ inline void StateWorld::pin() {
     CHECK(taken <= (pins_.back().num_tokens > 0 ? 1 : 0));
 }
 
-// A hit that is held while others go on, then taken or dropped.
+// A hit that is held while other requests run, and is taken or dropped later.
 inline void StateWorld::hold() {
     hit_.reset();
     if (live_.empty()) return;
@@ -375,7 +374,7 @@ inline void StateWorld::allocate() {
         const auto status = manager_.allocate(*hit_, view, view.end, later(transfers));
         if (status != kvcore::ReserveStatus::kOk) return;
     } catch (const std::invalid_argument&) {
-        return hit_.reset();  // it was reserved since
+        return hit_.reset();  // the request was reserved meanwhile
     } catch (const kvcore::CapacityError&) {
         return hit_.reset();
     }

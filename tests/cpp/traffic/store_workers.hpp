@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that write what arrives in a host tier to a store below it, and fill the tier from there,
-// while others use the manager. Page contents are plain memory, as theirs are.
+// Threads that write new pages of a host tier to a store below it, and fill the tier from this
+// store, while other threads use the manager. Page contents are plain memory, as in these threads.
 #pragma once
 
 #include <algorithm>
@@ -13,18 +13,18 @@
 #include "fakes/shared_slots.hpp"
 #include "kvcore/page_keys.hpp"
 
-/// What the threads have in common: contents of pages by their keys.
+/// The common data of the threads: contents of pages by their keys.
 class SharedStore {
    public:
     using Contents = std::vector<Digest>;
 
-    /// A key has one content, whoever wrote it.
+    /// A key has one content, whichever thread wrote it.
     void put(const kvcore::PageKey& key, const Contents& contents) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto [known, is_new] = kept_.emplace(key, contents);
         CHECK(is_new || known->second == contents);
     }
-    /// Empty where there is nothing.
+    /// Return the content, empty if the key is unknown.
     [[nodiscard]] Contents get(const kvcore::PageKey& key) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto found = kept_.find(key);
@@ -47,7 +47,7 @@ class StoreWorker {
     void write(std::int64_t num_operations) {
         for (std::int64_t i = 0; i < num_operations; ++i) write_some();
     }
-    /// All that waits. Nobody else is there any more.
+    /// Write everything that waits. No other thread uses the manager now.
     void drain() {
         while (write_some()) {
         }
@@ -99,11 +99,11 @@ class StoreWorker {
         std::vector<kvcore::PageKey> of_items;
         std::map<kvcore::PageKey, Contents> contents;
         for (const kvcore::ColumnParts& each : needed) {
-            if (each.column < found.stored) return;  // evicted since
+            if (each.column < found.stored) return;  // evicted meanwhile
             const kvcore::PageKey& key = item(keys, each.column);
             Contents known = store_.get(key);
             if (known.empty()) break;
-            // What was kept by that key is what this prompt has there.
+            // The stored content must be this prompt's content.
             CHECK(std::equal(known.begin(), known.end(),
                              prompt.contents() + each.column * page_size()));
             contents[key] = std::move(known);

@@ -18,16 +18,15 @@
 #include "support/random.hpp"
 #include "support/request.hpp"
 
-/// Random traffic of several tenants, while others hold pages by their ids, pin and forget
-/// prefixes, and copy columns out of the cache and into it. After every call the pages that each
-/// holds are counted from scratch; nobody is above its ceiling, and every reservation can be
-/// filled. A page changes its owner only where nobody held it before, and a held page is handed out
-/// to nobody.
+/// Random traffic of several tenants, while other calls hold pages by their ids, pin and forget
+/// prefixes, and export and import columns. After every call the world counts each tenant's held
+/// pages from scratch. No tenant is above its ceiling, and every reservation can be filled. A page
+/// changes its owner only if it was not held before, and a held page is never handed out.
 class TenantWorld {
    public:
     TenantWorld(const kvcore::CacheConfig& config, bool copies_later, std::uint64_t seed)
         : manager_(config), random_(seed), copies_later_(copies_later) {
-        live_.reserve(16);  // rows of a batch stay where they are while others are forked
+        live_.reserve(16);  // rows of a batch must not move while others are forked
         for (int i = 0; i < 4; ++i) prompts_.push_back(tokens(random_.between(1, 40)));
     }
 
@@ -39,7 +38,7 @@ class TenantWorld {
             check_state();
         } catch (const std::exception& error) {
             check::fail(__FILE__, __LINE__,
-                        std::string(error.what()) + ", behind verb " + std::to_string(verb));
+                        std::string(error.what()) + ", after verb " + std::to_string(verb));
         }
     }
     [[nodiscard]] const kvcore::CacheManager& manager() const { return manager_; }
@@ -69,11 +68,11 @@ class TenantWorld {
     struct Row {
         Request request;
         std::int32_t replica;
-        std::int32_t tenant;  // -1: none
+        std::int32_t tenant;  // -1: no tenant
     };
     static constexpr std::int64_t kRows = 16;
     static constexpr std::int64_t kMostRounds = 100;  // of a fetch that waits for stores
-    /// With room for all rows, of each bundle and replica.
+    /// Tables with room for all rows, of each bundle and replica.
     class Tables {
        public:
         Tables(std::int32_t num_replicas, std::int32_t num_bundles)
@@ -169,7 +168,7 @@ class TenantWorld {
         if (row.tenant < 0) return {};
         return item(manager_.tenant_stats(row.replica), row.tenant);
     }
-    // Who keeps within his reservation is never refused, nor who is alone.
+    // A request within its tenant's reservation, or without other requests, is never refused.
     void check_refusal(const Row& row, std::int64_t steps, const kvcore::TenantStats& before) {
         const std::int64_t lanes =
             std::max(1, kvcore::CacheManagerProbe::grouping(manager_).num_lanes());
@@ -211,7 +210,7 @@ class TenantWorld {
         if (!transfers.empty()) open_.push_back(transfers);
     }
 
-    // Some rows run.
+    // Run some rows.
     void step() {
         while (!open_.empty()) finish(100);
         std::vector<Row*> batch;
@@ -274,7 +273,7 @@ class TenantWorld {
         const auto status = manager_.take_owed(row.request.sequence, transfers);
         if (status == kvcore::OwedStatus::kTaken) manager_.finish(transfers.ticket);
     }
-    // Copies that were given out are done, or fail.
+    // End copies that were handed out: done or failed.
     void finish(int done = 70) {
         if (open_.empty()) return;
         const std::int64_t i = random_.below(count(open_));
@@ -367,7 +366,7 @@ class TenantWorld {
                 row.request.start = view.start;
                 row.request.active = view.active;
             } catch (const std::invalid_argument&) {
-                break;  // it has moved since, or was forgotten
+                break;  // the hit has moved since, or was forgotten
             } catch (const kvcore::CapacityError&) {
                 break;
             }
@@ -386,11 +385,11 @@ class TenantWorld {
         row.request.start = 0;
     }
 
-    // ---- what others hold, bring in and copy out
+    // ---- pages that other calls hold, import and export
     [[nodiscard]] std::int32_t any_replica() {
         return static_cast<std::int32_t>(random_.below(config().num_replicas));
     }
-    // Mostly of one that a request has, or an import fills.
+    // Return mostly a page that a request has or an import fills.
     BlockId any_page(std::int32_t replica) {
         std::vector<BlockId> pages;
         for (const Row& row : live_) {
@@ -422,9 +421,9 @@ class TenantWorld {
             holds_.push_back(manager_.hold(replica, pages.data(), count(pages)));
             ++num_held;
         } catch (const kvcore::InvalidHandleError&) {
-            return;  // a free page
+            return;  // the page is free
         } catch (const kvcore::CapacityError&) {
-            return;  // no room in quotas
+            return;  // the quotas have no room
         }
     }
     template <class Held>

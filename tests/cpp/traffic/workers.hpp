@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that begin at the same moment, and prompts for them that begin alike.
+// Threads that start at the same moment, and prompts with common prefixes.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "kvcore/types.hpp"
 #include "support/random.hpp"
 
-/// Calls work(0) .. work(n - 1), each on a thread of its own; returns when all have.
+/// Call work(0) .. work(n - 1), each on a thread of its own, and return after the last one.
 template <class Work>
 void run_together(int n, const Work& work) {
     std::atomic<bool> has_begun{false};
@@ -37,7 +37,7 @@ inline std::vector<std::vector<kvcore::TokenId>> random_prompts(Random& random, 
     return prompts;
 }
 
-/// The beginning of one of the prompts, and up to five tokens more.
+/// Return a prefix of a random prompt, and up to five more tokens.
 inline std::vector<kvcore::TokenId> prompt_like(std::vector<std::vector<kvcore::TokenId>>& prompts,
                                                 Random& random) {
     std::vector<kvcore::TokenId> tokens = random.pick(prompts);

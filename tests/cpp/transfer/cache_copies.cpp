@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns that leave the cache as bytes and are brought back: what is held, found and forgotten.
+// Columns that are exported as bytes and imported again: which pages calls hold, find and forget.
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -51,7 +51,7 @@ TEST(what_is_exported_stays) {
     CHECK_EQ(s.match(count_up(0, 8), 0, "", &ids), 2);
     CHECK(ids == held.pages());
     Request request = s.claim(count_up(200, 20));
-    CHECK(!s.reserve(request));  // the other two and the free ones are not enough
+    CHECK(!s.reserve(request));  // the free pages and the other two are not enough
     Request smaller = s.claim(count_up(200, 16));
     CHECK(s.reserve(smaller));
     CHECK_EQ(s.match(count_up(0, 8)), 2);
@@ -101,7 +101,7 @@ TEST(a_reset_forgets_what_is_exported_but_keeps_its_pages) {
     CHECK_EQ(s.match(count_up(0, 16)), 0);
     CHECK_EQ(s.available(), 2);
     CHECK_EQ(held.columns().size(), 4U);
-    CHECK(s.manager.export_columns(span).columns().empty());  // of the cache before
+    CHECK(s.manager.export_columns(span).columns().empty());  // from before the reset
     Request request = s.claim(count_up(0, 12));
     CHECK(!s.reserve(request));
     held = CacheExport();
@@ -163,7 +163,7 @@ TEST(what_is_not_published_leaves_no_trace) {
         CHECK_EQ(taken.status(), ImportStatus::kTaken);
         taken = CacheImport();
         Trace after = s.trace({});
-        after.numbers[8] = before.numbers[8];  // the peak
+        after.numbers[8] = before.numbers[8];  // peak of used pages
         CHECK(after == before);
     }
 }
@@ -218,7 +218,7 @@ TEST(what_has_no_parent_or_no_room_is_told) {
     CHECK_EQ(taken.columns().size(), 2U);
     const Run large = run_of(count_up(100, 16));
     CacheImport part = s.manager.import_columns(span_of(s.manager, large), large.columns.data());
-    CHECK_EQ(part.columns().size(), 2U);  // nothing is evicted for it
+    CHECK_EQ(part.columns().size(), 2U);  // an import evicts nothing
     CHECK_EQ(s.manager.import_columns(span_of(s.manager, large), large.columns.data()).status(),
              ImportStatus::kNoRoom);
     CHECK(s.manager.publish(part));
@@ -226,7 +226,7 @@ TEST(what_has_no_parent_or_no_room_is_told) {
     CHECK(s.manager.publish(taken));
     CHECK_EQ(s.match(orphan.tokens), 4);
     CHECK_EQ(s.manager.import_columns(span_of(s.manager, large), large.columns.data()).status(),
-             ImportStatus::kKnown);  // those that are there
+             ImportStatus::kKnown);  // only the cached columns
 }
 
 TEST(what_was_begun_before_a_reset_is_not_wanted) {
@@ -331,7 +331,7 @@ TEST(quotas_are_kept) {
     ManagerFixture s(with_quota(10));
     const Run run = run_of(count_up(0, 40));
     CacheImport taken = s.manager.import_columns(span_of(s.manager, run), run.columns.data());
-    CHECK_EQ(taken.columns().size(), 6U);  // the others are reserved
+    CHECK_EQ(taken.columns().size(), 6U);  // the remaining pages are reserved
     s.manager.check_integrity();
     CHECK(s.manager.publish(taken));
     s.manager.check_integrity();

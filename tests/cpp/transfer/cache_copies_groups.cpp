@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns of models whose layers do not all keep everything, out of the cache and back: holes,
-// windows that are kept, checkpoints.
+// Export and import of columns of models in which some layers do not keep every token: holes, kept
+// windows, checkpoints.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -37,7 +37,7 @@ kvcore::CacheConfig config_of(std::int64_t num_pages, bool has_states = false) {
     return config;
 }
 
-/// What each column of each prefix has.
+/// The parts of each column of each prefix.
 std::map<Tokens, std::vector<bool>> parts_of(kvcore::CacheManager& manager) {
     std::map<Tokens, std::vector<bool>> found;
     const auto page = static_cast<std::ptrdiff_t>(manager.config().page_size);
@@ -129,7 +129,7 @@ void test_a_reset_in_the_middle(bool has_states) {
     std::vector<Run> runs = save(from.manager);
     GroupScene scene(config_of(400, has_states));
     Request request = scene.claim(count_up(0, 31));
-    scene.complete(request);  // holds a part of it
+    scene.complete(request);  // holds some of these columns
     static_cast<void>(scene.manager.take_state_copies());
     std::vector<CacheExport> exports;
     std::vector<CacheImport> imports;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores of the host tier while others release, fork, commit or reset what they touch.
+// Loads and stores of the host tier while other calls release, fork, commit or reset their pages.
 #include <algorithm>
 #include <set>
 #include <stdexcept>
@@ -48,7 +48,7 @@ TEST(pages_released_under_a_load_are_nobodys_until_it_ends) {
     }
 }
 
-// Nobody else gets them in between, whatever becomes of the load and of the request.
+// No other request gets the pages during the load, whatever happens to the load and the request.
 TEST(pages_are_held_while_they_are_loaded) {
     for (const bool is_done : {true, false}) {
         for (const bool is_reset : {true, false}) {
@@ -75,7 +75,7 @@ TEST(pages_are_held_while_they_are_loaded) {
     }
 }
 
-// Held pages of a load stay the request's where that runs on.
+// If the request continues, held pages of its load remain the request's pages.
 TEST(a_request_goes_on_with_held_pages_that_were_loaded) {
     HostFixture m(6, 8);
     m.put(count_up(0, 6));
@@ -84,7 +84,7 @@ TEST(a_request_goes_on_with_held_pages_that_were_loaded) {
     const Ids row = m.manager.pages_of(request.sequence);
     kvcore::HeldPages held = m.manager.hold(0, row.data(), count(row));
     m.finish(loads, false);
-    CHECK(m.manager.pages_of(request.sequence).empty());  // it has lost them
+    CHECK(m.manager.pages_of(request.sequence).empty());  // the request has lost the pages
     CHECK_EQ(m.manager.stats(0).available_pages(), 6 - count(row));
     held.let_go();
     CHECK_EQ(m.manager.stats(0).available_pages(), 6);
@@ -92,7 +92,7 @@ TEST(a_request_goes_on_with_held_pages_that_were_loaded) {
     CHECK_EQ(again.tier_moves.size(), 3);
     const Ids loaded = m.manager.pages_of(request.sequence);
     held = m.manager.hold(0, loaded.data(), 1);
-    CHECK_EQ(m.manager.forget(0, loaded.data(), 1), 0);  // cached only once it is committed
+    CHECK_EQ(m.manager.forget(0, loaded.data(), 1), 0);  // pages are cached only after a commit
     m.finish(again);
     CHECK_EQ(m.manager.pages_of(request.sequence), loaded);
     m.manager.reset_prefix_cache();
@@ -128,7 +128,7 @@ TEST(a_loading_sequence_is_not_changed) {
     CHECK_EQ(m.manager.fetch({&view, 1}, 1, &target, &none).status, FetchStatus::kOk);
 }
 
-// Each request is set back to where the call that failed had found it.
+// Each request is set back to its state before the failed call.
 TEST(loads_of_a_batch_fail_together) {
     HostFixture m(8, 8);
     m.put(count_up(0, 6));
@@ -158,8 +158,8 @@ TEST(loads_of_a_batch_fail_together) {
     m.finish(again);
 }
 
-// Two requests load one prefix while a third stores what follows it; the tickets end in another
-// order than they began, one of them badly.
+// Two requests load one prefix while a third stores the tokens after it. The tickets end in another
+// order than they began, and a load fails.
 TEST(tickets_end_in_any_order) {
     HostFixture m(16, 12);
     m.put(count_up(0, 6));
@@ -178,19 +178,20 @@ TEST(tickets_end_in_any_order) {
     m.manager.release(storing.sequence);
     m.manager.reset_prefix_cache();
     m.manager.check_integrity();
-    CHECK_EQ(m.stored(), 0);  // nobody holds it but a load
+    CHECK_EQ(m.stored(), 0);  // only a load holds the record
     m.finish(m.reserve(third));
     m.finish(one, false);
     CHECK(m.manager.pages_of(first.sequence).empty());
     first.start = one.moved[0].start;
     first.active = one.moved[0].active;
     m.finish(m.reserve(first));
-    CHECK_EQ(first.start, 0);  // a reset forgot what the second holds
+    CHECK_EQ(first.start, 0);  // the reset has forgotten the pages that `second` holds
     CHECK_THROWS(InvalidHandleError, m.manager.finish(one.ticket));
     CHECK_THROWS(InvalidHandleError, m.manager.finish(stores.ticket));
 }
 
-// Host pages that two loads read stay until both are over, though they are found no more.
+// Host pages that two loads read stay until both loads end, even though a lookup no longer finds
+// them.
 TEST(a_reset_under_loads_keeps_their_sources) {
     HostFixture m(8, 3);
     m.put(count_up(0, 6));
@@ -206,7 +207,7 @@ TEST(a_reset_under_loads_keeps_their_sources) {
     m.manager.release(first.sequence);
     m.finish(one);
     m.finish(m.reserve(other));
-    CHECK(m.commit(other, 52).empty());  // the tier is full of what is read
+    CHECK(m.commit(other, 52).empty());  // loads read every page of the tier
     m.finish(two);
     m.finish(m.reserve(other));
     const Transfers stores = m.commit(other, 53);
@@ -236,7 +237,7 @@ TEST(a_reset_under_stores_keeps_their_sources) {
     }
 }
 
-// A reset forgets a path that a request and a copy hold; its pages come back when both have ended.
+// A reset forgets a path that a request and a copy hold. Its pages are freed when both have ended.
 TEST(a_forgotten_path_comes_back_when_its_holders_end) {
     HostFixture m(8, 8);
     Request front = m.claim(count_up(0, 4));
@@ -259,7 +260,7 @@ TEST(a_forgotten_path_comes_back_when_its_holders_end) {
     CHECK_EQ(m.stored(), 0);
 }
 
-// What a truncated sequence was storing is nobody's: a reset forgets that too.
+// A truncated sequence gives up the pages that it was storing: a reset forgets these pages also.
 TEST(cut_pages_do_not_come_back_after_a_reset) {
     HostFixture m(8, 8);
     Request request = m.claim(count_up(0, 6));
@@ -273,9 +274,9 @@ TEST(cut_pages_do_not_come_back_after_a_reset) {
     m.manager.release(request.sequence);
 }
 
-// ---- whose pages -----------------------------------------------------------------------------
+// ---- owners of pages --------------------------------------------------------------------------
 
-// A request and its fork hold loaded pages that a third commits first.
+// A request and its fork hold loaded pages. A third request commits equal pages first.
 void pages_have_one_owner_where_another_commits_first(bool dedup) {
     kvcore::CacheConfig config = HostFixture::config(24, 24);
     config.dedup = dedup;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page copies between a call and the end of its ticket: what is held, what waits, what is owed
-// again. Those of the host tier are in test_cache_manager_host_transfers.cpp.
+// Page copies between a call and the end of their ticket: which pages are held, which calls wait,
+// and which copies are owed again. Copies of the host tier are in host_transfers.cpp.
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -20,7 +20,7 @@ using kvcore::Transfers;
 
 namespace {
 
-/// A parent of 3 tokens in a page of 4 and a fork that copies that page.
+/// A parent of 3 tokens in a page of 4, and a fork that copies this page.
 struct CopyScene {
     explicit CopyScene(std::int64_t num_blocks)
         : m(ManagerFixture::config(4, num_blocks)),
@@ -61,7 +61,7 @@ TEST(pages_released_under_a_copy_are_nobodys_until_it_ends) {
     }
 }
 
-// A source in the cache stays although there is nothing else to evict.
+// A cached source stays even if the pool has no other page to evict.
 TEST(a_cached_source_is_not_evicted_under_its_copy) {
     ManagerFixture m(ManagerFixture::config(2, 3));
     m.put({1, 2});
@@ -155,7 +155,8 @@ TEST(what_is_owed_goes_with_its_sequence) {
     }
 }
 
-// The fork that goes on in the source of others' copies has to leave it to them if they fail.
+// A fork writes to a page that is also the source of other copies. If a copy fails, the fork must
+// leave the page unchanged.
 TEST(a_source_of_a_failed_copy_is_not_written) {
     ManagerFixture m(ManagerFixture::config(4, 4));
     Request parent = served(m, {1, 2, 3}, 4);
@@ -165,7 +166,7 @@ TEST(a_source_of_a_failed_copy_is_not_written) {
     CHECK_EQ(m.transfers.copies.size(), 1);
     CHECK_EQ(m.pages(parent)[0], owed.source);
     m.finish(false);
-    parent.rewind(2);  // writes over what the copy is to read
+    parent.rewind(2);  // overwrites the source of the copy
     CHECK_EQ(m.fetch_copying({&parent}).status, FetchStatus::kPending);
     CHECK_EQ(m.transfers.copies.size(), 1);
     check_copy(m.transfers.copies[0], owed.source, m.pages(parent)[0], 1, parent);
@@ -223,11 +224,11 @@ TEST(a_manager_is_used_in_one_way) {
     CHECK_EQ(m.manager.take_copies().size(), 1);
     CHECK(m.reserve_copying(request));
     kvcore::RequestView view = listed.view();
-    CHECK_THROWS(std::invalid_argument, m.manager.reserve(view, 1, &m.transfers));  // not empty
+    CHECK_THROWS(std::invalid_argument, m.manager.reserve(view, 1, &m.transfers));  // must be empty
     m.finish();
 }
 
-// What a call without transfers moved is not set back by a later one.
+// A later call does not set back the requests that a call without transfers has moved.
 TEST(moves_are_those_of_one_call) {
     ManagerFixture m(ManagerFixture::config(2, 8));
     m.put({1, 2, 3, 4});
@@ -263,7 +264,7 @@ TEST(others_wait_for_a_copy_and_its_owner_does_not) {
     begins.get_future().wait();
     manager.finish(s.ticket, false);
     waiter.join();
-    manager.wait(s.child.sequence);  // owed is not under way
+    manager.wait(s.child.sequence);  // an owed copy is not in flight
     Transfers again;
     std::thread([&] {
         CHECK_EQ(manager.take_owed(s.child.sequence, again), OwedStatus::kTaken);
@@ -288,9 +289,9 @@ TEST(nobody_waits_for_a_sequence_that_is_gone) {
     s.m.manager.finish(s.ticket);
 }
 
-// ---- and besides -----------------------------------------------------------------------------
+// ---- other cases ------------------------------------------------------------------------------
 
-// The best source is the only page there is to evict: it is declined, now and when asked again.
+// The best source is the only evictable page: the reservation declines it, now and when repeated.
 TEST(what_was_declined_stays_declined) {
     ManagerFixture m(ManagerFixture::config(4, 3));
     m.put({1, 2, 3, 4});
@@ -314,7 +315,7 @@ TEST(what_was_declined_stays_declined) {
     CHECK_EQ(two.pages(pair)[0], first.destination);
 }
 
-// The page to copy from is there again behind the reservation that declined it.
+// The source page exists again after the reservation that declined it.
 TEST(a_reservation_repeated_changes_nothing) {
     ManagerFixture m(ManagerFixture::config(2, 4));
     m.put({1, 2});
@@ -336,7 +337,7 @@ std::uint32_t& batch_stamp(kvcore::CacheManager& manager) {
     return kvcore::CacheManagerProbe::batch_stamp(manager);
 }
 
-// 2^32 calls later a request still stands in a batch once.
+// After 2^32 calls, a batch still contains a request only once.
 TEST(batches_are_told_apart_when_their_stamps_wrap) {
     ManagerFixture m(ManagerFixture::config(2, 8));
     Request first = served(m, {1, 2}, 3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Write-back: what is about to be evicted goes to the host tier first. Pages have 2 tokens.
+// Write-back: a page is stored in the host tier before it is evicted. Pages have 2 tokens.
 #include <stdexcept>
 #include <vector>
 
@@ -25,7 +25,7 @@ TEST(write_back_stores_what_is_about_to_go) {
     CHECK_EQ(count(stores.tier_moves), 3);
     for (const kvcore::PageMove& move : stores.tier_moves) CHECK(!move.is_load());
     CHECK_EQ(m.stored(), 0);
-    CHECK_EQ(m.on_device(prompt), 3);  // still there
+    CHECK_EQ(m.on_device(prompt), 3);  // not evicted yet
     m.finish(stores);
     CHECK_EQ(m.stored(), 3);
     CHECK_EQ(m.try_reserve(other, stores), ReserveStatus::kOk);
@@ -35,8 +35,8 @@ TEST(write_back_stores_what_is_about_to_go) {
     CHECK_EQ(m.hit(prompt), 6);
 }
 
-// While a hit is allocated, pages behind it in its run may be evicted and others have to be stored
-// first: the hit is still held when the stores are over.
+// While a hit is allocated, the pages after it in its run may be evicted and other pages may have
+// to be stored first. The hit is still held when the stores end.
 TEST(a_hit_is_held_while_others_are_stored) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 8, 20));
     m.serve(count_up(0, 8));
@@ -52,7 +52,7 @@ TEST(a_hit_is_held_while_others_are_stored) {
     CHECK_EQ(hit.num_pages(), 2);
     stores.clear();
     CHECK_EQ(m.manager.allocate(hit, view, 16, &stores), ReserveStatus::kPending);
-    CHECK_EQ(m.on_device(count_up(0, 8)), 2);  // the pages behind the hit went
+    CHECK_EQ(m.on_device(count_up(0, 8)), 2);  // the pages after the hit were evicted
     m.manager.check_integrity();
     CHECK_EQ(hit.num_pages(), 2);
     m.finish(stores);
@@ -63,7 +63,8 @@ TEST(a_hit_is_held_while_others_are_stored) {
     m.manager.release(request.sequence);
 }
 
-// The prefix that it follows goes along, once; what the tier has is evicted without a word.
+// The prefix of a stored page is also stored, once. Pages that the tier already has are evicted at
+// once.
 TEST(prefixes_go_along) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 8, 20));
     Tokens left = count_up(0, 4);
@@ -72,7 +73,7 @@ TEST(prefixes_go_along) {
     for (TokenId token : {70, 71, 72, 73}) right.push_back(token);
     m.serve(left);
     m.serve(right);
-    CHECK_EQ(m.crowd_out(3), 4);  // 2 free; one page of `left` goes, and has 3 in front of it
+    CHECK_EQ(m.crowd_out(3), 4);  // 2 free; one page of `left` is evicted after its 3 prefix pages
     CHECK_EQ(m.stored(), 4);
     CHECK_EQ(m.crowd_out(4), 0);
     CHECK_EQ(m.crowd_out(8), 2);  // the rest of `right`
@@ -80,7 +81,7 @@ TEST(prefixes_go_along) {
     CHECK_EQ(m.hit(left), 8);
     CHECK_EQ(m.hit(right), 8);
     CHECK_EQ(m.serve(left), 0);
-    CHECK_EQ(m.crowd_out(8), 0);  // came from there
+    CHECK_EQ(m.crowd_out(8), 0);  // loaded from the tier
     CHECK_EQ(m.manager.metrics().stored_pages, 6);
 }
 
@@ -91,7 +92,7 @@ TEST(what_the_tier_lost_is_stored_again_behind_a_use) {
     CHECK_EQ(m.crowd_out(5), 4);
     CHECK_EQ(m.on_device(prompt), 3);
     m.serve(count_up(50, 8));
-    CHECK_EQ(m.crowd_out(8), 4);  // of the other one, in place of these
+    CHECK_EQ(m.crowd_out(8), 4);  // stores the other prompt in place of this one
     CHECK_EQ(m.hit(prompt), 0);
     m.serve(prompt);
     CHECK_EQ(m.crowd_out(8), 4);
@@ -104,7 +105,7 @@ TEST(a_tier_without_room_takes_what_it_can) {
     CHECK_EQ(m.crowd_out(6), 2);
     CHECK_EQ(m.on_device(count_up(0, 10)), 0);
     CHECK_EQ(m.hit(count_up(0, 10)), 4);
-    // All of it is being loaded: nothing is taken from it.
+    // The whole record is being loaded: the tier evicts no page of it.
     Request loading = m.claim(count_up(0, 5));
     Transfers loads;
     CHECK_EQ(m.try_reserve(loading, loads), ReserveStatus::kOk);
@@ -128,7 +129,7 @@ TEST(a_store_that_fails_does_not_keep_the_page) {
     CHECK_EQ(m.manager.metrics().stored_pages, 0);
 }
 
-// The pages that a store holds are not missed: whoever needs them waits.
+// Pages that a store holds are not lost: a call that needs them waits.
 TEST(others_wait_for_the_pages_of_a_store) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 6, 20));
     m.serve(count_up(0, 12));
@@ -160,7 +161,7 @@ TEST(others_wait_for_the_pages_of_a_store) {
     CHECK(none.empty());
 }
 
-// A batch gets its pages as a whole, rows that grow among them.
+// A batch gets its pages as a whole, including rows that only grow.
 TEST(a_batch_waits_once) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 8, 20));
     Request growing = m.begin({40, 41});
@@ -194,7 +195,7 @@ TEST(a_reset_ends_what_is_stored_on_its_way_out) {
         CHECK_EQ(m.try_reserve(other, stores), ReserveStatus::kPending);
         m.manager.reset_prefix_cache();
         m.manager.check_integrity();
-        CHECK_EQ(m.manager.stats(0).free_pages, 0);  // until they are copied
+        CHECK_EQ(m.manager.stats(0).free_pages, 0);  // free after the copies
         m.manager.release(other.sequence);
         m.finish(stores, done);
         CHECK_EQ(m.manager.stats(0).free_pages, 6);
@@ -202,7 +203,7 @@ TEST(a_reset_ends_what_is_stored_on_its_way_out) {
     }
 }
 
-// What was about to go is used again: it stays as long as there are others.
+// A page that was about to be evicted is used again: it stays while the pool has other pages.
 TEST(a_hit_keeps_what_was_about_to_go) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 6, 20));
     m.serve(count_up(0, 4));
@@ -213,14 +214,14 @@ TEST(a_hit_keeps_what_was_about_to_go) {
     CHECK_EQ(count(stores.tier_moves), 2);
     Request again = m.claim(count_up(0, 5));
     m.finish(stores);
-    CHECK_EQ(m.settle(again), 4);  // a page of the second prompt makes room for its last token
+    CHECK_EQ(m.settle(again), 4);  // evicts a page of the second prompt for its last token
     CHECK_EQ(again.start, 4);
     CHECK_EQ(m.settle(other), 0);
     CHECK_EQ(m.on_device(count_up(0, 4)), 2);
     CHECK_EQ(m.stored(), 6);
 }
 
-// Those that were stored go in their order.
+// Stored pages are evicted in their order.
 TEST(what_is_stored_keeps_its_place) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 6, 20));
     for (const TokenId first : {0, 20, 40}) m.serve(count_up(first, 4));
@@ -259,7 +260,7 @@ TEST(begin_at_stores_too) {
     }
 }
 
-// The page that a hit is copied out of is not what makes room for it.
+// The source page of a partial hit is not evicted to make room for the hit.
 TEST(the_source_of_a_partial_hit_stays) {
     TierScene m(tier_config(WritePolicy::kWriteBack, 6, 20));
     m.serve(count_up(0, 4));
@@ -277,7 +278,8 @@ TEST(the_source_of_a_partial_hit_stays) {
     m.finish(transfers);
 }
 
-// Quotas: what is stored is held for a moment, where that is allowed; else it goes as it is.
+// A store holds a page for a moment, if the quotas allow it. Otherwise the page is evicted
+// unstored.
 TEST(quotas_come_first) {
     kvcore::CacheConfig given = tier_config(WritePolicy::kWriteBack, 8, 20);
     given.quotas = {{0, 3}, {5, 8}};
@@ -307,7 +309,7 @@ TEST(quotas_come_first) {
 
 // ---- groups and states -----------------------------------------------------------------------
 
-// A window that goes takes along all that its prefix has.
+// Evicting a window's page also stores all pages of its prefix.
 TEST(windows_and_full_pages_come_back) {
     kvcore::CacheConfig given = tier_config(WritePolicy::kWriteBack, 16, 40);
     given.groups = {{kvcore::GroupKind::kFull, 0, 1, 0}, {kvcore::GroupKind::kSliding, 4, 1, 0}};
@@ -330,7 +332,7 @@ TEST(windows_and_full_pages_come_back) {
     CHECK_EQ(groups[1].loaded_pages, 2);
 }
 
-// The policy decides on other pages: those in front of a checkpoint are stored with it.
+// The policy decides on other pages: the pages before a checkpoint are stored with the checkpoint.
 TEST(a_checkpoint_takes_its_pages_along) {
     for (const WritePolicy policy : {WritePolicy::kWriteBack, WritePolicy::kSelective}) {
         kvcore::CacheConfig given = tier_config(policy, 12, 40);

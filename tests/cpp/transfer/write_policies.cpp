@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which cached pages go to the host tier: selective stores, least priorities; and which leave it
-// first. Pages have 2 tokens.
+// Which cached pages are stored in the host tier (selective stores, minimum priorities), and which
+// pages the tier evicts first. Pages have 2 tokens.
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,7 +38,7 @@ TEST(impossible_rules_are_refused) {
     require_refused(given, "host_min_priority is 101, must be 0 .. 100");
     given = tier_config(WritePolicy::kWriteThrough, 4, 4);
     given.host_eviction.order = EvictionOrder::kPriority;
-    require_refused(given, "host_eviction is priority, must be another one");
+    require_refused(given, "host_eviction is priority, must be another policy");
     CHECK_THROWS(std::invalid_argument, static_cast<void>(kvcore::write_policy("write_around")));
     CHECK_EQ(kvcore::write_policy("write_back"), WritePolicy::kWriteBack);
 }
@@ -57,7 +57,7 @@ TEST(selective_stores_what_was_used_often_enough) {
     CHECK_EQ(m.stored(), 3);
 }
 
-// Of a longer prompt the part that others used, and at the commit behind the hit.
+// The commit after the hit stores only the part of the longer prompt that other requests used.
 TEST(a_hit_stores_what_became_due_though_nothing_is_new) {
     TierScene m(tier_config(WritePolicy::kSelective, 20, 20));
     CHECK_EQ(m.serve(count_up(0, 10)), 0);
@@ -65,17 +65,17 @@ TEST(a_hit_stores_what_became_due_though_nothing_is_new) {
     shared.push_back(90);
     Request request = m.begin(shared);
     CHECK_EQ(request.start, 6);
-    const Transfers stores = m.commit(request, 91);  // token 7 has no whole page
+    const Transfers stores = m.commit(request, 91);  // token 7 does not fill a page
     CHECK_EQ(count(stores.tier_moves), 3);
     m.finish(stores);
     CHECK_EQ(m.stored(), 3);
-    // What it brings itself is used once.
+    // The request's own new pages have only one use.
     m.finish(m.reserve(request));
     CHECK(m.commit(request, 92).empty());
     CHECK_EQ(m.hit(count_up(0, 10)), 10);
 }
 
-// Equal pages that two requests bring are used by both.
+// Equal pages from two requests count as used by both.
 TEST(pages_that_are_brought_again_are_used_again) {
     for (const bool dedup : {true, false}) {
         kvcore::CacheConfig given = tier_config(WritePolicy::kSelective, 20, 20);
@@ -98,7 +98,7 @@ TEST(a_page_id_that_is_used_anew_is_used_for_the_first_time) {
     CHECK_EQ(m.stored(), 0);
 }
 
-// ---- what goes there, and what leaves it -----------------------------------------------------
+// ---- stored pages and evicted pages -----------------------------------------------------------
 
 TEST(pages_of_a_lower_priority_are_not_stored) {
     for (const WritePolicy policy : {WritePolicy::kWriteThrough, WritePolicy::kWriteBack}) {
@@ -129,7 +129,7 @@ TEST(pages_of_a_lower_priority_are_not_stored) {
     }
 }
 
-// A user with a higher priority has what others left stored, at its next step.
+// A request with a higher priority stores the pages that others left unstored, at its next step.
 TEST(a_higher_priority_stores_what_was_not) {
     kvcore::CacheConfig given = tier_config(WritePolicy::kWriteThrough, 20, 40);
     given.eviction.order = EvictionOrder::kPriority;
@@ -146,7 +146,7 @@ TEST(a_higher_priority_stores_what_was_not) {
     m.finish(stores);
 }
 
-// Three prompts in a tier for two: by recency the oldest goes, by uses the one without.
+// Three prompts in a tier for two: LRU evicts the oldest, LFU the prompt that was not used again.
 TEST(a_tier_has_a_policy_of_its_own) {
     for (const EvictionOrder order : {EvictionOrder::kLru, EvictionOrder::kLfu}) {
         kvcore::CacheConfig given = tier_config(WritePolicy::kWriteThrough, 3, 4);
@@ -154,7 +154,7 @@ TEST(a_tier_has_a_policy_of_its_own) {
         TierScene m(given);
         m.serve(count_up(0, 4));
         m.crowd_out(3);
-        m.serve(count_up(0, 5));  // loaded: a use
+        m.serve(count_up(0, 5));  // a load counts as a use
         m.serve(count_up(20, 4));
         m.serve(count_up(40, 4));
         m.crowd_out(3);
@@ -164,7 +164,7 @@ TEST(a_tier_has_a_policy_of_its_own) {
     }
 }
 
-// Priorities are those of the device's runs, part by part.
+// A record has the priorities of the device's runs, part by part.
 TEST(a_tier_can_go_by_priority) {
     kvcore::CacheConfig given = tier_config(WritePolicy::kWriteThrough, 4, 4);
     given.eviction.order = given.host_eviction.order = EvictionOrder::kPriority;
@@ -179,7 +179,7 @@ TEST(a_tier_can_go_by_priority) {
     CHECK_EQ(count(stores.tier_moves), 4);
     m.finish(stores);
     m.manager.release(request.sequence);
-    m.serve(count_up(20, 5));  // priority 50: those of 10 go
+    m.serve(count_up(20, 5));  // priority 50: evicts the pages of priority 10
     m.crowd_out(4);
     CHECK_EQ(m.hit(count_up(0, 6)), 4);
     CHECK_EQ(m.hit(count_up(20, 5)), 4);

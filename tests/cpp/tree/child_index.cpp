@@ -13,7 +13,7 @@ using kvcore::TreeNode;
 
 namespace {
 
-/// A ChildIndex and the map that it has to agree with.
+/// A ChildIndex and the map that it must agree with.
 class CheckedIndex {
    public:
     CheckedIndex(std::int32_t page_size, std::int64_t vocabulary, std::uint64_t seed)
@@ -56,7 +56,7 @@ class CheckedIndex {
         known_[key] = node;
         CHECK_EQ(index_.size(), known_.size());
     }
-    // As a split does: another node stands for the same page.
+    // Simulate a split: another node represents the same page.
     void replace() {
         if (known_.empty()) return;
         auto found = known_.lower_bound(random_key());
@@ -99,8 +99,8 @@ class CheckedIndex {
     std::map<Key, TreeNode*> known_;
 };
 
-// The table has 1024 buckets to begin with and one for every two nodes later, so this goes over
-// several of its segments and doublings in both directions.
+// The table starts with 1024 buckets and later has a bucket for every two nodes. The test covers
+// several segments of the table, and doublings in both directions.
 void agrees_with_a_map(std::int32_t page_size, std::int64_t vocabulary, std::uint64_t seed) {
     check::note = "page size " + std::to_string(page_size);
     CheckedIndex index(page_size, vocabulary, seed);
@@ -113,7 +113,7 @@ void agrees_with_a_map(std::int32_t page_size, std::int64_t vocabulary, std::uin
     index.grow_to(3000);
 }
 
-// Nodes of different parents with the same page, and pages that differ in one token only.
+// Nodes of different parents with the same page, and pages that differ in only one token.
 TEST(parents_and_every_token_count) {
     for (const std::int32_t page_size : {1, 2, 3, 4, 5, 16, 17}) {
         PageNodes nodes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policies that come with kvcore: what they name is what their slow twins name, in trees to
-// which the same happens.
+// The policies of kvcore choose the same victims as their slow twins, in trees with the same
+// history.
 #include "kvcore/eviction.hpp"
 
 #include <array>
@@ -35,7 +35,7 @@ std::unique_ptr<PrefixTree> make_tree(EvictionOrder order, std::int32_t page_siz
     return std::make_unique<PrefixTree>(page_size, kvcore::make_policy({order}, page_size));
 }
 
-// Caches a prompt of one page per token, which nobody holds; its pages have the ids of its tokens.
+// Cache a prompt of one page per token without a holder. Page ids equal the tokens.
 void put(PrefixTree& tree, const std::vector<TokenId>& tokens, const Retention& retention = {}) {
     std::vector<kvcore::DuplicatePage> found;
     TreeNode* end = tree.insert(tree.open_namespace(""), tokens.data(), tokens.data(),
@@ -44,7 +44,7 @@ void put(PrefixTree& tree, const std::vector<TokenId>& tokens, const Retention& 
     tree.unpin(end, true);
 }
 
-// One after the other.
+// Evict pages one by one.
 Ids evict(PrefixTree& tree, std::size_t n) {
     Ids ids(n);
     for (BlockId& id : ids) CHECK_EQ(tree.evict(1, &id), 1);
@@ -84,7 +84,7 @@ TEST(a_touch_is_a_use_and_a_match_is_none) {
         const auto found = tree->match(root, prompt.data(), 2).at;
         CHECK_EQ(found.depth, 1);
         tree->touch(found);
-        tree->touch({root, 0});  // of nothing
+        tree->touch({root, 0});  // touches no page
         CHECK_EQ(evict(*tree, 4), (Ids{11, 12, 2, 1}));
     }
 }
@@ -101,7 +101,7 @@ TEST(cost_keeps_what_took_longest) {
 TEST(cost_forgets_what_was_worth_much_once) {
     const auto tree = make_tree(EvictionOrder::kCost);
     for (int use = 0; use < 3; ++use) put(*tree, {1});
-    // Each that goes raises the floor by what a page is worth: three times, then it is its turn.
+    // Each eviction raises the floor by the value of a page: after three evictions, page 1 is next.
     for (TokenId token = 2; token < 5; ++token) {
         put(*tree, {token});
         CHECK_EQ(evict(*tree, 1), Ids{token < 4 ? token : 1});
@@ -112,16 +112,16 @@ TEST(a_run_has_the_priority_of_its_users_for_its_time) {
     const auto tree = make_tree(EvictionOrder::kPriority);
     put(*tree, {1}, {80, 10});
     put(*tree, {2}, {20});
-    put(*tree, {2}, {60});  // the highest
+    put(*tree, {2}, {60});  // the highest priority counts
     put(*tree, {3}, {90, 10});
-    put(*tree, {3}, {30});  // what is left of it behind 10
+    put(*tree, {3}, {30});  // the priority that remains after time 10
     put(*tree, {4}, {10});
     CHECK_EQ(evict(*tree, 1), Ids{4});
     tree->advance(9);
     put(*tree, {5}, {50});
     CHECK_EQ(evict(*tree, 1), Ids{5});
     tree->advance(10);
-    tree->advance(3);  // no news
+    tree->advance(3);  // the time does not change
     CHECK_EQ(evict(*tree, 3), (Ids{1, 3, 2}));
 }
 
@@ -141,7 +141,7 @@ TEST(a_run_grows_on_while_its_time_moves) {
     const std::int64_t before = t.tree.num_nodes();
     const TokenId token = 7;
     TreeNode* other = t.tree.insert(end, &token, &token, 1, found, {60, 2000});
-    CHECK(other != end);  // of another priority
+    CHECK(other != end);  // with another priority
     CHECK_EQ(t.tree.num_nodes(), before + 1);
     t.tree.pin(other);
     t.tree.unpin(other, true);
@@ -152,9 +152,9 @@ TEST(arc_learns_from_what_returns) {
     const auto tree = make_tree(EvictionOrder::kArc);
     for (const TokenId token : {1, 1, 2, 3}) put(*tree, {token});
     CHECK_EQ(evict(*tree, 2), (Ids{2, 3}));
-    put(*tree, {2});  // it was used once: their share was too small
+    put(*tree, {2});  // page 2 was used once: the share of pages used once was too small
     put(*tree, {4});
-    // Page 4 fits the share now: the one of those used again that is older goes.
+    // Page 4 fits the share now. The older of the pages that were used again is evicted.
     CHECK_EQ(evict(*tree, 1), Ids{1});
 }
 
@@ -164,13 +164,13 @@ TEST(nonsense_is_refused) {
     };
     CHECK_THROWS(std::invalid_argument, make({EvictionOrder::kLru}, 0));
     CHECK_THROWS(std::invalid_argument, make({EvictionOrder::kCost, 0}, 16));
-    // NOLINTNEXTLINE(clang-analyzer-optin.core.EnumCastOutOfRange): as a wrong caller's
+    // NOLINTNEXTLINE(clang-analyzer-optin.core.EnumCastOutOfRange): a wrong caller's value
     const auto none = static_cast<EvictionOrder>(99);
     CHECK_THROWS(std::invalid_argument, make({none}, 16));
 }
 
 // ---- random traffic
-/// Two trees to which the same happens: one with a policy, one with its slow twin.
+/// Two trees with the same history: one has a policy, the other its slow twin.
 class Twins {
    public:
     Twins(std::uint64_t seed, EvictionOrder order)
@@ -209,7 +209,7 @@ class Twins {
         std::array<TreeNode*, 2> ends;
     };
 
-    // Prompts share their starts often.
+    // Return a prompt; prompts often share their starts.
     std::vector<TokenId> prompt() {
         std::vector<TokenId> tokens(static_cast<std::size_t>(kPage * random_.between(1, 8)));
         for (TokenId& token : tokens) token = static_cast<TokenId>(random_.below(3));
@@ -219,7 +219,7 @@ class Twins {
         const auto priority = static_cast<std::int32_t>(random_.below(4));
         return {priority, random_.chance(50) ? Retention::kForever : now_ + random_.below(60)};
     }
-    // Each end was pinned once, or is a root; it is so afterwards.
+    // Each end was pinned once, or is a root, before and after the call.
     Held insert(const Held& at, const std::vector<TokenId>& tokens) {
         const auto n = static_cast<std::int32_t>(tokens.size()) / kPage;
         Ids ids;

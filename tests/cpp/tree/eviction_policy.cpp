@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A policy written outside of the library: fewest uses first, then least recently released. The
-// tree's victims are those of an oracle that looks at every run there is. (Its std::set asks for
-// memory beyond make_room, which only a test may.)
+// A policy that is not part of the library: fewest uses first, then least recently released. The
+// tree's victims must be the victims of an oracle that looks at every run. (The policy's std::set
+// allocates outside make_room, which only a test may do.)
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -24,7 +24,7 @@ using Ids = TreeFixture::Ids;
 
 namespace {
 
-// ---- all of it
+// ---- the whole policy
 class FewestUses final : public kvcore::EvictionPolicy {
    public:
     void make_room(NodeId last) override { runs_.resize(last + std::size_t{1}); }
@@ -61,8 +61,8 @@ class FewestUses final : public kvcore::EvictionPolicy {
     std::set<Key> order_;
 };
 
-// ---- what the tree tells
-/// Writes down every verb, and orders like the policy that it stands before.
+// ---- the calls that the tree makes
+/// Records every call, and returns the order of the policy that it wraps.
 class Recorder final : public kvcore::EvictionPolicy {
    public:
     explicit Recorder(std::string& text, bool exposure = false)
@@ -122,7 +122,7 @@ class Recorder final : public kvcore::EvictionPolicy {
     std::uint64_t last_time_ = 0;
 };
 
-// Whether it was used or not, and whether it is a candidate: nothing protects its end any more.
+// The calls contain whether a run was used, and whether its end is unprotected.
 TEST(the_policy_hears_of_runs_that_can_go) {
     std::string told;
     TreeFixture t(1, std::make_unique<Recorder>(told, true));
@@ -149,14 +149,14 @@ TEST(the_policy_hears_of_every_run) {
     t.tree.unpin(a, true);
     CHECK_EQ(heard(), "release 1");
     t.match({1, 2, 9});
-    CHECK_EQ(heard(), "");  // a match is no use
-    t.put({1, 2, 4});       // of which two pages are there
+    CHECK_EQ(heard(), "");  // a match is not a use
+    t.put({1, 2, 4});       // two of the pages are already cached
     CHECK_EQ(heard(), "split 3 of 1, insert 2 3 1 50, hit 3, release 2");
     t.tree.use(t.match({1, 2, 4}).at);
     CHECK_EQ(heard(), "hit 2, hit 3");
     TreeNode* held = t.pin({1, 2, 3});
     CHECK_EQ(heard(), "");
-    CHECK_EQ(t.evict(3), Ids{5});  // the held run is met, then the other
+    CHECK_EQ(t.evict(3), Ids{5});  // eviction skips the held run and takes the other
     CHECK_EQ(heard(), "withdraw 1, erase 2");
     t.tree.unpin(held, false);  // free again without a use
     CHECK_EQ(heard(), "offer 1");
@@ -178,13 +178,12 @@ TEST(priorities_reach_the_policy) {
 TEST(a_policy_decides_what_goes) {
     TreeFixture t(1, std::make_unique<FewestUses>());
     for (const TokenId branch : {1, 1, 2, 3}) t.put({branch});
-    // Ids count up with each page that was tried: the second was there.
+    // Ids count up with each inserted page: the second page was already cached.
     CHECK_EQ(t.evict(3), (Ids{2, 3, 0}));
 }
 
 // ---- random traffic
-/// Branches of one page each below one of two roots, so that a run is a page and the oracle a
-/// table.
+/// Branches of one page each below two roots. Every run is a page, and the oracle is a table.
 class Branches {
    public:
     explicit Branches(std::uint64_t seed)

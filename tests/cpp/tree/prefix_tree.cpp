@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each verb does. Random traffic is in test_prefix_tree_random.cpp.
+// The effect of each verb. Random traffic is in prefix_tree_random.cpp.
 #include <memory>
 #include <stdexcept>
 
@@ -61,8 +61,8 @@ TEST(splitting_moves_nothing) {
     CHECK(head != end);
     CHECK_EQ(PrefixTree::depth_of(head), 3);
     CHECK_EQ(PrefixTree::depth_of(end), 4);
-    CHECK_EQ(t.tree.split(three.at), head);  // ends there already
-    // Positions taken before stay right.
+    CHECK_EQ(t.tree.split(three.at), head);  // already a run's end
+    // Positions from before the split stay valid.
     TreeNode* first = t.tree.split(one.at);
     t.check_counts(4, 0, 3);
     CHECK_EQ(PrefixTree::position(end, 1).node, first);
@@ -87,13 +87,13 @@ TEST(repeated_pages_are_reported) {
     t.check_counts(6, 2, 3);
     t.tree.unpin(end, true);
 
-    // All there already, ending inside a run, which is cut.
+    // All pages are cached already, up to the inside of a run, which is split.
     TreeNode* inside = t.hold({1, 2, 3});
     CHECK_EQ(t.duplicates.size(), 3);
     CHECK_EQ(PrefixTree::depth_of(inside), 3);
     t.check_counts(6, 3, 4);
 
-    // Beginning at the end of a run of one's own.
+    // The insertion starts at the end of the sequence's own run.
     TreeNode* longer = t.extend(inside, {4, 5});
     CHECK_EQ(t.duplicates.size(), 1);
     CHECK_EQ(t.duplicates[0].index, 0);
@@ -102,7 +102,7 @@ TEST(repeated_pages_are_reported) {
     t.check_counts(7, 2, 5);
 }
 
-// What a growing sequence commits page by page goes into the room behind its run.
+// A growing sequence commits pages one by one into the spare room of its run.
 TEST(a_run_of_ones_own_grows_in_place) {
     TreeFixture t(2);
     TreeNode* end = t.hold({1, 1, 2, 2});
@@ -114,7 +114,7 @@ TEST(a_run_of_ones_own_grows_in_place) {
     CHECK_EQ(t.tree.num_nodes(), nodes);
     CHECK_EQ(t.pages({1, 1, 2, 2, 3, 3, 4, 4}), (Ids{0, 1, 2, 3}));
 
-    // A second holder ends here: what follows is a run of its own.
+    // A second holder ends here: the next pages get a run of their own.
     t.tree.pin(end);
     TreeNode* below = t.extend(end, {5, 5});
     CHECK(below != end);
@@ -122,7 +122,7 @@ TEST(a_run_of_ones_own_grows_in_place) {
     t.tree.unpin(end, true);
     t.check_counts(5, 0, nodes + 1);
 
-    // Below a run with children as well.
+    // The same below a run with children.
     TreeNode* other = t.pin({1, 1, 2, 2, 3, 3, 4, 4});
     CHECK_EQ(other, end);
     TreeNode* sibling = t.extend(other, {6, 6});
@@ -177,7 +177,7 @@ TEST(a_pin_protects_what_lies_above) {
     CHECK_EQ(t.pages({1, 2, 3}), Ids{0});
 }
 
-// Pins that come and go between two counts are never seen by it.
+// A count never includes pins that start and end between two counts.
 TEST(protection_counted_late_is_right) {
     TreeFixture t(1);
     TreeNode* a = t.put({1, 2, 3});
@@ -194,7 +194,7 @@ TEST(protection_counted_late_is_right) {
     t.check_counts(4, 4, 4);
 }
 
-// More than can wait to be counted.
+// More pins than the list of uncounted pins can hold.
 TEST(many_pins_are_counted) {
     TreeFixture t(1);
     std::vector<TreeNode*> nodes;
@@ -218,7 +218,7 @@ TEST(a_node_without_pins_is_not_unpinned) {
     TreeNode* root = t.tree.open_namespace("salt");
     CHECK_THROWS(InvalidHandleError, t.tree.unpin(root, true));
     CHECK_EQ(t.tree.find_namespace("salt"), root);
-    CHECK_EQ(t.evict(1), Ids{1});  // it was no use of the pages
+    CHECK_EQ(t.evict(1), Ids{1});  // opening a namespace is not a use of its pages
 }
 
 TEST(least_recently_released_goes_first) {
@@ -226,7 +226,7 @@ TEST(least_recently_released_goes_first) {
     t.put({1, 2});
     t.put({3, 4});
     t.put({5, 6});
-    CHECK_EQ(t.evict(1), Ids{1});  // tail before head
+    CHECK_EQ(t.evict(1), Ids{1});  // evicts the tail before the head
     TreeNode* used = t.pin({1});
     t.tree.unpin(used, true);
     CHECK_EQ(t.evict(3), (Ids{3, 2, 5}));
@@ -253,7 +253,7 @@ TEST(a_use_of_the_head_leaves_the_tail_its_age) {
     CHECK_EQ(t.evict(9), (Ids{4, 1, 0}));
 }
 
-// Moving on to a node below, or holding for a moment, is no use.
+// Moving a pin to a lower node, or holding for a moment, is not a use.
 TEST(unpinning_without_a_use_keeps_the_age) {
     TreeFixture t(1);
     TreeNode* old = t.put({1});
@@ -261,7 +261,7 @@ TEST(unpinning_without_a_use_keeps_the_age) {
     t.tree.pin(old);
     t.tree.unpin(old, false);
     CHECK_EQ(t.evict(1), Ids{0});
-    // Also where eviction met it in the meantime.
+    // The same if an eviction has skipped the run meanwhile.
     TreeNode* next = t.match({2}).at.node;
     t.put({3});
     t.tree.pin(next);
@@ -279,14 +279,14 @@ TEST(the_guard_keeps_the_start_of_a_run) {
     CHECK_EQ(t.evict(1, {oldest, 2}), Ids{4});
     CHECK_EQ(t.evict(1, {oldest, 2}), Ids{});
     t.put({9});                            // 6
-    CHECK_EQ(t.evict(3), (Ids{1, 0, 6}));  // the guarded run kept its place
+    CHECK_EQ(t.evict(3), (Ids{1, 0, 6}));  // the guarded run has kept its place
     t.check_counts(0, 0, 0);
 }
 
 TEST(a_partial_page_is_the_best_continuation) {
     TreeFixture t(4);
     t.put({1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9});
-    PrefixMatch found = t.match({1, 2, 3, 4, 5, 6, 0, 0}, true);  // inside the run
+    PrefixMatch found = t.match({1, 2, 3, 4, 5, 6, 0, 0}, true);  // ends inside the run
     CHECK_EQ(found.at.depth, 1);
     CHECK_EQ(found.partial.depth, 2);
     CHECK_EQ(found.partial_tokens, 2);
@@ -294,7 +294,7 @@ TEST(a_partial_page_is_the_best_continuation) {
     CHECK_EQ(found.at.depth, 0);
     CHECK_EQ(found.partial_tokens, 3);
     CHECK_EQ(t.match({0, 2, 3}, true).partial_tokens, 0);
-    CHECK_EQ(t.match({1, 2, 3, 4}, true).partial_tokens, 0);  // no token left
+    CHECK_EQ(t.match({1, 2, 3, 4}, true).partial_tokens, 0);  // no token is left
     CHECK_EQ(t.match({1, 2, 0, 4}, false).partial_tokens, 0);
 
     t.put({1, 2, 3, 4, 5, 6, 7, 0});  // siblings below {1, 2, 3, 4}
@@ -305,7 +305,7 @@ TEST(a_partial_page_is_the_best_continuation) {
     CHECK_EQ(found.partial_tokens, 3);
     kvcore::BlockId source = -1;
     t.tree.copy_pages(found.partial, found.partial.depth - 1, &source);
-    CHECK_EQ(source, 6);  // ids 0-2, then 3 and 4, of which 3 was there, then 5 and 6
+    CHECK_EQ(source, 6);  // ids 0-2; then 3 (a duplicate) and 4; then 5 and 6
     CHECK_EQ(t.match({1, 2, 3, 4, 6}, true).partial_tokens, 0);
 }
 
@@ -328,7 +328,7 @@ TEST(namespaces_share_nothing_and_vanish_when_empty) {
     t.tree.unpin(root, true);
     CHECK(t.tree.find_namespace("held") == nullptr);
 
-    // While someone holds the root, it outlives its last page.
+    // While a caller holds the root, the root outlives its last page.
     root = t.tree.open_namespace("b");
     t.tree.pin(root);
     CHECK_EQ(t.evict(1), Ids{2});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles: right for as long as the pages are there, and never again.
+// A handle is valid while its pages are cached, and never again.
 #include "tree/tree_node.hpp"
 #include "kvcore/errors.hpp"
 #include "support/tree_fixture.hpp"
@@ -21,13 +21,13 @@ TEST(handles_are_stale_once_pages_went) {
     const PrefixHandle four = t.tree.handle(t.match({1, 2, 3, 4}).at);
     const PrefixHandle two = t.tree.handle(t.match({1, 2}).at);
     CHECK_EQ(four.depth, 4);
-    t.tree.unpin(t.pin({1, 2, 3}), true);  // a split leaves them right
+    t.tree.unpin(t.pin({1, 2, 3}), true);  // handles survive a split
     CHECK_EQ(t.tree.resolve(four).depth, 4);
     const TreePosition found = t.tree.resolve(two);
     CHECK_EQ(PrefixTree::depth_of(t.tree.split(found)), 2);
     CHECK_EQ(t.evict(1), Ids{3});
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
-    // Another page took the place: the depth fits again, the pages do not.
+    // Another page took the place: the depth fits again, but the pages differ.
     TreeNode* end = t.extend(t.pin({1, 2, 3}), {9});
     CHECK_EQ(PrefixTree::depth_of(end), 4);
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
@@ -35,7 +35,7 @@ TEST(handles_are_stale_once_pages_went) {
     CHECK_EQ(t.evict(1), Ids{4});
     const PrefixHandle three = t.tree.handle(t.match({1, 2, 3}).at);
     CHECK_EQ(t.evict(3), (Ids{2, 1, 0}));
-    t.put({1, 2, 3, 4});  // the slots are used again
+    t.put({1, 2, 3, 4});  // uses the slots again
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(three));
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(four));
     CHECK_THROWS(InvalidHandleError, t.tree.resolve({12345678, 0, 0}));
@@ -44,7 +44,7 @@ TEST(handles_are_stale_once_pages_went) {
     CHECK_THROWS(InvalidHandleError, t.tree.resolve(wrong));
 }
 
-// A generation that came round would make the handles of four billion uses ago right again.
+// If a generation wrapped, handles from four billion uses ago would be valid again.
 TEST(generations_never_come_round) {
     constexpr std::uint32_t kLast = TreeNode::kNoGeneration - 1;
     TreeFixture t(1);
@@ -61,7 +61,7 @@ TEST(generations_never_come_round) {
         const PrefixHandle none = t.tree.handle(t.match({1}).at);
         CHECK_THROWS(InvalidHandleError, t.tree.resolve(none));
     }
-    // The next run is in another slot.
+    // The next run gets another slot.
     t.put({1, 2, 3});
     const PrefixHandle next = t.tree.handle(t.match({1, 2}).at);
     CHECK(next.node != first.node);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random traffic on a PrefixTree beside the oracle's set of pages: sequences that match, hold, grow
-// and let go, evictions with and without a guard, handles. Families grow to thousands of siblings.
+// Random traffic on a PrefixTree, compared with an oracle's set of pages: sequences that match,
+// hold, grow and release, evictions with and without a guard, handles. Families grow to thousands
+// of siblings.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -23,7 +24,7 @@ namespace {
 struct Traffic {
     std::int32_t page_size = 1;
     std::int64_t vocabulary = 2;
-    std::int64_t most_pages = 300;  // more are evicted
+    std::int64_t most_pages = 300;  // the test evicts pages above this number
     int num_steps = 4000;
 };
 
@@ -37,7 +38,7 @@ class CheckedTree {
             act();
             if (random_.chance(30)) check_counts();
             if (step % 100 == 0) check_everything();
-            // Drains now and then, so that large families shrink again.
+            // Drain the tree now and then so that large families shrink again.
             const std::int64_t most = step % 1000 < 800 ? traffic_.most_pages : 10;
             if (cache_.size() > most) evict(cache_.size() - most);
         }
@@ -77,7 +78,7 @@ class CheckedTree {
         }
     }
 
-    // Holds the cached prefix of a prompt, as a hit does.
+    // Hold the cached prefix of a prompt, as a hit does.
     void begin() {
         const std::string name = random_.chance(20) ? "x" : "";
         auto request = std::make_unique<Request>(name, std::vector<TokenId>{});
@@ -98,7 +99,7 @@ class CheckedTree {
         holders_.push_back(std::move(holder));
     }
 
-    // Commits one to four pages more.
+    // Commit one to four more pages.
     void grow(Holder& holder) {
         Request& request = *holder.request;
         const std::int64_t first = oracle::depth_of(holder.at);
@@ -175,7 +176,7 @@ class CheckedTree {
         return nullptr;
     }
 
-    // Where the best continuation is a partial page, evicts around it.
+    // If the best continuation is a partial page, evict other pages but not this one.
     void look_up(Holder& holder) {
         Request& request = *holder.request;
         append_random(request, random_.below(traffic_.page_size + 1));
@@ -212,7 +213,7 @@ class CheckedTree {
         if (holder.at == nullptr || kept_.size() > 20) return;
         kept_.push_back({tree_.handle(match.at), holder.at->key, oracle::ids_to(holder.at)});
     }
-    // Whatever is left of a handle is what it was made for.
+    // A handle that still resolves has the pages that it was made for.
     void check_handles() {
         for (const Kept& kept : kept_) {
             try {

@@ -12,7 +12,7 @@ using kvcore::TreeNode;
 
 namespace {
 
-/// A SiblingOrder and the map that it has to agree with.
+/// A SiblingOrder and the map that it must agree with.
 class CheckedOrder {
    public:
     CheckedOrder(std::int32_t page_size, std::int64_t vocabulary, std::uint64_t seed)
@@ -38,7 +38,7 @@ class CheckedOrder {
         }
         check_order();
     }
-    // Ascending and descending runs fill chunks from one end only.
+    // Ascending and descending inserts fill chunks from one end only.
     void insert_in_turn(bool ascending, std::int64_t n) {
         for (std::int64_t i = 0; i < n; ++i) {
             Page page(static_cast<std::size_t>(page_size_), 0);
@@ -78,7 +78,7 @@ class CheckedOrder {
         place->second = node;
     }
 
-    // The longest start of `page` that one of the children has.
+    // The longest start of `page` that a child has.
     std::int32_t longest(const Key& page, std::int32_t limit) const {
         for (std::int32_t n = limit; n > 0; --n) {
             const Key start(page.begin(), page.begin() + n);
@@ -90,7 +90,7 @@ class CheckedOrder {
         return 0;
     }
     void look_up() {
-        if (known_.empty()) return;  // a family that small has no order
+        if (known_.empty()) return;  // a small family has no order
         const Page page = random_page(random_, page_size_, vocabulary_);
         const auto limit = static_cast<std::int32_t>(random_.between(1, page_size_));
         std::int32_t common = -1;

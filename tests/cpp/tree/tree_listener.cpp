@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tree tells its listener: a mirror kept from that alone has the pages of the tree.
+// The events of a tree: a mirror built only from these events has the pages of the tree.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -23,8 +23,8 @@ using Tokens = TreeFixture::Tokens;
 
 namespace {
 
-/// Pages by what they are: a namespace and all tokens up to their end. Each is read out of the tree
-/// while it is told of.
+/// Pages by namespace and all tokens up to their end. The mirror reads each page from the tree
+/// during its event.
 class Mirror final : public kvcore::TreeListener {
    public:
     explicit Mirror(PrefixTree& tree) : tree_(tree) { tree_.set_listener(this); }
@@ -69,7 +69,7 @@ class Mirror final : public kvcore::TreeListener {
    private:
     using Prefixes = std::vector<std::string>;
 
-    // The prefixes that end with the page in front of those told of and with each of them.
+    // The prefixes that end with the page before the event's pages, and with each of these pages.
     Prefixes read(TreeNode* node, std::int32_t first, std::int32_t n) {
         CHECK(n >= 1);
         ids_.resize(static_cast<std::size_t>(n));
@@ -87,7 +87,7 @@ class Mirror final : public kvcore::TreeListener {
         return prefixes;
     }
 
-    // The change is complete: the tree has the first `depth` pages on the way to `node`.
+    // The change is complete: the tree has the first `depth` pages of the path to `node`.
     void check_tree(TreeNode* node, std::int32_t depth) {
         CHECK_EQ(tree_.num_cached(), pages_.size());
         const Tokens tokens = tree_.tokens_of({node, depth}, 0);
@@ -100,13 +100,13 @@ class Mirror final : public kvcore::TreeListener {
 
     PrefixTree& tree_;
     std::unordered_map<std::string, BlockId> pages_;
-    std::unordered_map<std::string, std::int64_t> followers_;  // pages right behind a prefix
+    std::unordered_map<std::string, std::int64_t> followers_;  // pages after a prefix
     Ids ids_;
     std::int64_t num_told_ = 0;
 };
 
 // ---- single calls
-/// Writes down what it is told.
+/// Records the events.
 class Notes final : public kvcore::TreeListener {
    public:
     void stored(TreeNode*, std::int32_t first, std::int32_t n) noexcept override {
@@ -132,11 +132,11 @@ TEST(only_what_changes_is_told) {
     TreeNode* end = t.hold({1, 2, 3});
     CHECK_EQ(notes.read(), "+0..2 ");
     end = t.extend(end, {4});     // a leaf with room to grow
-    end = t.extend(end, {5, 6});  // in place
+    end = t.extend(end, {5, 6});  // grows in place
     CHECK_EQ(notes.read(), "+3..3 +4..5 ");
     t.tree.unpin(end, true);
-    t.put({1, 2, 3, 4});                // is there
-    t.tree.unpin(t.pin({1, 2}), true);  // cuts a run
+    t.put({1, 2, 3, 4});                // already cached
+    t.tree.unpin(t.pin({1, 2}), true);  // splits a run
     CHECK_EQ(notes.read(), "");
     t.put({1, 2, 7});
     CHECK_EQ(notes.read(), "+2..2 ");
@@ -166,9 +166,9 @@ class Traffic {
             } else if (dice < 990) {
                 evict(random_.between(1, 12));
             } else if (dice < 998) {
-                evict(tree_.tree.num_cached());  // a reset: what nobody holds
+                evict(tree_.tree.num_cached());  // a reset: evict every page without a holder
             } else {
-                while (!held_.empty()) let_go();  // all namespaces go with their last page
+                while (!held_.empty()) let_go();  // each namespace is removed with its last page
                 evict(tree_.tree.num_cached());
                 CHECK(tree_.tree.find_namespace("x") == nullptr);
             }
@@ -187,7 +187,7 @@ class Traffic {
         }
         return tokens;
     }
-    // Holds the cached part of a prompt, which cuts a run where it ends in one.
+    // Hold the cached part of a prompt. If it ends inside a run, the run is split.
     void begin() {
         const Tokens prompt = tokens(random_.between(0, 6));
         TreeNode* root = tree_.tree.open_namespace(random_.chance(30) ? "x" : "");

@@ -41,7 +41,7 @@ TEST(a_pin_moves_and_is_given_back_once) {
     t.check_counts(3, 1, 2);
     TreePin third(t.tree, b);
     t.check_counts(3, 0, 2);
-    third = std::move(second);  // lets go of b
+    third = std::move(second);  // releases b
     CHECK_EQ(third.node(), a);
     t.check_counts(3, 1, 2);
     TreePin& same = third;
@@ -52,7 +52,7 @@ TEST(a_pin_moves_and_is_given_back_once) {
     t.check_counts(3, 3, 2);
 }
 
-// A use moves its pages to the end of the order of eviction; giving a pin back does not.
+// A use moves its pages to the end of the eviction order. Returning a pin without a use does not.
 TEST(the_end_of_a_use_is_noticed) {
     for (const bool is_used : {false, true}) {
         TreeFixture t(1);

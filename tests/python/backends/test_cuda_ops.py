@@ -291,7 +291,7 @@ def test_append_slots_counts_what_is_beyond_the_pool(
 def test_a_slot_of_the_host_that_is_named_twice_is_refused(machine: Machine) -> None:
     _, device = batches(machine, arguments())
     k = machine.array(drawn((2, 2, 8), "float32"), 1)
-    with pytest.raises(ValueError, match=r"slots\[1\] is 3, which is named before"):
+    with pytest.raises(ValueError, match=r"slots\[1\] is 3, which is named twice"):
         ops.append_slots(device, 0, k, k, np.array([3, 3]))
 
 

@@ -119,7 +119,7 @@ def test_keys_alone_have_no_packed_layout(machine: Machine) -> None:
     (packed,) = caches(machine, "tiles of two bytes", ["vllm"], ["cuda:0"])
     latent = ops.PoolLayout(machine.array(np.zeros((5, 3, 16, 2, 24), np.uint16)), "max")
     before = content(machine, packed)
-    with pytest.raises(ValueError, match="both have V or not"):
+    with pytest.raises(ValueError, match="both or neither must have V"):
         ops.transfer(latent, packed, [0], [1])
     with pytest.raises(IndexError, match="page 5 is outside the pool of 5 pages"):
         ops.transfer(

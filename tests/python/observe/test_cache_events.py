@@ -234,9 +234,9 @@ def test_wrong_arguments_and_managers_without_events() -> None:
     for events, kind in [(0, ValueError), (-1, ValueError), ("yes", TypeError), (1.5, TypeError)]:
         with pytest.raises(kind, match="events"):
             manager_of(events=events)
-    with pytest.raises(TypeError, match="take_events makes these"):
+    with pytest.raises(TypeError, match="call take_events"):
         PagesStored()
-    with pytest.raises(TypeError, match="take_events makes these"):
+    with pytest.raises(TypeError, match="call take_events"):
         CacheCleared()
     mgr.close()
     with pytest.raises(KVCacheError):

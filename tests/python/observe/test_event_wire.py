@@ -104,7 +104,7 @@ def test_whole_keys_and_what_later_versions_add() -> None:
     ],
 )
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
-    with pytest.raises(ValueError, match="no batch of events"):
+    with pytest.raises(ValueError, match="is not a batch of events"):
         decode_batch(payload)
 
 

@@ -140,5 +140,5 @@ def test_a_nested_payload_is_no_batch(depth: int, place: str) -> None:
     payload = nested
     if place != "payload":
         payload = b"\x93" + msgpack.packb(0.0) + b"\x91" + event[place] + msgpack.packb(0)
-    with pytest.raises(ValueError, match="no batch of events"):
+    with pytest.raises(ValueError, match="is not a batch of events"):
         decode_batch(payload)

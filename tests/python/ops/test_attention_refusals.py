@@ -250,7 +250,7 @@ CODES = np.zeros((4, 16, 2, 16), np.int8)
         (
             {"value_pool": np.zeros((5, 16, 2, 16), np.float32)},
             ValueError,
-            r"the pool of values has shape \(5, 16, 2, 16\), that of keys \(4, 16, 2, 16\)",
+            r"the pool of values has shape \(5, 16, 2, 16\), keys have \(4, 16, 2, 16\)",
         ),
         ({"value_pool": np.zeros((4, 16, 1, 16), np.float32)}, ValueError, "the pool of values"),
         ({"key_pool": np.zeros((4, 16, 2, 16))}, TypeError, "the pool of keys has dtype float64"),
@@ -332,7 +332,7 @@ def test_calls_that_batches_with_scales_refuse() -> None:
         ops.append(fixed, 0, kv, kv, u32(0, 4, 5), scale=1.0)
     scales = np.ones((4, 16, 2, 4), np.float32)
     grouped = batch_of(key_pool=CODES, value_pool=CODES, key_scales=scales, value_scales=scales)
-    with pytest.raises(ValueError, match=r"v_head_dim is 6, .* a multiple of 4, those that share"):
+    with pytest.raises(ValueError, match=r"v_head_dim is 6, .* of 4, the elements of a scale"):
         ops.attention(grouped, 0, Q, u32(0, 4, 5), v_head_dim=6)
     assert ops.attention(grouped, 0, Q, u32(0, 4, 5), v_head_dim=8).shape == (5, 4, 8)
 

@@ -193,7 +193,7 @@ def pool_of(name: str = "max", **changed: Any) -> PoolLayout:
         (lambda p: ops.transfer(pool_of(heads=1), p, [0], [1]), ValueError, "1 heads"),
         (lambda p: ops.transfer(pool_of(page_size=2), p, [0], [1]), ValueError, "of 2 tokens"),
         (lambda p: ops.transfer(pool_of(head_dim=4), p, [0], [1]), ValueError, "of 16 bytes"),
-        (lambda p: ops.transfer(pool_of(v_head_dim=0), p, [0], [1]), ValueError, "both have V"),
+        (lambda p: ops.transfer(pool_of(v_head_dim=0), p, [0], [1]), ValueError, "neither must"),
         (lambda p: ops.transfer(pool_of(dtype="int8"), p, [0], [1]), TypeError, "dtype int8"),
         (lambda p: ops.transfer(p, p, [0], [1]), ValueError, "overlap in memory"),
         (lambda p: ops.transfer(p, PoolLayout(p.arrays[1:], "max"), [0], [1]), ValueError, "over"),

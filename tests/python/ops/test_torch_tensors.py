@@ -306,7 +306,7 @@ def test_tokens_of_a_context_are_copied() -> None:
         (torch.tensor([2**31]), ValueError, "token 0 is 2147483648"),
         (torch.tensor([[1]]), ValueError, "must have one dimension"),
         (torch.tensor([1], device="meta"), TypeError, "Tensor"),
-        (torch.tensor([1]).to_sparse(), TypeError, "Tensor that numpy cannot see"),
+        (torch.tensor([1]).to_sparse(), TypeError, "Tensor that numpy cannot read"),
     ],
 )
 def test_other_tensors_are_no_tokens(tokens: Any, error: type[Exception], text: str) -> None:

@@ -49,7 +49,7 @@ def state_of(manager: PagedKVCacheManager) -> Any:
         ({}, {"head_dim": 8}, "heads and widths of layer 0"),
         ({}, {"is_mla": True}, "heads and widths of layer 0"),
         ({}, {"dtype": "float16"}, "dtype float32, must be float16"),
-        ({"dtype": "float16"}, {"dtype": "bfloat16"}, "nothing is rounded"),
+        ({"dtype": "float16"}, {"dtype": "bfloat16"}, "import never rounds"),
         ({"dtype": "int8"}, {"dtype": "float32"}, "dtype int8, must be float32"),
         (
             {"dtype": "int8", "kv_scale_granularity": 4},
@@ -170,7 +170,7 @@ def test_a_context_that_was_set_back_behind_its_windows() -> None:
     manager = moving_manager(moving_params(groups=(FullAttention([0]), SlidingWindow([1], 3))))
     context = written_request(manager, "r", PROMPT)
     context.start_idx = 9
-    with pytest.raises(ValueError, match="windows have given back pages"):
+    with pytest.raises(ValueError, match="windows have freed pages"):
         manager.export_sequence("r")
 
 
@@ -193,7 +193,7 @@ def test_managers_without_a_pool_say_so() -> None:
     manager.fetch([context])
     context.update(1)
     manager.step([context])
-    with pytest.raises(ValueError, match="so that it has no bytes to export"):
+    with pytest.raises(ValueError, match="so it has no bytes to export"):
         manager.export_sequence("r")
     with pytest.raises(ValueError, match="no bytes to import"):
         manager.import_sequence(moving.read_sequence(data).context("s"), data)
@@ -357,7 +357,7 @@ def test_a_request_that_never_stands_still(monkeypatch: pytest.MonkeyPatch) -> N
         return found
 
     monkeypatch.setattr(Pools, "read", meddling)
-    with pytest.raises(KVCacheError, match="was stepped 16 times while it was exported"):
+    with pytest.raises(KVCacheError, match="was stepped 16 times during its export"):
         manager.export_sequence("r")
 
 

@@ -244,7 +244,7 @@ def test_states_move_between_steps_alone() -> None:
     manager = state_manager(state_params())
     context = prefill(manager, "r", prompt((0, 9)))
     manager.fetch([context])
-    with pytest.raises(ValueError, match="its state stands further on; export it between step and"):
+    with pytest.raises(ValueError, match="its state is at a later token; export it between step and"):
         manager.export_sequence("r")
 
 

@@ -45,10 +45,10 @@ def _no_space(*_: Any) -> None:
 
 def test_where_a_snapshot_cannot_be(tmp_path: Path) -> None:
     manager = filled()
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         manager.snapshot(tmp_path)
     if os.name == "posix":
-        with pytest.raises(ValueError, match="no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             manager.snapshot("/dev/null")
     with pytest.raises(FileNotFoundError):
         manager.snapshot(tmp_path / "none" / "cache.kv")

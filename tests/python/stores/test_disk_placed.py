@@ -103,7 +103,7 @@ def test_sizes_that_differ_are_a_miss(store: DiskStore) -> None:
         ([[(0, 0)]], [_rows()], ValueError, "2 keys and 1 places"),
         ([[(0, 0)], [(0, 12)]], [_rows()], IndexError, "row 12, must be 0 to 11"),
         ([[(0, 0)], [(0, -1)]], [_rows()], IndexError, "row -1"),
-        ([[(0, 3)], [(0, 3)]], [_rows()], ValueError, "two parts go to one row"),
+        ([[(0, 3)], [(0, 3)]], [_rows()], ValueError, "two parts go to the same row"),
         ([[(0, 0)], [(_STATE_PART, 0)]], [_rows()], IndexError, "part 63"),
         ([[(0, 0)], [(1, 1), (0, 2)]], [_rows()], ValueError, "must rise"),
         ([[(0, 0)], [(64, 1)]], [_rows()], ValueError, "less than 64"),

@@ -129,7 +129,7 @@ def test_buffers_that_share_memory_are_refused(tmp_path: Path) -> None:
         ({"breaker_failures": 0}, "breaker_failures is 0"),
         ({"breaker_seconds": float("nan")}, "breaker_seconds"),
         ({"slow_seconds": -1.0}, "slow_seconds"),
-        ({"tier": "host:1GiB"}, "must be one such as 'disk:"),
+        ({"tier": "host:1GiB"}, "must be a disk tier such as 'disk:"),
         ({"tier": "disk:/a"}, "lacks a size"),
     ],
 )

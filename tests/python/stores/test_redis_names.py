@@ -11,16 +11,16 @@ from kvcore.stores import RedisTier, parse_tier
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("redis:127.0.0.1", "'//' and the server's name have to follow"),
+        ("redis:127.0.0.1", "'//' and the server's name must follow"),
         ("redis://", "without a host"),
         ("redis://h:0", "port is 0"),
-        ("redis://h:99999", "the port is no number"),
-        ("redis://:pass@h/x", "the database 'x' is no number"),
+        ("redis://h:99999", "the port is not a number"),
+        ("redis://:pass@h/x", "the database 'x' is not a number"),
         ("redis://h?timeouts=1", "it has no option 'timeouts'"),
         ("redis://h?ttl=0", "ttl is 0.0, must be more than 0"),
         ("redis://h?timeout=inf", "timeout is inf"),
         ("redis://h?prefix=a*", "prefix is 'a\\*'"),
-        ("redis://h?ca_certs=/x", "ca_certs is for rediss"),
+        ("redis://h?ca_certs=/x", "ca_certs needs rediss"),
     ],
 )
 def test_bad_names_say_what_is_wrong(text: str, reason: str) -> None:

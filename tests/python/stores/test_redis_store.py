@@ -360,7 +360,7 @@ def test_wrong_arguments_change_nothing(server: RedisServer, open_store: Open) -
         store.get_into(KEYS[:1], [bytes(9)])
     with pytest.raises(TypeError):
         store.put_from(KEYS[:1], [9])
-    with pytest.raises(ValueError, match="must be one such as 'redis://"):
+    with pytest.raises(ValueError, match="must be a Redis tier such as 'redis://"):
         RedisStore("disk:/tmp:1GiB")
     assert server.client().dbsize() == 0
 

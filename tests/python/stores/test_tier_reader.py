@@ -314,7 +314,7 @@ def test_an_error_of_the_core_is_a_shorter_hit(caplog: pytest.LogCaptureFixture)
             raise MemoryError
 
     reader_of(FakeStore("a", {0: 1})).bring(Failing())
-    assert "could not be had" in caplog.text
+    assert "could not be loaded" in caplog.text
 
 
 def test_pages_on_their_way_are_known_by_replica_and_key() -> None:

@@ -231,7 +231,7 @@ def test_a_context_says_what_it_asks_for() -> None:
         (
             {"retention": [(0, 5, 9, None), (4, 8, 9, None)]},
             ValueError,
-            r"retention\[1\] has the tokens 4 .. 8, must have some, and begin at 5",
+            r"retention\[1\] has the tokens 4 .. 8, must not be empty and must start at 5",
         ),
         ({"retention": [(0, None, 9, None), (4, 8, 9, None)]}, ValueError, r"retention\[1\]"),
         ({"retention": [(0, 5, 101, None)]}, ValueError, r"the priority of retention\[0\] is 101"),

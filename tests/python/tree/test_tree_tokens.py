@@ -169,7 +169,7 @@ def test_what_a_tree_of_tokens_refuses() -> None:
         (ValueError, "pass whole pages", lambda: tree.insert([1, 2], [9])),
         (ValueError, "pass whole pages", lambda: tree.insert([], [9])),
         (ValueError, "return_handle", lambda: tree.insert([1, 2, 3], [9], pin=True)),
-        (ValueError, "namespace is that", lambda: tree.insert([1, 2, 3], [9], "a", after=handle)),
+        (ValueError, "sets the namespace", lambda: tree.insert([1, 2, 3], [9], "a", after=handle)),
         (ValueError, "0 pages", lambda: tree.insert([1, 2, 3], [9], after=empty)),
         (kvcore.InvalidHandleError, "another", lambda: other.insert([1, 2], [9], after=handle)),
         (kvcore.InvalidHandleError, "another", lambda: other.pages_of(handle)),

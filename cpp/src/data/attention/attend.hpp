@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ways through the keys of an item. Included by each ISA's source inside its own unnamed
-// namespace, behind attention_item.hpp.
+// Attends the keys of an item: K and V are read in place, or converted in scratch first. Each ISA's
+// source includes this file inside its own unnamed namespace, after attention_item.hpp.
 
 inline RunningStates states_of(const ItemWork& work, std::int64_t vector) {
     return {work.maxima + vector, work.totals + vector, work.keeps};
@@ -11,7 +11,8 @@ inline Sums sums_of(const ItemWork& work, std::int64_t vector) {
     return {work.sums + vector * stride, stride, work.keeps};
 }
 
-// A head of a tile, and what is read behind it: the next head, at last the next tile.
+// A head of a tile. While one place is computed, the next place is prefetched: the next head, or
+// the first head of the next tile.
 struct Place {
     const TileRows& tile;
     std::int64_t head;  // of the pool
@@ -24,10 +25,11 @@ struct Place {
     }
 };
 
-// ---- few queries: K and V are read where they lie ----------------------------------------------
+// ---- few queries: K and V are read in place ----------------------------------------------------
 
-// What the codes of each key of a tile are multiplied by to be its elements: its scale, if any, and
-// what reading leaves out. They are few: scores and weights take them, not the elements.
+// The factors that turn the codes of each key of a tile into elements: the key's scale, if the
+// tensor has scales, times the constant that reading leaves out. Each key has only one factor:
+// scores and weights are multiplied by it, not the elements.
 struct KeyFactors {
     bool are_ones;
     float of[kTileKeys];
@@ -48,7 +50,8 @@ struct KeyFactors {
         }
     }
 
-    // rows[m][t] *= of[t] for n rows and whole sixteens around keys begin .. end
+    // rows[m][t] *= of[t] for n rows and keys begin .. end, rounded outwards to whole groups of
+    // sixteen.
     void apply(std::int64_t n, float* rows, std::int64_t begin, std::int64_t end) const {
         if (are_ones) return;
         for (std::int64_t t = begin / 16 * 16; t < end; t += kLanes) {
@@ -84,7 +87,7 @@ inline void attend_direct(const ItemWork& work, std::int64_t first_key, const Pl
     });
 }
 
-// ---- many queries: K and V are converted once for all of them ----------------------------------
+// ---- many queries: K and V are converted once for all queries ----------------------------------
 
 inline void stage_nvfp4(const ItemWork& work, const Place& now) {
     const auto& pool = work.job.input->pool;
@@ -120,7 +123,7 @@ inline void stage(const ItemWork& work, const Place& now) {
         pool.v.scales.group, work.values, sizes.value_floats);
 }
 
-// Asks for part i of n of a head.
+// Prefetches part i of n of the keys and values of a head.
 [[gnu::always_inline]] inline void ask_for_part(const ItemWork& work, const Place& place,
                                                 std::int64_t i, std::int64_t n) {
     const auto& pool = work.job.input->pool;

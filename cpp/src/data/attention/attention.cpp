@@ -11,10 +11,10 @@
 namespace kvcore {
 namespace {
 
-// Float operations, in multiply-adds of a key with all vectors, that are worth a thread.
+// The cost that is worth a thread, in multiply-adds of a key with all vectors.
 constexpr std::int64_t kCostWorthAThread = 1 << 15;
 
-/// Where the parts of a workspace begin, in bytes.
+/// The offsets of the parts of a workspace, in bytes.
 struct WorkspaceLayout {
     PlanCounts counts;
     ScratchLayout scratch;

@@ -6,7 +6,7 @@
 
 namespace kvcore::cpu {
 
-/// As `kvcore::attention`, by the kernels of some instruction set.
+/// Computes `kvcore::attention` with the kernels of one instruction set.
 void attention_by(const AttentionKernels& kernels, const AttentionInput& input,
                   const AttentionOutput& output, std::byte* workspace, int threads);
 

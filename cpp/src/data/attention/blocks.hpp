@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of attention, register-blocked. Included by each ISA's source inside its own
-// unnamed namespace, behind attention_rows.hpp.
+// The two products of attention, register-blocked. Each ISA's source includes this file inside its
+// own unnamed namespace, after attention_rows.hpp.
 
-/// What a block of sums is multiplied by before anything is added; nullptr: it begins at 0.
+/// A block of sums. Before anything is added, row m is multiplied by keeps[m]; with `keeps`
+/// nullptr, all sums begin at 0.
 struct Sums {
     float* data;
     std::int64_t stride;
     const float* keeps;
 };
 
-/// Rows of numbers that rows of elements are multiplied by: queries.
+/// The left factors of a product, one row for each vector: queries.
 struct Factors {
     const float* data;
     std::int64_t stride;
@@ -17,7 +18,8 @@ struct Factors {
     float at(std::int64_t m, std::int64_t r) const { return data[m * stride + r]; }
     void skip(std::int64_t n) { data += n * stride; }
 };
-/// Weights, of which one register addresses many rows, for it is known how far apart they are.
+/// Weights as left factors. Their rows have a constant distance, so one register addresses many
+/// rows.
 struct Weights {
     const float* data;
 
@@ -25,7 +27,7 @@ struct Weights {
     void skip(std::int64_t n) { data += n * kTileKeys; }
 };
 
-// sums[m][i ..] += factors[m][r] * rows[r][i ..] over rows begin .. end, one after the other.
+// sums[m][i ..] += factors[m][r] * rows[r][i ..] for rows begin .. end, in order.
 template <int kM, int kN, bool kMayEnd, class By, class Rows>
 inline void add_products(const By& factors, const Rows& rows, std::int64_t begin, std::int64_t end,
                          std::int64_t i, const Sums& sums) {
@@ -59,18 +61,18 @@ inline void add_products(const By& factors, const Rows& rows, std::int64_t begin
     }
 }
 
-constexpr int kBlockVectors = 6;  // at a time, of many
+constexpr int kBlockVectors = 6;  // vectors of a block, if there are many
 
-// Registers of columns at a time, as many as there is room for: a row that is returned to less
-// often has its page looked up less often.
+// The number of column registers that one pass over the rows fills, as many as fit. Each pass looks
+// up the page of every row again, so fewer passes are cheaper.
 constexpr int columns_at_a_time(int vectors) {
     constexpr int kMost = KVCORE_LANES == 16 ? 4 : 2;
     if (KVCORE_LANES == 16 && vectors == 1) return 2 * kMost;
     return vectors > 6 ? kMost / 2 : kMost;
 }
 
-// Columns i .. of those before `whole`, kN registers at a time and then fewer; returns where they
-// end.
+// Adds columns i .. `whole`, kN registers at a time, then fewer; returns the end of the added
+// columns.
 template <int kM, int kN, class By, class Rows>
 inline std::int64_t add_columns(const By& factors, const Rows& rows, std::int64_t begin,
                                 std::int64_t end, std::int64_t i, std::int64_t whole,
@@ -93,7 +95,7 @@ void add_products_of(const By& factors, const Rows& rows, std::int64_t begin, st
     if (i < to) add_products<kM, 1, true>(factors, rows, begin, end, i, sums);
 }
 
-// The same for n vectors of factors and columns from .. to of the sums, which are padded.
+// Adds the products of n vectors of factors to columns from .. to of the sums, which are padded.
 template <class By, class Rows>
 void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, std::int64_t end,
                      std::int64_t from, std::int64_t to, Sums sums) {
@@ -106,8 +108,8 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
         rows.ask_no_more();
         return std::int64_t{kM};
     };
-    // What is converted as it is read is better read for more vectors at a time; with few registers
-    // that leaves one for a row, and pairs take two.
+    // Rows that are converted while they are read are read for more vectors at a time. With few
+    // registers, this leaves one register for a row, but pairs need two.
     constexpr bool kHasRoom = kLanes == 16 || !Rows::kIsInPairs;
     using Most = std::integral_constant<int, Rows::kIsConverted && kHasRoom ? 8 : kBlockVectors>;
     while (n >= Most::value) n -= step(Most());
@@ -117,7 +119,7 @@ void add_products_to(std::int64_t n, By factors, Rows rows, std::int64_t begin, 
     if (n >= 1) step(std::integral_constant<int, 1>());
 }
 
-/// Keys that are multiplied at a time: what is read of them, and what is read later.
+/// The keys of one multiplication: the rows to read now, and the rows to prefetch.
 template <int kKeys>
 struct KeyRows {
     const std::byte* now[kKeys];
@@ -136,8 +138,8 @@ struct KeyRows {
     }
 };
 
-// sums[t][m] += key[t] * queries[m][i ..], whose products lie in one of the registers of sixteen
-// lanes.
+// sums[t][m] += key[t] * queries[m][i ..]. The registers of a sum have sixteen lanes together;
+// `part` selects the register that the products are added to.
 template <int kKeys, int kM>
 inline void add_lanes(const float* queries, std::int64_t query_stride, std::int64_t i,
                       const F32 (&key)[kKeys], std::int64_t part,
@@ -150,7 +152,7 @@ inline void add_lanes(const float* queries, std::int64_t query_stride, std::int6
     }
 }
 
-// sums[t][m] += queries[m] . keys[t] over the sixteen elements from i on.
+// sums[t][m] += queries[m] . keys[t] for the sixteen elements from i.
 template <DType kDType, int kKeys, int kM, bool kMayEnd>
 inline void dot_sixteen(const float* queries, std::int64_t query_stride, const KeyRows<kKeys>& keys,
                         std::int64_t dim, std::int64_t i, F32 (&sums)[kKeys][kM][kSixteen]) {
@@ -164,7 +166,8 @@ inline void dot_sixteen(const float* queries, std::int64_t query_stride, const K
     }
 }
 
-// The same over a line of elements, in the order of `part_pairs` where they come in pairs.
+// sums[t][m] += queries[m] . keys[t] for one cache line of elements. Paired elements are in the
+// order of `part_pairs`.
 template <DType kDType, int kKeys, int kM>
 inline void dot_line(const float* queries, std::int64_t query_stride, const KeyRows<kKeys>& keys,
                      std::int64_t dim, std::int64_t i, F32 (&sums)[kKeys][kM][kSixteen]) {
@@ -190,7 +193,7 @@ inline void dot_line(const float* queries, std::int64_t query_stride, const KeyR
     }
 }
 
-// sums[t][m] = queries[m] . keys[t], still in sixteen lanes.
+// sums[t][m] = queries[m] . keys[t]; the sixteen lanes are not yet added up.
 template <DType kDType, int kKeys, int kM>
 inline void dot_rows(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
                      HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
@@ -237,7 +240,8 @@ inline void dot_four(const float* queries, std::int64_t query_stride, HeadRowsAt
 }
 
 #if KVCORE_LANES == 16 && defined(__AVX512F__)
-// The same with as many registers as there are, whose sums are taken together.
+// scores[m][t] for four vectors and four keys. The sums use all registers, and the lanes of all
+// sums are added up together.
 template <DType kDType>
 inline void dot_four_by_four(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
                              HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
@@ -250,7 +254,7 @@ template <DType kDType>
 inline void dot_four_by_eight(const float* queries, std::int64_t query_stride, HeadRowsAt keys,
                               HeadRowsAt next, std::int64_t first_key, std::int64_t dim,
                               float* scores, std::int64_t score_stride) {
-    F32 halves[2];  // of two keys: a quarter has vectors m and m + 4 of a key, then of the other
+    F32 halves[2];  // of two keys; a quarter: vectors m and m + 4 of key 0, then of key 1
     for (int i = 0; i < 2; ++i) {
         F32 sums[2][8][1] = {};
         dot_rows<kDType>(queries, query_stride, keys, next, first_key + std::int64_t{2} * i, dim,
@@ -262,8 +266,9 @@ inline void dot_four_by_eight(const float* queries, std::int64_t query_stride, H
 }
 #endif
 
-// scores[m][begin .. end] = queries[m] . keys[begin .. end]; whole fours are worked out, so keys
-// have pointers up to a multiple of four. `dim` elements, padded with zeros in the queries.
+// scores[m][begin .. end] = queries[m] . keys[begin .. end]. Scores are computed for groups of four
+// keys, so `keys` must have pointers up to the next multiple of four. Keys have `dim` elements;
+// queries are padded with zeros.
 template <DType kDType>
 void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadRowsAt keys,
           HeadRowsAt next, std::int64_t dim, std::int64_t begin, std::int64_t end, float* scores,
@@ -281,7 +286,7 @@ void dots(std::int64_t n, const float* queries, std::int64_t query_stride, HeadR
 #endif
             kDot(queries, query_stride, keys, next, t, dim, scores + t, score_stride);
         }
-        next = keys;  // once is enough
+        next = keys;  // prefetch only once
         queries += kM * query_stride;
         scores += kM * score_stride;
         return std::int64_t{kM};

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One item of attention from its queries to its results. Included by each ISA's source inside its
-// own unnamed namespace, behind attention_stage.hpp and attention_weights.hpp.
+// Computes one item of attention, from its queries to its results. Each ISA's source includes this
+// file inside its own unnamed namespace, after attention_stage.hpp and attention_weights.hpp.
 
-/// An item at work. Vectors of a head of the pool are numbered token by token, `sizes.group` each.
+/// The state of an item while it is computed. The vectors of a head of the pool are numbered token
+/// by token, `sizes.group` for each token.
 struct ItemWork {
     const AttentionJob& job;
     const WorkItem& item;
-    std::int64_t vectors;  // of a head of the pool
+    std::int64_t vectors;  // of each head of the pool
     bool is_staged;
     SeeingToken* tokens;
     float* queries;
@@ -46,7 +47,7 @@ void widen_vector(const std::byte* from, std::int64_t n, float scale, float* to)
     for (std::int64_t i = n; i % kPadding != 0; ++i) to[i] = 0;
 }
 
-// Queries as floats, scaled and padded with zeros; sums of nothing.
+// Writes the queries as floats, scaled and padded with zeros, and clears the sums.
 inline void begin_item(const ItemWork& work) {
     const AttentionInput& input = *work.job.input;
     const AttentionSizes& sizes = work.job.sizes;
@@ -77,7 +78,7 @@ inline void begin_item(const ItemWork& work) {
     for (std::int64_t i = 0; i < all_vectors * sizes.value_floats; ++i) work.sums[i] = 0;
 }
 
-// The rows of keys first .. first + n of an item.
+// Finds the rows of keys first .. first + n of an item.
 inline void find_rows(const ItemWork& work, std::int64_t first, std::int64_t n, TileRows& rows) {
     const auto& pool = work.job.input->pool;
     const auto& table = work.job.input->table;
@@ -107,7 +108,7 @@ inline void find_rows(const ItemWork& work, std::int64_t first, std::int64_t n, 
     }
 }
 
-/// Tokens of an item that see the same keys of a tile.
+/// A run of tokens of an item that see the same keys of a tile.
 struct Run {
     std::int64_t first_token;
     std::int64_t end_token;
@@ -115,8 +116,8 @@ struct Run {
     std::int64_t end;
 };
 
-// Tokens that see the same keys of a tile of n are attended together. There are no masks: a weight
-// of zero would still let in the NaN of a value that a token does not see.
+// Visits the runs of a tile of n keys; the tokens of a run are attended together. There are no
+// masks: a masked key has weight zero, but zero times a NaN value is NaN.
 template <class Visit>
 inline void for_each_run(const ItemWork& work, std::int64_t first_key, std::int64_t n,
                          const Visit& visit) {
@@ -138,13 +139,14 @@ inline void for_each_run(const ItemWork& work, std::int64_t first_key, std::int6
     }
 }
 
-/// A state of attention that sums are divided by, see `merge_states`.
+/// The factor that normalises the sums of an attention state, and its LSE. See `merge_states`.
 struct Totals {
     float factor;  // of the sums
     float lse;
 };
 
-// `most` and `total` are those of the sums; the sink joins with no value.
+// `most`, `total`: the largest score and the sum of the weights. The sink adds a weight, but no
+// value.
 inline Totals close(float most, float total, float sink) {
     const float highest = most > sink ? most : sink;
     if (highest == kNothing) return {0, kNothing};

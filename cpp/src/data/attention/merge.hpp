@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging attention over disjoint keys. Included by each ISA's source inside its own unnamed
-// namespace, behind attention_item.hpp.
+// Merges attention over disjoint keys. Each ISA's source includes this file inside its own unnamed
+// namespace, after attention_item.hpp.
 
 inline float exponential_of(float x) { return exponential(all(x))[0]; }
 
-// to = a * of_a + b * of_b; what has no part in it is not read.
+// to = a * of_a + b * of_b. An operand with factor 0 is not read.
 template <DType kDType>
 void blend(std::int64_t n, const std::byte* a, float of_a, const std::byte* b, float of_b,
            std::byte* to) {
@@ -16,7 +16,7 @@ void blend(std::int64_t n, const std::byte* a, float of_a, const std::byte* b, f
     });
 }
 
-// +inf stands for a state of nothing as well.
+// An LSE of +inf also means an empty state.
 inline float known(float lse) { return lse == -kNothing ? kNothing : lse; }
 
 template <DType kDType>
@@ -38,7 +38,7 @@ void merge_two(std::int64_t begin, std::int64_t end, std::int64_t dim, Attention
     }
 }
 
-// The parts of one query, in the order of their keys.
+// Merges the parts of one query, in the order of their keys.
 inline void merge_vector(const AttentionJob& job, std::int64_t token, std::int64_t query_head,
                          float* sums) {
     const std::int64_t dim = job.input->pool.v.dim;

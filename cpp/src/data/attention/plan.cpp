@@ -8,13 +8,14 @@
 namespace kvcore {
 namespace {
 
-// Of queries and sums of an item: about what a core keeps close to itself beside a tile.
+// Floats of an item's queries and sums: about the number that a core's close caches hold in
+// addition to a tile.
 constexpr std::int64_t kItemFloats = std::int64_t{128} * 1024;
-// Of K and V of a tile: two of them lie in a core's cache.
+// Bytes of K and V of a tile: two tiles fit in a core's cache.
 constexpr std::int64_t kTileBytes = std::int64_t{256} * 1024;
-constexpr std::int64_t kFewestKeys = 512;  // of an item that is a part of a token's keys
-constexpr std::int64_t kPieces = 32;       // that the whole work is cut into, at least
-constexpr std::int64_t kReadingCost = 16;  // of a key, in queries
+constexpr std::int64_t kFewestKeys = 512;  // of an item that has only a part of a token's keys
+constexpr std::int64_t kPieces = 32;       // least number of items for the whole work
+constexpr std::int64_t kReadingCost = 16;  // cost of reading a key, in queries
 
 struct Range {
     std::int64_t begin;
@@ -25,7 +26,7 @@ std::int64_t new_tokens(const AttentionInput& input, std::int64_t row) noexcept 
     return std::int64_t{input.offsets[row + 1]} - input.offsets[row];
 }
 
-// What token j of a row sees.
+// Returns the keys that token j of a row sees.
 Range visible(const AttentionInput& input, std::int64_t row, std::int64_t j) noexcept {
     const std::int64_t position = input.cached[row] + j;
     const std::int64_t length = input.cached[row] + new_tokens(input, row);
@@ -39,7 +40,8 @@ bool has_row(const SharedRows& group, std::int64_t row) noexcept {
     return std::binary_search(group.rows, group.rows + group.num_rows, row);
 }
 
-// Tokens of a row that groups from `first` on, the longest first, read for it.
+// Returns the number of a row's tokens that a group reads for the row. It searches the groups from
+// `first`; the longest group comes first.
 std::int64_t shared_tokens(const AttentionInput& input, std::int64_t row,
                            std::int64_t first) noexcept {
     for (std::int64_t g = first; g < input.num_shared; ++g) {
@@ -48,15 +50,16 @@ std::int64_t shared_tokens(const AttentionInput& input, std::int64_t row,
     return 0;
 }
 
-// Tokens of a stack and the keys that its items may look at.
+// A stack, the number of its tokens, and the keys that its items may read.
 struct StackRange {
     TokenStack stack;
     std::int64_t num_tokens;
     Range keys;
 };
 
-// The groups, then the rows. The pages of a group are read from the row whose first query stands
-// foremost: windows and chunks may have left behind what the other rows held of them.
+// Visits the groups, then the rows. The pages of a group are read from the row whose first query
+// has the lowest position: the windows or chunks of other rows may have passed some of these pages,
+// and those rows no longer hold them.
 template <class Visit>
 void for_each_stack(const AttentionInput& input, const Visit& visit) noexcept {
     for (std::int64_t g = input.num_shared; g-- > 0;) {
@@ -102,7 +105,8 @@ void for_each_token(const AttentionInput& input, TokenStack stack, std::int64_t 
     }
 }
 
-// Some tokens of a stack, with the keys that any of them sees, and how many heads at a time.
+// A range of a stack's tokens, the keys that any of these tokens sees, and the number of heads of
+// an item.
 struct Tile {
     TokenStack stack;
     std::int64_t first_token;
@@ -159,8 +163,9 @@ std::int64_t cost_of(const AttentionInput& input) noexcept {
     return cost;
 }
 
-// A tile with the parts that its keys are cut into, so that no item is much of the whole `cost`: at
-// least one of a row, that its tokens are answered, and none of a group that nobody looks at.
+// Calls visit(tile, chunks) with the number of chunks to cut the tile's keys into, so that each
+// item is a small part of the whole `cost`. A tile of a row has at least one chunk, so that its
+// tokens get results. A tile of a group has no chunk if its tokens see no key of the tile.
 template <class Visit>
 void for_each_cut_tile(const AttentionInput& input, std::int64_t cost,
                        const Visit& visit) noexcept {
@@ -173,7 +178,7 @@ void for_each_cut_tile(const AttentionInput& input, std::int64_t cost,
     });
 }
 
-// Writes the items of a tile; returns the slots that they use.
+// Writes the items of a tile; returns the number of slots that they use.
 std::int64_t write_items(const Tile& tile, std::int64_t heads, std::int64_t chunks,
                          std::int64_t slot, AttentionPlan& plan) noexcept {
     const std::int64_t keys = tile.keys.end - tile.keys.begin;
@@ -257,7 +262,7 @@ PlanCounts count_plan(const AttentionInput& input) noexcept {
 void write_plan(const AttentionInput& input, const PlanCounts& counts,
                 AttentionPlan& plan) noexcept {
     const std::int64_t num_tokens = input.offsets[input.table.batch];
-    // While slots are counted and filled in, those of token t begin at cursors[t + 1].
+    // While slots are counted and written, the slots of token t begin at cursors[t + 1].
     std::int64_t* cursors = plan.begins;
     std::fill(cursors, cursors + num_tokens + 2, 0);
     std::int64_t slot = 0;

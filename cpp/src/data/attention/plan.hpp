@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How attention over a batch is cut into items of work. Depends on the input alone: the same items
-// and the same sums for every number of threads.
+// Cuts attention over a batch into items of work. The cut depends only on the input: every number
+// of threads computes the same items and the same sums.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +10,24 @@
 
 namespace kvcore {
 
-/// Keys that scores are worked out for at a time.
+/// The number of keys in a tile. Scores are computed for one tile at a time.
 constexpr std::int64_t kTileKeys = 64;
 
-/// Elements are padded to a multiple of this wherever they lie in scratch.
+/// In scratch memory, rows of elements are padded to a multiple of this number.
 constexpr std::int64_t kPadding = 16;
 
 [[nodiscard]] constexpr std::int64_t padded(std::int64_t n) noexcept {
     return (n + kPadding - 1) / kPadding * kPadding;
 }
 
-/// Tokens of this step that look at the same pages: those of a row, or of all rows of a group, one
-/// row behind the other.
+/// Tokens of this step that read the same pages: the tokens of one row, or the tokens of all rows
+/// of a group, row after row.
 struct TokenStack {
-    std::int64_t group = -1;  // of `AttentionInput::shared`; -1: of one row
-    std::int64_t row = 0;     // whose pages are read
+    std::int64_t group = -1;  // index into `AttentionInput::shared`; -1: tokens of one row
+    std::int64_t row = 0;     // the row whose pages are read
 };
 
-/// Some tokens of a stack, some heads of the pool, some keys.
+/// A unit of work: a range of a stack's tokens, of the pool's heads, and of keys.
 struct WorkItem {
     TokenStack stack;
     std::int64_t first_token;  // of the stack
@@ -36,7 +36,7 @@ struct WorkItem {
     std::int64_t num_heads;
     std::int64_t first_key;
     std::int64_t end_key;
-    std::int64_t slot;  // of its first token's partial result; -1: writes results
+    std::int64_t slot;  // of its first token's partial result; -1: the item writes final results
 };
 
 /// A token of an item and the keys that it sees.
@@ -46,7 +46,7 @@ struct SeeingToken {
     std::int64_t end;
 };
 
-/// Sizes that all items have in common.
+/// Sizes that all items share.
 struct AttentionSizes {
     std::int64_t group;       // query heads that share a head of the pool
     std::int64_t key_dim;     // of `k` and `rope`
@@ -57,34 +57,37 @@ struct AttentionSizes {
     explicit AttentionSizes(const AttentionInput& input) noexcept;
 };
 
-/// Most that an item has.
+/// The largest sizes of any item.
 struct ItemLimits {
     std::int64_t tokens = 0;
     std::int64_t vectors = 0;       // queries of one head of the pool
-    std::int64_t head_vectors = 0;  // of all its heads
-    bool stages = false;            // whether any item copies K and V before it computes
+    std::int64_t head_vectors = 0;  // queries of all heads of an item
+    bool stages = false;            // true if any item converts K and V in scratch first
 };
 
-/// Queries of one head of the pool from which on K and V are better converted once for all of them.
+/// From this number of queries for one head of the pool, K and V are converted once for all
+/// queries.
 constexpr std::int64_t kWorthStaging = 17;
 
-/// Whether K and V become floats in scratch first: for many queries, and where a head of a token
-/// has more than one scale or lies in more than one place, or codes are two in a byte.
+/// True if K and V are first converted to floats in scratch: if there are many queries, if a
+/// token's head has more than one scale or is stored in more than one place, or if a byte holds two
+/// codes.
 [[nodiscard]] bool is_staged(const AttentionInput& input, std::int64_t vectors) noexcept;
 
-/// What a plan needs room for.
+/// The sizes of a plan.
 struct PlanCounts {
     std::int64_t items = 0;
-    std::int64_t parts = 0;  // partial results, at most
-    std::int64_t cost = 0;   // keys times queries, about
+    std::int64_t parts = 0;  // upper bound of the partial results
+    std::int64_t cost = 0;   // about keys times queries
     ItemLimits limits;
 };
 
-/// A partial result is in a slot: values of all heads of a token, and their LSEs.
+/// The items, and the slots of partial results. A slot holds the values of all heads of a token,
+/// and their LSEs.
 struct AttentionPlan {
     WorkItem* items;       // [counts.items]
-    std::int64_t* begins;  // [tokens + 2]: slots[begins[t]] .. [begins[t + 1]] are those of token
-                           // t, none where an item writes its results
+    std::int64_t* begins;  // [tokens + 2]: token t has slots[begins[t]] .. [begins[t + 1]];
+                           // an empty range if an item writes its final result
     std::int64_t* slots;   // [counts.parts]
     std::int64_t num_items = 0;
 };
@@ -93,19 +96,20 @@ struct AttentionPlan {
 void write_plan(const AttentionInput& input, const PlanCounts& counts,
                 AttentionPlan& plan) noexcept;
 
-/// Writes the tokens of an item and what they see of its keys.
+/// Writes the tokens of an item, and the range of the item's keys that each token sees.
 void list_tokens(const AttentionInput& input, const WorkItem& item, SeeingToken* tokens) noexcept;
 
-/// Floats of scratch that an item needs, by use; each begins at a multiple of `kPadding`.
+/// The offsets of the parts of an item's scratch memory, in floats; each part begins at a multiple
+/// of `kPadding`.
 struct ScratchLayout {
     std::int64_t queries;
     std::int64_t sums;    // of weighted values
     std::int64_t maxima;  // of scores
     std::int64_t totals;  // of weights
-    std::int64_t keeps;   // what earlier sums are multiplied by
-    std::int64_t scores;  // then weights
-    std::int64_t keys;    // staged, a key a row
-    std::int64_t across;  // the same, a key a column
+    std::int64_t keeps;   // factors of the earlier sums
+    std::int64_t scores;  // later the weights
+    std::int64_t keys;    // staged, one key in each row
+    std::int64_t across;  // staged, one key in each column
     std::int64_t values;  // staged
     std::int64_t tokens;  // SeeingToken
     std::int64_t size;
@@ -113,7 +117,7 @@ struct ScratchLayout {
     ScratchLayout(const AttentionSizes& sizes, const ItemLimits& limits) noexcept;
 };
 
-/// What all items of a call share.
+/// The data that all items of a call share.
 struct AttentionJob {
     const AttentionInput* input;
     const AttentionOutput* output;

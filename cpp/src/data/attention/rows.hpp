@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the two products of attention read rows of elements. Included by each ISA's source inside its
-// own unnamed namespace, behind math.hpp.
+// Reads rows of elements for the two products of attention. Each ISA's source includes this file
+// inside its own unnamed namespace, after math.hpp.
 
-// How elements are read. Codes whose value is off by a power of two are faster to widen: kFactor,
-// which goes into a scale, makes up for it.
+// Reads elements of a dtype. Some codes are faster to widen to a value that is off by a power of
+// two: a scale is multiplied by kFactor to correct it.
 template <DType kDType>
 struct Read : Element<kDType> {
     static constexpr float kFactor = 1;
@@ -12,8 +12,8 @@ struct Read : Element<kDType> {
 template <>
 struct Read<DType::kFloat8E4M3FN> : Element<DType::kFloat8E4M3FN> {
     static constexpr float kFactor = 0x1p8F;
-    // The bits of a half whose exponent is too low by eight. Only a NaN's carry into bit 14, which
-    // then makes it the NaN of a half.
+    // The bits of a half whose exponent is too low by eight. The addition carries into bit 14 only
+    // for a NaN; this bit makes the result a NaN of a half.
     static F32 widen(U8 codes) {
         const U16 half = (signed_words(codes) << 7) & 0xbfff;
         return widen_half(half | ((half + 0x80) & 0x4000));
@@ -28,18 +28,19 @@ inline F32 read_elements(const std::byte* from, std::int64_t i, std::int64_t n) 
     return Read<kDType>::widen(n == kLanes ? load<Storage>(at) : load_some<Storage>(at, n));
 }
 
-// Elements i .. i + kLanes of n as floats, zeros beyond the end, which only the last ones may
-// reach.
+// Loads elements i .. i + kLanes of n as floats, with zeros after the end. Only with kMayEnd may
+// the lanes reach past the end.
 template <DType kDType, bool kMayEnd>
 inline F32 load_padded(const std::byte* from, std::int64_t i, std::int64_t n) {
     if (!kMayEnd || i + kLanes <= n) return read_elements<kDType>(from, i, kLanes);
     return i < n ? read_elements<kDType>(from, i, n - i) : F32{};
 }
 
-// ---- two elements to a lane --------------------------------------------------------------------
-// Of 32 bits with two codes of bfloat16, one is a shift away from being a float and the other one a
-// mask: half of what widening them in order takes. Those of a block of lanes then lie apart, first
-// the even ones and then the odd ones, so queries are brought into that order and sums out of it.
+// ---- two elements in a lane --------------------------------------------------------------------
+// Two bfloat16 codes in 32 bits become floats with one shift and one mask: half the cost of
+// widening them in order. This separates the elements of a block of lanes, first the even elements,
+// then the odd elements. So queries are put into the same order, and sums are put back in order at
+// the end.
 
 template <DType kDType>
 constexpr bool kIsPaired = kDType == DType::kBFloat16;
@@ -47,10 +48,11 @@ constexpr bool kIsPaired = kDType == DType::kBFloat16;
 inline F32 even_of(U32 pairs) { return floats(pairs << 16); }
 inline F32 odd_of(U32 pairs) { return floats(pairs & 0xffff0000U); }
 
-// Elements of a query that are multiplied in such an order: the same for all instruction sets.
+// The number of query elements that are reordered together, the same for all instruction sets.
 constexpr std::int64_t kPairedElements = 32;
 
-// The order in which `dots` takes elements, for all whole blocks of `dim`.
+// Puts the elements of a query into the order in which `dots` reads keys, for all whole blocks of
+// `dim`.
 inline void part_pairs(float* query, std::int64_t dim) {
     for (std::int64_t i = 0; i + kPairedElements <= dim; i += kPairedElements) {
         F32 even[kSixteen];
@@ -67,7 +69,7 @@ inline void part_pairs(float* query, std::int64_t dim) {
     }
 }
 
-// Back from the order in which sums of such values are kept: two registers at a time.
+// Puts the sums of paired values back in order, two registers at a time.
 inline void join_pairs(float* sums, std::int64_t dim) {
     for (std::int64_t i = 0; i + 2 * kLanes <= dim; i += 2 * kLanes) {
         const auto even = load<F32>(sums + i);
@@ -77,10 +79,11 @@ inline void join_pairs(float* sums, std::int64_t dim) {
     }
 }
 
-// ---- what is read later ------------------------------------------------------------------------
-// No processor foresees where the successor of a page lies. It is asked for line by line while
-// something else is computed, which leaves room for what is needed at once. What asks is always
-// inlined: GCC takes a function that does nothing else for one without effect, and drops the call.
+// ---- prefetching -------------------------------------------------------------------------------
+// A processor cannot predict the address of the page that follows. The code prefetches it line by
+// line while it computes something else, which leaves room for loads that are needed at once. The
+// prefetching functions are always inlined: GCC takes a function that only prefetches for a
+// function without effect, and drops the call.
 
 constexpr std::int64_t kLineBytes = 64;
 
@@ -92,7 +95,7 @@ constexpr std::int64_t kLineBytes = 64;
     for (std::int64_t i = 0; i < bytes; i += kLineBytes) ask_for(row + i);
 }
 
-/// A head's rows in a tile, wherever they lie.
+/// The rows of a head in a tile, at any addresses.
 struct HeadRowsAt {
     const std::byte* const* rows;
     std::int64_t offset;  // bytes
@@ -100,7 +103,7 @@ struct HeadRowsAt {
     const std::byte* at(std::int64_t row) const { return rows[row] + offset; }
 };
 
-/// Elements of such rows, and what is read later.
+/// The elements of a head's rows, and the rows to prefetch.
 template <DType kDType>
 struct PointedRows {
     static constexpr bool kIsConverted = true;
@@ -109,7 +112,7 @@ struct PointedRows {
     HeadRowsAt next;
     std::int64_t n;  // elements of a row
 
-    // Elements i .. i + kN * kLanes of a row.
+    // Reads elements i .. i + kN * kLanes of a row.
     template <int kN, bool kMayEnd>
     void read(std::int64_t row, std::int64_t i, F32 (&into)[kN]) const {
         const std::byte* from = now.at(row);
@@ -131,9 +134,10 @@ struct PointedRows {
     void ask_no_more() { next = now; }
 
    private:
-    // Asks for as many bytes as were read, kBytes at `at` of a row. Lines that lie side by side
-    // come faster one right behind the other: where a row is read for less than two of them, they
-    // are those of another row, the first half of the rows while the first line is read.
+    // Prefetches the number of bytes that was read, kBytes at `at` of a row. Two neighbouring lines
+    // arrive faster if they are prefetched directly one after the other. If a read of a row takes
+    // less than two lines, the pair of lines belongs to another row: while the first line of the
+    // rows is read, pairs of the first half of the rows are prefetched.
     template <std::int64_t kBytes>
     [[gnu::always_inline]] void ask(std::int64_t row, std::int64_t at) const {
         constexpr std::int64_t kTwo = 2 * kLineBytes;

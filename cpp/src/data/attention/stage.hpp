@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V as floats in scratch, scaled and padded. Included by each ISA's source inside its own
-// unnamed namespace, behind attention_blocks.hpp.
+// Converts K and V to floats in scratch, scaled and padded. Each ISA's source includes this file
+// inside its own unnamed namespace, after attention_blocks.hpp.
 
-// Where the elements of the keys of a tile lie: of head 0.
+// The addresses of a tile's keys, for head 0.
 struct TileRows {
-    const std::byte* k[kTileKeys];  // behind the last key it stands again
+    const std::byte* k[kTileKeys];  // the last key is repeated up to kTileKeys
     const std::byte* v[kTileKeys];
     const std::byte* rope[kTileKeys];
     const std::byte* k_scales[kTileKeys];
@@ -23,7 +23,7 @@ inline void widen_row(const std::byte* from, std::int64_t n, float scale, float*
     if (i < n) store_some(to + i, read_elements<kDType>(from, i, n - i) * factor, n - i);
 }
 
-// Elements of one head of `rows` as floats, `stride` apart.
+// Writes the elements of one head of `rows` as floats; the written rows are `stride` floats apart.
 template <DType kDType>
 void stage_rows(HeadRowsAt rows, std::int64_t n, std::int64_t dim, const std::byte* const* scales,
                 std::int64_t scale_offset, std::int64_t group, float* to, std::int64_t stride) {
@@ -45,8 +45,8 @@ void stage_rows(HeadRowsAt rows, std::int64_t n, std::int64_t dim, const std::by
     }
 }
 
-// The same of nvfp4, whose `scales` are bytes. Both products are rounded as `dequantize_nvfp4`
-// does.
+// Stages rows of nvfp4, whose `scales` are bytes. Both products are rounded as in
+// `dequantize_nvfp4`.
 inline void stage_blocks(HeadRowsAt rows, std::int64_t n, std::int64_t dim,
                          const std::byte* const* scales, std::int64_t scale_offset,
                          float global_scale, float* to, std::int64_t stride) {
@@ -61,7 +61,8 @@ inline void stage_blocks(HeadRowsAt rows, std::int64_t n, std::int64_t dim,
     }
 }
 
-// to[i][t] = from[t][i], four keys by kLanes elements at a time; t beyond n is whatever is there.
+// to[i][t] = from[t][i], four keys by kLanes elements at a time. For t >= n, `to` gets arbitrary
+// values.
 inline void transpose(const float* from, std::int64_t stride, std::int64_t n, std::int64_t dim,
                       float* to) {
     for (std::int64_t i = 0; i < dim; i += kLanes) {
@@ -82,7 +83,7 @@ using Dots = void (*)(std::int64_t, const float*, std::int64_t, HeadRowsAt, Head
 using AddValues = void (*)(std::int64_t, Weights, HeadRowsAt, HeadRowsAt, std::int64_t,
                            std::int64_t, std::int64_t, Sums);
 
-// sums[m] += weights[m][t] * values[t] for keys begin .. end, straight from their pages.
+// sums[m] += weights[m][t] * values[t] for keys begin .. end, read directly from their pages.
 template <DType kDType>
 void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt next,
                 std::int64_t dim, std::int64_t begin, std::int64_t end, Sums sums) {

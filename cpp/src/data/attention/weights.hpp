@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores to weights. Included by each ISA's source inside its own unnamed namespace, behind
-// math.hpp.
+// Turns scores into weights. Each ISA's source includes this file inside its own unnamed namespace,
+// after math.hpp.
 
-constexpr float kNothing = -__builtin_inff();  // the score of what is not seen
+constexpr float kNothing = -__builtin_inff();  // the score of a key that is not seen
 
-/// Of some vectors, while keys go by.
+/// The states of some vectors while their keys are processed.
 struct RunningStates {
     float* maxima;  // of scores
     float* totals;  // of weights
-    float* keeps;   // what earlier sums are to be multiplied by; padded
+    float* keeps;   // factors for the earlier sums; padded
 };
 
 // scores = cap * tanh(score / cap) for keys from .. to.
@@ -20,8 +20,8 @@ inline void cap_scores(float* scores, std::int64_t from, std::int64_t to, float 
     }
 }
 
-// Keys from .. to, which are whole sixteens. Most tiles are whole: their loops have no ends to look
-// for.
+// `from` and `to` are multiples of 16. Most tiles are whole; the loops over whole tiles have
+// constant bounds.
 template <bool kIsWhole>
 inline float find_greatest(const float* scores, std::int64_t from, std::int64_t to) {
     if (kIsWhole) {
@@ -74,8 +74,8 @@ inline void weigh_between(std::int64_t n, float* scores, std::int64_t from, std:
     }
 }
 
-// Turns the scores of n vectors for keys begin .. end of a tile into weights, those of the other
-// keys into zeros as far as whole sixteens reach.
+// Turns the scores of n vectors for keys begin .. end of a tile into weights. The other keys of the
+// same groups of sixteen get weight zero.
 inline void weigh(std::int64_t n, float* scores, std::int64_t begin, std::int64_t end,
                   float soft_cap, const RunningStates& states) {
     const std::int64_t from = begin / 16 * 16;

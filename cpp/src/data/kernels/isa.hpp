@@ -15,15 +15,15 @@ struct WorkItem;
 
 namespace kvcore::cpu {
 
-/// Scales never fall below: a group of zeros is divided by it.
+/// The lower bound of scales: a group of zeros is divided by it.
 constexpr float kSmallestScale = 1e-12F;
 
-constexpr int kNumWide = 3;    // float32, float16, bfloat16: what K and V come in
-constexpr int kNumNarrow = 3;  // e4m3fn, e5m2, int8: what they are quantised to
+constexpr int kNumWide = 3;    // float32, float16, bfloat16: dtypes of given K and V
+constexpr int kNumNarrow = 3;  // e4m3fn, e5m2, int8: dtypes of quantised K and V
 
 /// Elements [tokens, heads, dim] in two places, and a float scale for each `group` of a head's
-/// elements: [tokens, heads, dim / group]. Strides count bytes, of any sign. Elements of a head and
-/// its scales are contiguous.
+/// elements: [tokens, heads, dim / group]. Strides are in bytes and may be negative. The elements
+/// of a head are contiguous, and its scales are also contiguous.
 struct Tile {
     const std::byte* source;
     std::int64_t source_token;
@@ -32,7 +32,7 @@ struct Tile {
     std::int64_t destination_token;
     std::int64_t destination_head;
     const std::byte* scales;  // nullptr: all are 1
-    std::byte* new_scales;    // of kernels that find them
+    std::byte* new_scales;    // of kernels that compute scales
     std::int64_t scale_token;
     std::int64_t scale_head;
     std::int64_t tokens;
@@ -41,15 +41,14 @@ struct Tile {
     std::int64_t group;
 };
 
-/// Of one wide dtype, by narrow dtype.
+/// The kernels of one wide dtype, by narrow dtype.
 struct WideKernels {
-    void (*raise_to_largest)(const Tile&, float* most);  // of each head, finite ones only
+    void (*raise_to_largest)(const Tile&, float* most);  // of each head; finite elements
     void (*quantize[kNumNarrow])(const Tile&);           // writes the scales
-    void (*quantize_by[kNumNarrow])(const Tile&);        // takes them
+    void (*quantize_by[kNumNarrow])(const Tile&);        // reads the scales
     void (*dequantize[kNumNarrow])(const Tile&);
     void (*widen[kNumWide])(const Tile&);  // to another wide dtype, without scales
-    // Of nvfp4: `dim` elements in whole blocks, whose codes take half a byte each and scales a
-    // byte.
+    // nvfp4: `dim` elements in whole blocks. A code takes half a byte, a scale one byte.
     void (*quantize_nvfp4)(const Tile&, float global_scale);
     void (*dequantize_nvfp4)(const Tile&, float global_scale);
 };
@@ -75,8 +74,8 @@ extern const KernelTable kV3Kernels;  // x86-64-v3: AVX2, FMA, F16C
 extern const KernelTable kV4Kernels;  // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
 #endif
 
-/// The best table that this processor can run, or the one that KVCORE_ISA names.
-/// Throws std::invalid_argument for a name that is none or cannot run here.
+/// The best table that this processor can run, or the table that KVCORE_ISA names. Throws
+/// std::invalid_argument if KVCORE_ISA names no table, or a table that cannot run here.
 [[nodiscard]] const KernelTable& kernels();
 
 }  // namespace kvcore::cpu

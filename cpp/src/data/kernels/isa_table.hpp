@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All kernels of one instruction set. All but the table itself lies in an unnamed namespace: were
-// the linker to merge a template that two ISA objects share, old processors would run code for new
-// ones.
+// All kernels of one instruction set. Everything except the table is in an unnamed namespace: if
+// the linker merged a template of two ISA objects, old processors would run code for new
+// processors.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -18,7 +18,7 @@
 namespace kvcore::cpu {
 namespace {
 
-// Each on top of those before it.
+// Each file uses the files before it.
 #include "simd/lanes.hpp"
 
 #include "simd/elements.hpp"

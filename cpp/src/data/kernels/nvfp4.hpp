@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of nvfp4, bit by bit as in kvcore/quantize.hpp. Included by each ISA's source inside its
-// own unnamed namespace, behind quantize.hpp. Tiles count elements; their scales are bytes.
+// Converts blocks of nvfp4, with the same bits as kvcore/quantize.hpp. Each ISA's source includes
+// this file inside its own unnamed namespace, after quantize.hpp. The sizes of tiles count
+// elements; scales are bytes.
 
 constexpr std::int64_t kBlock = 16;  // elements
 constexpr std::int64_t kBlockCodes = 8;
@@ -10,7 +11,7 @@ constexpr std::int64_t kBlockCodes = 8;
 using Bytes8 = std::uint8_t __attribute__((vector_size(8)));
 using Words8 = std::uint16_t __attribute__((vector_size(16)));
 
-// Sixteen codes, each in a byte, as eight bytes.
+// Packs sixteen codes, one in each byte, into eight bytes.
 inline void store_halves(std::byte* to, const std::uint8_t* codes) {
     const auto pairs = load<Words8>(codes);
     const Words8 bytes = (pairs | (pairs >> 4)) & 0xff;
@@ -22,7 +23,7 @@ inline void store_halves(std::byte* to, const std::uint8_t* codes) {
 #endif
 }
 
-// The other way round.
+// Unpacks eight bytes into sixteen codes, one in each byte.
 inline void load_halves(const std::byte* from, std::uint8_t* codes) {
 #if defined(__SSE2__)
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
@@ -33,7 +34,7 @@ inline void load_halves(const std::byte* from, std::uint8_t* codes) {
     store(codes, (words | (words << 4)) & 0x0f0f);
 }
 
-// To the nearest code, ties to even, saturated; NaN is 0.
+// Rounds to the nearest code, ties to even, and saturates; NaN becomes 0.
 inline U8 narrow_e2m1(F32 value) {
     constexpr std::uint32_t kSix = 0x40c00000U;
     const U32 magnitude = bits(value) & ~kSign;
@@ -78,7 +79,7 @@ inline void store_block(const std::byte* from, std::byte* to, float factor) {
     store_halves(to, codes);
 }
 
-// The scales of as many blocks as there are lanes are worked out at once.
+// Computes the scales of kLanes blocks together.
 template <DType kIn>
 void quantize_nvfp4(const Tile& tile, float global_scale) {
     const float divisor = 6.0F * global_scale;

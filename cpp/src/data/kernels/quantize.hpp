@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changing dtypes with a scale. Included by each ISA's source inside its own unnamed namespace,
-// behind lanes.hpp.
+// Converts between dtypes with a scale. Each ISA's source includes this file inside its own unnamed
+// namespace, after lanes.hpp.
 
 // Calls body(index of the first element, elements) for runs of at most kLanes.
 template <class Body>
@@ -33,7 +33,7 @@ inline void store_elements(std::byte* to, std::int64_t i, std::int64_t n, F32 va
 
 // ---- the largest magnitude ---------------------------------------------------------------------
 
-// This is what waits for memory; the processor itself fetches ahead too late while codes are made.
+// This pass waits for memory: the processor's own prefetcher is late while codes are computed.
 template <std::int64_t kBytes>
 inline void fetch_ahead(const std::byte* at) {
     constexpr std::int64_t kAhead = 1024;
@@ -42,13 +42,13 @@ inline void fetch_ahead(const std::byte* at) {
         __builtin_prefetch(at + kAhead + line);
 }
 
-// The largest of n magnitudes as the bits of a float; NaN is above infinity.
+// Returns the largest of n magnitudes as the bits of a float; NaN is larger than infinity.
 template <DType kIn>
 std::uint32_t largest_bits(const std::byte* source, std::int64_t n) {
     using Bits = typename Magnitudes<kIn>::Bits;
     constexpr std::int64_t kCount = sizeof(Bits) / item_size(kIn);
     Bits most{};
-    Bits other{};  // two, for a maximum has to wait for the one before
+    Bits other{};  // two, because a maximum waits for the previous maximum
     std::int64_t i = 0;
     for (; i + 2 * kCount <= n; i += 2 * kCount) {
         const std::byte* at = source + i * item_size(kIn);
@@ -66,7 +66,7 @@ std::uint32_t largest_bits(const std::byte* source, std::int64_t n) {
     return Magnitudes<kIn>::largest(larger(most, other));
 }
 
-// The same among the finite ones.
+// Returns the largest of n magnitudes as the bits of a float; skips infinities and NaN.
 template <DType kIn>
 std::uint32_t largest_finite_bits(const std::byte* source, std::int64_t n) {
     U32 most{};
@@ -99,13 +99,13 @@ void raise_to_largest(const Tile& tile, float* most) {
 
 // ---- wide to narrow ----------------------------------------------------------------------------
 
-// destination = source * factor. `largest` are the bits of the largest magnitude: most groups
-// neither saturate nor hold infinities or NaN, and then narrowing takes half the work.
+// destination = source * factor. `largest_magnitude`: bits of the largest magnitude. Most groups do
+// not saturate and hold no infinity or NaN; narrowing these groups takes half the work.
 template <DType kIn, DType kOut>
 inline void narrow_group(const std::byte* source, std::byte* destination, std::int64_t n,
                          std::uint32_t largest_magnitude, float factor) {
     constexpr float kLimit = 1.0001F * largest(kOut);  // rounds to the largest code
-    constexpr float kTiny = 0x1p-100F;  // kPlainFactor cuts no bits off what is above
+    constexpr float kTiny = 0x1p-100F;                 // above this, kPlainFactor cuts off no bits
     using Code = Element<kOut>;
     if (!(float_from(largest_magnitude) * factor <= kLimit && factor >= kTiny)) {
         for_lanes(n, [&](std::int64_t i, std::int64_t count) {
@@ -156,7 +156,7 @@ inline void for_heads(const Tile& tile, Body&& body) {
     }
 }
 
-// The scale of the next group is worked out before this one's codes, which do not wait for it.
+// Computes the scale of the next group before the codes of this group, which do not wait for it.
 template <DType kIn, DType kOut>
 void quantize(const Tile& tile) {
     const std::int64_t groups = tile.dim / tile.group;
@@ -197,7 +197,7 @@ void quantize_by(const Tile& tile) {
 template <DType kIn, DType kOut>
 inline void widen_group(const std::byte* source, std::byte* destination, std::int64_t n,
                         float scale) {
-    constexpr float kHuge = 0x1p118F;  // kPlainFactor takes nothing below beyond what a float holds
+    constexpr float kHuge = 0x1p118F;  // below this, kPlainFactor causes no overflow
     const float plain = scale / Element<kIn>::kPlainFactor;
     const bool is_plain = scale < kHuge && scale > -kHuge;
     std::int64_t i = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conversions of a wide dtype as a table. Included by each ISA's source inside its own unnamed
-// namespace, behind quantize.hpp and nvfp4.hpp.
+// The conversions of a wide dtype as a table. Each ISA's source includes this file inside its own
+// unnamed namespace, after quantize.hpp and nvfp4.hpp.
 
 template <DType kWide>
 constexpr WideKernels wide_kernels() noexcept {

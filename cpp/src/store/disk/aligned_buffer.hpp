@@ -12,7 +12,8 @@
 
 namespace kvcore {
 
-/// Reads and writes past the page cache begin and end at multiples of this, in memory and in files.
+/// Reads and writes that bypass the page cache begin and end at multiples of this size, in memory
+/// and in files.
 constexpr std::int64_t kDiskBlock = 4096;
 
 [[nodiscard]] constexpr std::int64_t whole_blocks(std::int64_t bytes) noexcept {

@@ -8,8 +8,8 @@
 
 namespace kvcore {
 
-/// Tells whether a store that fails is worth another try: not for some time after so many failures
-/// in a row, then with one try at a time until one succeeds.
+/// Decides whether a failing store is tried again. After `failures` failures in a row it refuses
+/// tries for some time; after that it admits one try at a time, until a try succeeds.
 ///
 /// Threads: any number. Cost: a mutex.
 class Breaker {
@@ -17,7 +17,7 @@ class Breaker {
     Breaker(std::int32_t failures, std::int64_t pause_ns) noexcept
         : most_(failures), pause_ns_(pause_ns) {}
 
-    /// Whether to try now. Each yes is followed by one of `succeeded`, `failed`,
+    /// Returns true if the store may be tried now. The caller then calls `succeeded`, `failed` or
     /// `gave_up`.
     [[nodiscard]] bool admits(std::int64_t now) noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -38,13 +38,13 @@ class Breaker {
         state_ = BreakerState::kOpen;
         open_until_ = now + pause_ns_;
     }
-    /// Nothing was tried after all.
+    /// The caller tried nothing after `admits`.
     void gave_up() noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (state_ != BreakerState::kHalfOpen) return;
         state_ = BreakerState::kOpen;
     }
-    /// Whether `admits` would say no.
+    /// Returns true if `admits` would return false.
     [[nodiscard]] bool is_refusing(std::int64_t now) const noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (state_ == BreakerState::kOpen) return now < open_until_;

@@ -17,13 +17,13 @@ namespace {
 
 constexpr std::int64_t kLeastSegment = std::int64_t{64} << 20;
 constexpr double kNanoseconds = 1e9;
-constexpr std::size_t kMostCallers = 16;  // that erase or grow at once and are watched
+constexpr std::size_t kMostCallers = 16;  // watched while they erase or grow
 
 std::int64_t nanoseconds(double seconds) noexcept {
     return static_cast<std::int64_t>(seconds * kNanoseconds);
 }
 
-/// What a header says of a slot.
+/// The content of a slot according to its header.
 struct Found {
     SlotPlace place;
     StoreKey key;
@@ -98,9 +98,8 @@ void DiskStore::Impl::open_directories() {
     }
 }
 
-// Finds what earlier stores left. Pages count as used when they were written. Of the other slots
-// the empty ones are given out first, then the corrupt, then those of other fingerprints, oldest
-// first.
+// Finds the pages of earlier stores; a page counts as used when it was written. The other slots are
+// given out in this order: empty slots, corrupt slots, slots with other fingerprints, oldest first.
 void DiskStore::Impl::scan() {
     std::vector<Found> all;
     for (std::size_t d = 0; d < directories_.size(); ++d) {
@@ -171,7 +170,8 @@ void DiskStore::Impl::close() {
     changed_.notify_all();
 }
 
-// A directory whose turn it is gives a free slot, or the slots of one more file.
+// Takes a free slot of the next directory in turn, or grows that directory by the slots of one
+// file.
 SlotId DiskStore::Impl::next_free(std::unique_lock<std::mutex>& lock, bool& must_look_again) {
     const std::int64_t now = seams_.clock();
     for (std::size_t i = 0; i < rooms_.size(); ++i) {
@@ -206,14 +206,14 @@ SlotId DiskStore::Impl::obtain() {
             ++counters_.evicted;
             return slot;
         }
-        // It was not the slots that were broken, but the disk.
+        // All slots are broken: the disk failed, not the slots.
         must_look_again = index_.num_slots() > 0 && index_.num_broken() == index_.num_slots();
         if (must_look_again) index_.free_broken();
     }
     return kNoSlot;
 }
 
-// Without the lock while the disk sets space aside; one directory at a time.
+// Releases the lock while the disk allocates space; grows one directory at a time.
 void DiskStore::Impl::grow(std::size_t directory, std::unique_lock<std::mutex>& lock) {
     SlotFiles& files = *directories_[directory];
     Room& room = rooms_[directory];
@@ -237,7 +237,7 @@ void DiskStore::Impl::grow(std::size_t directory, std::unique_lock<std::mutex>& 
     }
     const std::int64_t first = room.slots;
     room.slots = files.num_slots();
-    for (std::int64_t slot = room.slots; slot-- > first;) {  // those taken first lie first
+    for (std::int64_t slot = room.slots; slot-- > first;) {  // lower slots are taken first
         index_.free(index_.add({static_cast<std::int32_t>(directory), slot}));
     }
 }
@@ -256,8 +256,8 @@ void DiskStore::Impl::set_suspect(SlotId slot, bool is_suspect) noexcept {
     index_.set_suspect(slot, is_suspect);
 }
 
-// So that the page is not found after a restart either; not where the disk fails anyway. That a
-// slot fails again which has failed says nothing new about the disk.
+// Erases the header, so that the page is not found after a restart; skips the write while the disk
+// fails. If a suspect slot fails again, the disk has no new failure.
 void DiskStore::Impl::erase_and_free(SlotId slot) noexcept {
     SlotPlace place;
     bool was_suspect = false;
@@ -305,23 +305,24 @@ void check_pages(const std::vector<StorePage<Byte>>& pages, std::int64_t page_by
         std::int32_t last = -1;
         for (const StorePart<Byte>& part : page.parts) {
             if (part.part <= last || part.part >= kMaxStoreParts) {
-                throw std::invalid_argument(concat("part ", part.part, " behind part ", last,
-                                                   "; they must rise and be less than ",
+                throw std::invalid_argument(concat("part ", part.part, " after part ", last,
+                                                   "; part numbers must rise and be less than ",
                                                    kMaxStoreParts));
             }
             if (part.bytes < 1 || part.bytes > page_bytes - sum) {
-                throw std::invalid_argument(concat(
-                    "part ", part.part, " of ", part.bytes, " bytes behind ", sum,
-                    "; a part has at least 1, and a page of this store at most ", page_bytes));
+                throw std::invalid_argument(
+                    concat("part ", part.part, " of ", part.bytes, " bytes after ", sum,
+                           "; a part has at least 1, a page of this store at most ", page_bytes));
             }
             last = part.part;
             sum += part.bytes;
         }
-        if (page.parts.empty()) throw std::invalid_argument("a page without parts; give it one");
+        if (page.parts.empty()) throw std::invalid_argument("a page without parts; give it a part");
     }
 }
 
-// Whether a stored page has the parts of another, as far as the sizes tell.
+// Returns true if a stored page has the parts of another page, judged by the part numbers and the
+// total sizes.
 bool is_part_of(const KnownPage& part, const KnownPage& stored) noexcept {
     if (part.parts == stored.parts) return part.payload_bytes == stored.payload_bytes;
     return (part.parts & ~stored.parts) == 0 && part.payload_bytes < stored.payload_bytes;
@@ -335,7 +336,7 @@ std::size_t time_bucket(std::int64_t nanoseconds) noexcept {
 
 }  // namespace
 
-/// A key that nobody else writes meanwhile.
+/// Ends the write of a key. No other thread writes the key before that.
 class DiskStore::Impl::WriteOfKey {
    public:
     WriteOfKey(Impl& impl, const StoreKey& key) noexcept : impl_(impl), key_(key) {}
@@ -351,7 +352,7 @@ class DiskStore::Impl::WriteOfKey {
     const StoreKey& key_;
 };
 
-/// Pages that are being read; each is pinned until its turn is over.
+/// Pages to read; each page is pinned until its read is over.
 class DiskStore::Impl::GetJob final : public StoreJob {
    public:
     GetJob(Impl& impl, std::vector<PageToRead> pages)
@@ -361,14 +362,14 @@ class DiskStore::Impl::GetJob final : public StoreJob {
     ~GetJob() override {
         if (!was_submitted_) give_up();
     }
-    /// The job does not run.
+    /// Ends a job that will not run.
     void give_up() noexcept {
         for (; !slots_.empty(); slots_.pop_back()) impl_.unpin(slots_.back());
         set_size(0);
         served_ = 0;
     }
 
-    /// Pins the pages up to the first that lacks a part. Under the lock.
+    /// Pins the pages before the first page that lacks a part. The caller holds the lock.
     void pin() noexcept {
         for (const PageToRead& page : pages_) {
             const SlotId slot = impl_.index_.find(page.key);
@@ -379,7 +380,7 @@ class DiskStore::Impl::GetJob final : public StoreJob {
         set_size(static_cast<std::int64_t>(slots_.size()));
         served_ = size();
     }
-    /// From now on its pages are those of the threads that run it.
+    /// From now on, the threads that run the job unpin its pages.
     void submitted() noexcept { was_submitted_ = true; }
 
     void run(std::int64_t page, std::size_t worker) noexcept override {
@@ -394,7 +395,7 @@ class DiskStore::Impl::GetJob final : public StoreJob {
     }
     [[nodiscard]] std::int64_t result() const noexcept override { return served_; }
 
-    /// Once all of its pages are over.
+    /// Counts hits and misses after all pages of the job.
     void count() noexcept {
         impl_.counters_.hits += served_;
         impl_.counters_.misses += static_cast<std::int64_t>(pages_.size()) - served_;
@@ -403,7 +404,7 @@ class DiskStore::Impl::GetJob final : public StoreJob {
    private:
     Impl& impl_;
     std::vector<PageToRead> pages_;
-    std::vector<SlotId> slots_;  // a prefix
+    std::vector<SlotId> slots_;  // of the first pages
     bool was_submitted_ = false;
     std::atomic<std::int64_t> served_{0};
     std::atomic<std::int64_t> ended_{0};
@@ -426,7 +427,7 @@ class DiskStore::Impl::PutJob final : public StoreJob {
     }
     [[nodiscard]] std::int64_t result() const noexcept override { return stored_; }
     void submitted() const noexcept {}
-    /// The job does not run.
+    /// Ends a job that will not run.
     void give_up() noexcept { set_size(0); }
 
    private:
@@ -443,7 +444,7 @@ std::uint64_t DiskStore::Impl::parts_of(const StoreKey& key) const {
     return slot == kNoSlot ? 0 : index_.parts_of(slot);
 }
 
-// Also where a transfer hangs: what queues up behind it would hang as well.
+// Also refuses while a transfer hangs: pages queued after it would hang as well.
 bool DiskStore::Impl::is_refusing() const noexcept {
     const std::int64_t now = seams_.clock();
     if (breaker_.is_refusing(now)) return true;
@@ -484,12 +485,12 @@ std::shared_ptr<StoreJob> DiskStore::Impl::put(std::vector<PageToWrite> pages) {
     return job;
 }
 
-// False where the queue stays full for as long as a transfer may take: the disk hangs.
+// Returns false if the queue stays full for as long as a transfer may take: the disk hangs.
 template <class Job>
 bool DiskStore::Impl::submit(const std::shared_ptr<Job>& job) {
     const Submission answer = queue_->submit(job, [&] { job->submitted(); });
     if (answer == Submission::kStopped) {
-        throw Error("this disk store was closed meanwhile; open another");
+        throw Error("this disk store was closed during the call; open another");
     }
     if (answer == Submission::kFull) counters_.refused += job->size();
     return answer == Submission::kAccepted;
@@ -556,9 +557,9 @@ bool DiskStore::Impl::read(const PageToRead& page, SlotId slot, std::size_t work
     }
     if (outcome == PageOutcome::kCorrupt) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (index_.find(page.key) == slot) {  // nobody else has found out
+        if (index_.find(page.key) == slot) {  // no other reader has dropped it
             ++counters_.corrupt;
-            [[maybe_unused]] const bool is_busy = index_.drop(slot);  // no: this reader has it
+            [[maybe_unused]] const bool is_busy = index_.drop(slot);  // false: this reader pins it
         }
     }
     return false;
@@ -596,7 +597,7 @@ bool DiskStore::Impl::write_to(SlotId slot, const PageToWrite& page, std::uint64
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         place = index_.place_of(slot);
-        sequence = sequence_++;  // less than the floor of a `clear` that comes later
+        sequence = sequence_++;  // less than the floor of a later `clear`
         if (born < floor_) {
             index_.free(slot);
             breaker_.gave_up();
@@ -665,7 +666,7 @@ DiskStoreStats DiskStore::Impl::stats() const {
     return out;
 }
 
-// Pages of before are known by their sequence numbers, also after a restart; their headers stay.
+// Cleared pages are recognised by their sequence numbers, also after a restart; their headers stay.
 std::int64_t DiskStore::Impl::clear() {
     const Call call(*this);
     const std::lock_guard<std::mutex> alone(clearing_);

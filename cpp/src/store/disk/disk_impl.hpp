@@ -24,7 +24,7 @@
 
 namespace kvcore {
 
-/// What DiskStoreStats counts, by several threads.
+/// The counters of DiskStoreStats, incremented by several threads.
 struct DiskCounters {
     using Count = std::atomic<std::int64_t>;
     Count hits{0}, misses{0}, written{0}, evicted{0}, bytes_read{0}, bytes_written{0}, corrupt{0},
@@ -32,7 +32,7 @@ struct DiskCounters {
     std::array<Count, 32> read_times{}, write_times{};
 };
 
-/// The parts of a DiskStore, and the two ways of a page through them.
+/// The parts of a DiskStore, and the paths of reads and writes through them.
 class DiskStore::Impl {
    public:
     Impl(DiskStoreConfig config, const DiskSeams& seams);
@@ -47,7 +47,8 @@ class DiskStore::Impl {
     [[nodiscard]] bool is_closed() const noexcept;
     void check_integrity() const;
 
-    /// Whether this process is a child of the one that opened the store: its threads are elsewhere.
+    /// Returns true if this process is a fork of the process that opened the store: a fork does not
+    /// have its threads.
     [[nodiscard]] bool is_forked() const noexcept;
 
     const DiskStoreConfig config;
@@ -60,11 +61,11 @@ class DiskStore::Impl {
     class WriteOfKey;
     class Watch;
     enum class State { kOpen, kClosing, kClosed };
-    /// What a directory can still give; as the files know it, but under the lock.
+    /// The slots of a directory: a copy of the values in SlotFiles, guarded by the lock.
     struct Room {
         std::int64_t slots;
         std::int64_t capacity;
-        std::int64_t retry_at;  // the disk refused: not before
+        std::int64_t retry_at;  // after the disk refused: the time of the next try
     };
 
     void open_directories();
@@ -76,7 +77,8 @@ class DiskStore::Impl {
     template <class Job>
     [[nodiscard]] bool submit(const std::shared_ptr<Job>& job);
     [[nodiscard]] bool read(const PageToRead& page, SlotId slot, std::size_t worker) noexcept;
-    // `born` is the sequence number when the page was given: `clear` forgets those before it.
+    // `born`: the sequence number when the caller gave the page. `clear` forgets pages with lower
+    // numbers.
     [[nodiscard]] bool write(const PageToWrite& page, std::uint64_t born, std::size_t worker);
     [[nodiscard]] bool write_to(SlotId slot, const PageToWrite& page, std::uint64_t born,
                                 std::size_t worker);
@@ -97,36 +99,36 @@ class DiskStore::Impl {
     DiskSeams seams_;
     pid_t process_;
     std::vector<std::unique_ptr<SlotFiles>> directories_;
-    AlignedBuffer zeros_{kHeaderBytes};  // what a slot without a page begins with
+    AlignedBuffer zeros_{kHeaderBytes};  // the header of a slot without a page
     std::vector<PageIo> io_;             // [threads]
-    // [threads and callers]: when a transfer, an erase or a growth began; 0: none.
+    // [threads and callers]: start time of a transfer, an erase or a growth; 0: idle.
     std::vector<std::atomic<std::int64_t>> began_;
     Breaker breaker_;
     DiskCounters counters_;
     std::int64_t restored_ = 0;
     std::int64_t foreign_ = 0;
     std::atomic<std::uint64_t> sequence_{1};
-    std::mutex clearing_;  // one `clear` at a time; taken before the other
+    std::mutex clearing_;  // one `clear` at a time; locked before `mutex_`
 
-    mutable std::mutex mutex_;  // of all below
+    mutable std::mutex mutex_;  // guards all members below
     mutable std::condition_variable changed_;
     SlotIndex index_;
-    std::uint64_t floor_ = 0;  // what was given before it was cleared
-    std::vector<Room> rooms_;  // of the directories
+    std::uint64_t floor_ = 0;  // pages given before it were cleared
+    std::vector<Room> rooms_;  // by directory
     std::size_t next_directory_ = 0;
     bool growing_ = false;
     State state_ = State::kOpen;
-    mutable std::int64_t calls_ = 0;  // under way
+    mutable std::int64_t calls_ = 0;  // in progress
     std::unique_ptr<IoQueue> queue_;
 };
 
-/// A call under way, which `close` waits for. Throws Error where calls are refused.
+/// A call in progress, which `close` waits for. Throws Error if the store refuses calls.
 class DiskStore::Impl::Call {
    public:
     explicit Call(const Impl& impl) : impl_(impl) {
         if (impl.is_forked()) {
             throw Error(detail::concat("this disk store belongs to process ", impl.process_,
-                                       ", of which this one is a fork; open one here"));
+                                       ", of which this one is a fork; open a store here"));
         }
         const std::lock_guard<std::mutex> lock(impl_.mutex_);
         if (impl_.state_ != State::kOpen) throw Error("this disk store is closed; open another");
@@ -143,12 +145,12 @@ class DiskStore::Impl::Call {
     const Impl& impl_;
 };
 
-/// A call of the system that may hang, seen by `is_refusing` while it lasts.
+/// A system call that may hang; `is_refusing` sees it while it lasts.
 class DiskStore::Impl::Watch {
    public:
-    // Where all entries are taken, one that hangs is seen by the others.
+    // Without a free entry this call is not watched: calls in the other entries show a hang.
     Watch(Impl& impl, std::int64_t now) noexcept {
-        auto i = static_cast<std::size_t>(impl.config.threads);  // the others are theirs
+        auto i = static_cast<std::size_t>(impl.config.threads);  // lower entries: the threads
         for (; i < impl.began_.size() && entry_ == nullptr; ++i) {
             std::int64_t none = 0;
             if (impl.began_[i].compare_exchange_strong(none, now)) entry_ = &impl.began_[i];

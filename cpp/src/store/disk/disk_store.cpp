@@ -34,7 +34,7 @@ void check_directory(const DiskDirectory& directory, std::int64_t slot_bytes) {
     }
     const std::int64_t least = kDiskBlock + slot_bytes;
     if (directory.quota_bytes >= least && directory.quota_bytes <= kMost) return;
-    throw std::invalid_argument(concat("directory ", directory.path, " may have ",
+    throw std::invalid_argument(concat("directory ", directory.path, " has a quota of ",
                                        directory.quota_bytes, " bytes, must be at least ", least,
                                        " for one page"));
 }
@@ -49,7 +49,7 @@ DiskStoreConfig checked(DiskStoreConfig config) {
     check_seconds("breaker_seconds", config.breaker_seconds);
     check_seconds("slow_seconds", config.slow_seconds);
     if (config.directories.empty()) {
-        throw std::invalid_argument("a disk store without directories; give it one");
+        throw std::invalid_argument("a disk store without directories; give it a directory");
     }
     for (const DiskDirectory& directory : config.directories) {
         check_directory(directory, kHeaderBytes + whole_blocks(config.page_bytes));
@@ -62,7 +62,7 @@ DiskStoreConfig checked(DiskStoreConfig config) {
 StoreTask::StoreTask(std::shared_ptr<StoreJob> job) noexcept : job_(std::move(job)) {}
 
 StoreTask& StoreTask::operator=(StoreTask&& other) noexcept {
-    const StoreTask before(std::move(job_));  // waits at the end
+    const StoreTask before(std::move(job_));  // its destructor waits
     job_ = std::move(other.job_);
     return *this;
 }
@@ -76,7 +76,8 @@ bool StoreTask::done() const noexcept { return job_ == nullptr || job_->done(); 
 bool StoreTask::wait(double seconds) const {
     if (job_ == nullptr) return true;
     if (!job_->is_here()) {
-        throw Error("this batch belongs to the process of which this one is a fork; wait there");
+        throw Error(
+            "this batch belongs to a process of which this one is a fork; wait in that process");
     }
     return job_->wait(seconds);
 }
@@ -91,7 +92,8 @@ DiskStore::DiskStore(DiskStoreConfig config) : DiskStore(std::move(config), syst
 DiskStore::DiskStore(DiskStoreConfig config, const DiskSeams& seams)
     : impl_(std::make_unique<Impl>(checked(std::move(config)), seams)) {}
 
-// In a child of fork threads and locks are those of the parent, and so are the directories.
+// In a fork, the threads, the locks and the directories belong to the parent: leaves them
+// untouched.
 DiskStore::~DiskStore() {
     if (impl_->is_forked()) {
         [[maybe_unused]] const Impl* left_alone = impl_.release();

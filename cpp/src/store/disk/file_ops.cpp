@@ -12,9 +12,9 @@
 namespace kvcore {
 namespace {
 
-constexpr mode_t kPrivate = S_IRUSR | S_IWUSR;  // what prompts leave is nobody else's business
+constexpr mode_t kPrivate = S_IRUSR | S_IWUSR;  // the content of prompts is private
 
-// Moves behind what was transferred.
+// Skips the transferred bytes.
 void skip(iovec*& parts, int& n, std::size_t bytes) noexcept {
     while (n > 0 && bytes >= parts->iov_len) {
         bytes -= parts->iov_len;

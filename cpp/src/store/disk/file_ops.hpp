@@ -6,7 +6,7 @@
 
 namespace kvcore {
 
-/// The system's calls on files, which tests replace to make them fail.
+/// The system calls on files; tests replace them with calls that fail.
 ///
 /// Threads: any number.
 class FileOps {
@@ -19,15 +19,15 @@ class FileOps {
     virtual int open(const char* path, int flags);
     virtual ssize_t read(int fd, const iovec* parts, int n, off_t offset);
     virtual ssize_t write(int fd, const iovec* parts, int n, off_t offset);
-    /// Sets space aside and makes the file that long; only the length where the file system cannot.
-    /// 0 or errno.
+    /// Allocates space and makes the file at least `bytes` long; only extends the file if the file
+    /// system cannot allocate. Returns 0 or errno.
     virtual int allocate(int fd, off_t bytes);
 };
 
-/// Sets space aside, whatever interrupts it. 0 or errno.
+/// Allocates space, and repeats the call after interrupts. Returns 0 or errno.
 [[nodiscard]] int allocate_all(FileOps& ops, int fd, off_t bytes);
 
-/// Reads or writes all of the parts, which are changed. 0, errno, or kEndOfFile.
+/// Reads or writes all parts, and changes the array `parts`. Returns 0, errno or kEndOfFile.
 constexpr int kEndOfFile = -1;
 [[nodiscard]] int read_all(FileOps& ops, int fd, iovec* parts, int n, off_t offset);
 [[nodiscard]] int write_all(FileOps& ops, int fd, iovec* parts, int n, off_t offset);

@@ -22,7 +22,7 @@ namespace {
 
 using detail::concat;
 
-/// A file that is read from its beginning, through the page cache.
+/// A file opened for reading through the page cache.
 class WholeFile {
    public:
     explicit WholeFile(const std::string& path)
@@ -35,7 +35,7 @@ class WholeFile {
     WholeFile& operator=(const WholeFile&) = delete;
     ~WholeFile() { ::close(file_); }
 
-    /// 0, errno or kEndOfFile.
+    /// Returns 0, errno or kEndOfFile.
     [[nodiscard]] int read(std::byte* to, std::int64_t bytes, std::int64_t offset) {
         iovec part{to, static_cast<std::size_t>(bytes)};
         return read_all(ops_, file_, &part, 1, offset);
@@ -51,7 +51,7 @@ StoreShape shape_of(const std::string& directory) {
     std::error_code ignored;
     if (!std::filesystem::exists(path, ignored)) {
         throw std::invalid_argument(
-            concat(directory, " is no directory of a disk store: it has no file ", kShapeName));
+            concat(directory, " is not a directory of a disk store: it has no file ", kShapeName));
     }
     const AlignedBuffer block(kDiskBlock);
     StoreShape shape;
@@ -61,12 +61,12 @@ StoreShape shape_of(const std::string& directory) {
         read_shape(block.data(), shape, version) == HeaderState::kRight) {
         return shape;
     }
-    throw std::invalid_argument(concat(directory, " is no disk store of format ",
+    throw std::invalid_argument(concat(directory, " is not a disk store of format ",
                                        kDiskFormatVersion, ": its file ", kShapeName,
-                                       " says something else"));
+                                       " is corrupt or of another format; give another directory"));
 }
 
-// Whether the bytes [payload_bytes] are those that the header says.
+// Returns true if the bytes [payload_bytes] have the CRCs of the header.
 bool is_right_payload(const SlotHeader& header, const std::byte* at) noexcept {
     return std::all_of(header.part.begin(), header.part.end(), [&](const SlotHeader::Part& part) {
         const std::byte* begin = std::exchange(at, at + part.bytes);
@@ -119,7 +119,7 @@ DiskReport inspect_disk_store(const std::string& directory, bool verify) {
     DiskReport report;
     report.slot_bytes = shape_of(directory).slot_bytes;
     report.owner = DirectoryLock::owner_of(directory);
-    std::vector<DirectoryLock> locks;  // nobody writes what is being verified
+    std::vector<DirectoryLock> locks;  // no store writes during the check
     if (verify) locks.emplace_back(directory);
     const std::uint64_t floor = shape_of(directory).floor;
     for (const std::string& name : segment_files(directory)) {

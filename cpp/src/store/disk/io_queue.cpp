@@ -14,7 +14,7 @@ StoreJob::StoreJob(std::int64_t size) : size_(size), process_(::getpid()), left_
 bool StoreJob::is_here() const noexcept { return ::getpid() == process_; }
 
 bool StoreJob::done() const noexcept {
-    if (!is_here()) return false;  // the lock may be held for ever
+    if (!is_here()) return false;  // the lock may stay locked forever
     const std::lock_guard<std::mutex> lock(mutex_);
     return left_ == 0;
 }

@@ -14,9 +14,9 @@
 
 namespace kvcore {
 
-/// Pages to read or to write, each by one call of `run`.
+/// A batch of pages to read or write, with a call of `run` for each page.
 ///
-/// Threads: `run` is called by several at a time, for one page each; who waits is another.
+/// Threads: several threads call `run` at a time, each for another page; another thread may wait.
 class StoreJob {
    public:
     explicit StoreJob(std::int64_t size);
@@ -26,18 +26,18 @@ class StoreJob {
 
     /// Reads or writes a page on thread `worker` of the queue. Never throws: failures are counted.
     virtual void run(std::int64_t page, std::size_t worker) noexcept = 0;
-    /// Once all are done: what the batch came to.
+    /// The result of the batch, after all pages are done.
     [[nodiscard]] virtual std::int64_t result() const noexcept = 0;
 
     [[nodiscard]] std::int64_t size() const noexcept { return size_; }
     [[nodiscard]] bool done() const noexcept;
-    /// Forever if `seconds` is negative. Only where `is_here`.
+    /// Waits for at most `seconds`, forever if negative. Call it only if `is_here`.
     bool wait(double seconds) const;
-    /// Whether its threads are: not so in a child of fork.
+    /// Returns true if the threads of the job are in this process: false in a fork.
     [[nodiscard]] bool is_here() const noexcept;
 
    protected:
-    /// Before it is submitted.
+    /// Call it before the job is submitted.
     void set_size(std::int64_t size) noexcept { size_ = left_ = size; }
 
    private:
@@ -45,7 +45,7 @@ class StoreJob {
     void finish_one() noexcept;
 
     std::int64_t size_;
-    std::int64_t next_ = 0;  // to run; the queue's lock is around it
+    std::int64_t next_ = 0;  // next page to run; guarded by the queue's lock
     pid_t process_;
     mutable std::mutex mutex_;
     mutable std::condition_variable changed_;
@@ -54,22 +54,22 @@ class StoreJob {
 
 enum class Submission { kAccepted, kFull, kStopped };
 
-/// Threads that run jobs in the order in which they came, each page on its own.
+/// Threads that run jobs in order of arrival, page by page.
 ///
 /// Owns: the threads.
-/// Invariant: no more than `most_pages` wait, but for a job that is larger alone.
+/// Invariant: at most `most_pages` pages wait, except for a single larger job.
 /// Threads: any number.
 class IoQueue {
    public:
-    /// `patience_seconds`: how long a job waits for room. Throws std::system_error where the system
-    /// has no thread left.
+    /// `patience_seconds`: the maximum time that a job waits for room. Throws std::system_error if
+    /// the system has no more threads.
     IoQueue(int threads, std::int64_t most_pages, double patience_seconds);
     IoQueue(const IoQueue&) = delete;
     IoQueue& operator=(const IoQueue&) = delete;
     ~IoQueue() { stop(); }
 
-    /// Waits until there is room. Unless it says kAccepted, the job does not run. Calls `accepted`
-    /// before any of its pages run.
+    /// Waits for room. The job runs only if the result is kAccepted. Calls `accepted` before any
+    /// page of the job runs.
     template <class Accepted>
     [[nodiscard]] Submission submit(const std::shared_ptr<StoreJob>& job,
                                     const Accepted& accepted) {
@@ -80,7 +80,7 @@ class IoQueue {
         return answer;
     }
     [[nodiscard]] std::int64_t num_waiting() const noexcept;
-    /// Runs what waits and joins the threads.
+    /// Runs the waiting jobs and joins the threads.
     void stop() noexcept;
 
    private:

@@ -32,7 +32,7 @@ bool has_crc(const void* data, const SlotHeader::Part& part) noexcept {
     return crc32c(data, part.bytes) == part.crc;
 }
 
-// A file that ends too soon has lost the page's bytes; anything else may work the next time.
+// A file that ends too soon has lost the page's bytes; after other errors the next try may work.
 PageOutcome outcome_of(int error) noexcept {
     return error == kEndOfFile ? PageOutcome::kCorrupt : PageOutcome::kFailed;
 }

@@ -9,7 +9,7 @@
 
 namespace kvcore {
 
-/// What is known of a page before it is read.
+/// The parts and the size of a page, known before it is read.
 struct KnownPage {
     std::uint64_t parts;
     std::int64_t payload_bytes;
@@ -17,12 +17,12 @@ struct KnownPage {
 
 enum class PageOutcome {
     kRight,
-    kFailed,    // the system said no
-    kCorrupt,   // these are not the bytes that were written
-    kOtherwise  // a right page that has other parts, or of other sizes
+    kFailed,    // a system call failed
+    kCorrupt,   // the bytes differ from the written bytes
+    kOtherwise  // a right page, with other parts or other part sizes
 };
 
-/// The parts of a page, a bit each, and their bytes together.
+/// The parts of a page, a bit each, and their total bytes.
 template <class Byte>
 [[nodiscard]] KnownPage known(const StorePage<Byte>& page) noexcept {
     KnownPage sum{0, 0};
@@ -35,16 +35,16 @@ template <class Byte>
 
 /// Reads and writes pages of slots, one at a time.
 ///
-/// Owns: memory for one slot, through which go pages that do not lie in whole blocks.
+/// Owns: memory for one slot, as a buffer for pages that are not in whole blocks.
 class PageIo {
    public:
     PageIo(std::int64_t slot_bytes, const StoreKey& fingerprint)
         : slot_bytes_(slot_bytes), fingerprint_(fingerprint), block_(slot_bytes) {}
 
-    /// Reads the parts asked for, and checks key, fingerprint, sizes and CRCs.
+    /// Reads the requested parts, and checks key, fingerprint, sizes and CRCs.
     [[nodiscard]] PageOutcome read(const SlotFiles& files, std::int64_t slot,
                                    const PageToRead& page, const KnownPage& stored);
-    /// kRight or kFailed.
+    /// Returns kRight or kFailed.
     [[nodiscard]] PageOutcome write(const SlotFiles& files, std::int64_t slot,
                                     const PageToWrite& page, std::uint64_t sequence);
 

@@ -9,13 +9,13 @@
 
 namespace kvcore {
 
-/// Where a disk store meets the system: its calls on files, and its clock in nanoseconds.
+/// The interface between a disk store and the system: calls on files, and a clock in nanoseconds.
 struct DiskSeams {
     std::shared_ptr<FileOps> ops;
     std::function<std::int64_t()> clock;
 };
 
-/// Those of the system.
+/// The calls and the clock of the system.
 [[nodiscard]] DiskSeams system_seams();
 
 }  // namespace kvcore

@@ -33,12 +33,12 @@ constexpr std::int64_t kShapeBytes = kDiskBlock;
 
 [[noreturn]] void refuse(const std::string& directory, int error) {
     throw Error(concat("directory ", directory, " of the disk store: ",
-                       std::generic_category().message(error), "; give one that can be written"));
+                       std::generic_category().message(error), "; give a writable directory"));
 }
 
 std::string lock_path(const std::string& directory) { return directory + "/" + kLockName; }
 
-// What stands in a lock file.
+// The process id in a lock file, or -1 without a valid id.
 std::int64_t written_owner(int file) noexcept {
     std::array<char, 24> text{};
     if (::pread(file, text.data(), text.size() - 1, 0) <= 0) return -1;
@@ -46,7 +46,7 @@ std::int64_t written_owner(int file) noexcept {
     return owner > 0 ? owner : -1;
 }
 
-// Whether an open file is still the one of that name.
+// Returns true if `path` still names the open file.
 bool is_file_at(int file, const std::string& path) noexcept {
     struct stat opened{};
     struct stat named{};
@@ -54,7 +54,7 @@ bool is_file_at(int file, const std::string& path) noexcept {
            opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-// The locked file, or -1 where another has it, whose process `owner` tells.
+// Returns the locked file, or -1 if another store holds the lock; `owner` is its process.
 int try_lock(const std::string& directory, std::int64_t& owner) {
     const std::string path = lock_path(directory);
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR);
@@ -69,7 +69,7 @@ int try_lock(const std::string& directory, std::int64_t& owner) {
     return -1;
 }
 
-// The directory, which is there from now on.
+// Creates the directory if it is missing, and returns its path.
 const std::string& made(const std::string& directory) {
     try {
         std::filesystem::create_directories(directory);
@@ -81,7 +81,7 @@ const std::string& made(const std::string& directory) {
 
 }  // namespace
 
-// Not std::filesystem's iterator: where memory runs out, it ends the program.
+// Does not use the iterator of std::filesystem, which ends the program when memory runs out.
 std::vector<std::string> segment_files(const std::string& directory) {
     struct Close {
         void operator()(DIR* open) const noexcept { ::closedir(open); }
@@ -99,7 +99,7 @@ std::vector<std::string> segment_files(const std::string& directory) {
 
 DirectoryLock::DirectoryLock(const std::string& directory) {
     const std::string text = concat(static_cast<std::int64_t>(::getpid()), "\n");
-    constexpr int kTries = 5;  // who only asks for the owner has the lock for a moment, too
+    constexpr int kTries = 5;  // `owner_of` also takes the lock for a moment
     std::int64_t owner = -1;
     file_ = try_lock(directory, owner);
     for (int i = 1; i < kTries && file_ < 0; ++i) {
@@ -109,11 +109,11 @@ DirectoryLock::DirectoryLock(const std::string& directory) {
     if (file_ < 0) {
         throw Error(concat("directory ", directory, " is in use by ",
                            owner > 0 ? concat("process ", owner) : std::string("another store"),
-                           "; close that store first, or give each its own directory"));
+                           "; close that store first, or give each store its own directory"));
     }
     const bool is_told =
         ::ftruncate(file_, 0) == 0 && ::pwrite(file_, text.data(), text.size(), 0) > 0;
-    static_cast<void>(is_told);  // for people: the lock holds without it
+    static_cast<void>(is_told);  // the text is for people: the lock holds without it
 }
 
 DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
@@ -159,7 +159,7 @@ std::int64_t SlotFiles::segments_of(std::int64_t slots) const noexcept {
     return (slots + shape_.segment_slots - 1) / shape_.segment_slots;
 }
 
-// Reads or writes the file of the shape. 0, errno or kEndOfFile.
+// Reads or writes the shape file. Returns 0, errno or kEndOfFile.
 int SlotFiles::move_shape(std::byte* block, bool is_write) {
     const int flags = is_write ? O_RDWR | O_CREAT : O_RDONLY;
     const int file = open_file(kShapeName, flags);
@@ -169,11 +169,11 @@ int SlotFiles::move_shape(std::byte* block, bool is_write) {
         is_write ? write_all(ops_, file, &part, 1, 0) : read_all(ops_, file, &part, 1, 0);
     ::close(file);
     if (error != EINVAL || !direct_) return error;
-    direct_ = false;  // some file systems refuse not to open, but to read
+    direct_ = false;  // some file systems refuse the read, not the open
     return move_shape(block, is_write);
 }
 
-// Whether the directory has a shape that can be used.
+// Returns true if the directory has a usable shape.
 bool SlotFiles::load_shape(std::int64_t slot_bytes) {
     const AlignedBuffer block(kShapeBytes);
     const int error = move_shape(block.data(), false);
@@ -218,14 +218,15 @@ void SlotFiles::save_shape() {
     if (error != 0) refuse(path(), error > 0 ? error : EIO);
 }
 
-// What lies beyond the quota, or in slots of no known size.
+// Removes files beyond the quota, or with slots of unknown size.
 void SlotFiles::remove_segments(std::int64_t from) const {
     for (const std::string& name : segment_files(path())) {
         if (segment_number(name) >= from) ::unlink((path() + "/" + name).c_str());
     }
 }
 
-// A file that is there but cannot be opened ends it: its pages would be overwritten later.
+// Throws Error for an existing file that cannot be opened: otherwise its pages would be overwritten
+// later.
 void SlotFiles::open_segments() {
     while (num_slots_ < capacity_) {
         const std::int64_t files = num_files();
@@ -240,7 +241,8 @@ void SlotFiles::open_segments() {
     }
 }
 
-// Past the page cache, unless the file system refuses; then never again.
+// Opens a file past the page cache. If the file system refuses, this file and all later files are
+// opened with the page cache.
 int SlotFiles::open_file(const std::string& name, int flags) {
     const std::string whole = path() + "/" + name;
     if (direct_) {
@@ -255,7 +257,8 @@ std::int64_t SlotFiles::slots_in(std::int64_t segment) const noexcept {
     return std::min(shape_.segment_slots, capacity_ - segment * shape_.segment_slots);
 }
 
-// As many slots of a file as the disk gives, beside those that are there.
+// Extends a file from `there` to at most `most` slots, as far as the disk has space. Returns the
+// new number of slots.
 std::int64_t SlotFiles::fit(int file, std::int64_t there, std::int64_t most, int& error) {
     for (std::int64_t more = most - there; more > 0; more /= 2) {
         error = allocate_all(ops_, file, (there + more) * shape_.slot_bytes);

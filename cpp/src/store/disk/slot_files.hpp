@@ -16,34 +16,36 @@ namespace kvcore {
 /// Names of the files in a directory that hold slots, in order. Throws Error.
 [[nodiscard]] std::vector<std::string> segment_files(const std::string& directory);
 
-/// The lock on a directory: held by one process, and there by one store.
+/// The lock on a directory, held by one process and, in that process, by one store.
 ///
-/// Owns: the open lock file, in which the process' id stands.
+/// Owns: the open lock file, which contains the process id.
 class DirectoryLock {
    public:
-    /// Throws Error, which names the owner, where it is held.
+    /// Throws Error with the owner if the lock is already held.
     explicit DirectoryLock(const std::string& directory);
     DirectoryLock(DirectoryLock&& other) noexcept;
     DirectoryLock& operator=(DirectoryLock&&) = delete;
     ~DirectoryLock() { release(); }
-    /// Also for what a fork has inherited it.
+    /// Releases the lock, also for forks that inherited the lock file.
     void release() noexcept;
 
-    /// The process that holds a directory's lock; 0: nobody, -1: somebody unknown.
+    /// The process that holds a directory's lock; 0: not held, -1: held by an unknown process.
     [[nodiscard]] static std::int64_t owner_of(const std::string& directory);
 
    private:
     int file_;
 };
 
-/// The slots of one directory, by number, in files of equally many; the last one may have less.
+/// The slots of one directory, by number, in files with equal numbers of slots; the last file may
+/// have fewer.
 ///
 /// Owns: the directory's lock and its open files.
 /// Invariant: slots 0 .. num_slots - 1 can be read and written.
-/// Threads: `read` and `write` any number; `grow` and `raise_floor` one of each; the rest alone.
+/// Threads: `read` and `write` any number; `grow` and `raise_floor` one thread each; no other
+/// thread runs during the other methods.
 class SlotFiles {
    public:
-    /// Opens what is there. Throws Error where the directory is in use, cannot be written, or has
+    /// Opens the existing files. Throws Error if the directory is in use, cannot be written, or has
     /// slots of another size.
     SlotFiles(FileOps& ops, DiskDirectory directory, std::int64_t slot_bytes,
               std::int64_t segment_bytes, bool direct);
@@ -55,21 +57,21 @@ class SlotFiles {
     [[nodiscard]] std::int64_t num_slots() const noexcept { return num_slots_; }
     /// Slots within the quota.
     [[nodiscard]] std::int64_t capacity() const noexcept { return capacity_; }
-    /// The most that `grow` adds, within the capacity.
+    /// The maximum number of slots that `grow` adds, within the capacity.
     [[nodiscard]] std::int64_t segment_slots() const noexcept { return shape_.segment_slots; }
     [[nodiscard]] bool is_direct() const noexcept { return direct_; }
-    /// Whether the files at the start were of no known shape, and are gone.
+    /// Returns true if the existing files had no known shape and were removed at the start.
     [[nodiscard]] bool was_reset() const noexcept { return was_reset_; }
     /// Pages with a lower sequence number were cleared.
     [[nodiscard]] std::uint64_t floor() const noexcept { return shape_.floor; }
-    /// Raises it, for good once this returns 0; errno or kEndOfFile where the disk refuses.
+    /// Raises the floor. Returns 0 if the new floor is permanent, otherwise errno or kEndOfFile.
     [[nodiscard]] int raise_floor(std::uint64_t floor);
 
-    /// Adds the slots that the last file lacks, or those of one more; as many as the disk gives. 0,
-    /// or errno where it gives none.
+    /// Adds the missing slots of the last file or, if it is full, the slots of a new file, as far
+    /// as the disk has space. Returns 0, or errno if no slot was added.
     [[nodiscard]] int grow();
-    /// From and to the beginning of a slot: parts of whole blocks, at multiples of one, which are
-    /// changed. As read_all and write_all.
+    /// Reads or writes from the beginning of a slot. The parts are whole blocks at multiples of a
+    /// block; the array `parts` is changed. Returns as read_all and write_all.
     [[nodiscard]] int read(std::int64_t slot, iovec* parts, int n) const;
     [[nodiscard]] int write(std::int64_t slot, iovec* parts, int n) const;
     void close() noexcept;
@@ -105,7 +107,7 @@ class SlotFiles {
     std::int64_t num_slots_ = 0;
     std::atomic<bool> direct_;
     bool was_reset_ = false;
-    std::vector<int> files_;  // with room for all, so that it never moves
+    std::vector<int> files_;  // with capacity for all: it never moves
 };
 
 }  // namespace kvcore

@@ -30,7 +30,7 @@ void seal(const Fields& fields, std::byte* block) noexcept {
     std::memcpy(block + kHeaderCrcAt, &crc, sizeof crc);
 }
 
-// The fields of a block whose CRC is right.
+// Reads the fields of a block, and checks its magic and its CRC.
 template <class Fields>
 HeaderState unseal(const std::byte* block, const std::array<char, 8>& magic,
                    Fields& fields) noexcept {
@@ -43,7 +43,7 @@ HeaderState unseal(const std::byte* block, const std::array<char, 8>& magic,
     return is_empty ? HeaderState::kEmpty : HeaderState::kCorrupt;
 }
 
-// Whether sizes and bits of the parts say the same, and fit.
+// Returns true if sizes and bits of the parts agree and the page fits into a slot.
 bool is_consistent(const SlotHeader& header, std::int64_t slot_bytes) noexcept {
     std::uint64_t sum = 0;
     std::uint64_t bits = 0;

@@ -71,7 +71,7 @@ SlotId SlotIndex::evict() noexcept {
 
 SlotId SlotIndex::publish(SlotId slot, const StoreKey& key, std::uint64_t parts,
                           std::int64_t payload, bool& is_busy) {
-    const auto [place, is_new] = by_key_.try_emplace(key, slot);  // all that needs memory
+    const auto [place, is_new] = by_key_.try_emplace(key, slot);  // the only step that needs memory
     const SlotId before = is_new ? kNoSlot : place->second;
     if (before != kNoSlot) {
         is_busy = retire(before);

@@ -14,7 +14,7 @@ namespace kvcore {
 using SlotId = std::int64_t;
 constexpr SlotId kNoSlot = -1;
 
-/// Where a slot lies: a directory, and the slot's number in it.
+/// The place of a slot: a directory, and the number of the slot in it.
 struct SlotPlace {
     std::int32_t directory;
     std::int64_t slot;
@@ -30,21 +30,22 @@ struct StoreKeyHash {
     }
 };
 
-/// Which slot has which page, and which slot the next page gets.
+/// The map from pages to slots, which also selects the slot for the next page.
 ///
 /// Owns: a record for each slot; no files.
-/// Invariant: a slot is free, busy (its bytes change; nobody finds it), stored (found by its key,
-/// in the order of use), doomed (stored before, still being read, found no more) or broken (a write
-/// or the last read of it failed; nobody gets it).
-/// Threads: none of its own; the store locks around it.
+/// Invariant: a slot is free, busy (its bytes change; no lookup finds it), stored (found by its
+/// key, in the order of use), doomed (stored before, still being read, no longer found) or broken
+/// (a write or the last read of it failed; it is not given out).
+/// Threads: no locks of its own; the store locks around it.
 /// Cost: O(1), `take` O(pages being read).
 class SlotIndex {
    public:
     explicit SlotIndex(std::size_t num_directories);
 
-    /// Room for so many more slots of a directory: `add` and `free` need no memory then.
+    /// Reserves memory for `slots` more slots of a directory, so that `add` and `free` need no
+    /// memory.
     void make_room(std::size_t directory, std::int64_t slots);
-    /// A slot that its directory has from now on, busy.
+    /// Adds a new slot of a directory; the slot is busy.
     SlotId add(SlotPlace place) noexcept;
     [[nodiscard]] SlotPlace place_of(SlotId slot) const noexcept { return at(slot).place; }
 
@@ -52,36 +53,40 @@ class SlotIndex {
     [[nodiscard]] std::uint64_t parts_of(SlotId slot) const noexcept { return at(slot).parts; }
     [[nodiscard]] std::int64_t payload_of(SlotId slot) const noexcept { return at(slot).payload; }
 
-    /// A use of a stored page.
+    /// Marks a stored page as used.
     void touch(SlotId slot) noexcept;
-    /// A use, and the page stays until `unpin`.
+    /// Marks a stored page as used, and keeps it until `unpin`.
     void pin(SlotId slot) noexcept;
-    /// Ends it. True: the slot was doomed and this was its last reader; it is busy now.
+    /// Ends a pin. Returns true if this was the last reader of a doomed slot, which is busy now.
     [[nodiscard]] bool unpin(SlotId slot) noexcept;
 
-    /// Keys that are being written, which nobody else writes meanwhile. False: it is one already.
+    /// Marks a key as being written, which no other thread writes meanwhile. Returns false if the
+    /// key is already marked.
     [[nodiscard]] bool begin_write(const StoreKey& key) { return writing_.insert(key).second; }
     void end_write(const StoreKey& key) noexcept { writing_.erase(key); }
 
-    /// A free slot of a directory, now busy; kNoSlot if there is none.
+    /// Takes a free slot of a directory, which is busy now; kNoSlot if no slot is free.
     [[nodiscard]] SlotId take_free(std::size_t directory) noexcept;
-    /// The slot of the page used least recently that nobody reads, now busy; kNoSlot if all are.
+    /// Evicts the least recently used page that is not being read. Returns its slot, which is busy
+    /// now; kNoSlot if all pages are being read.
     [[nodiscard]] SlotId evict() noexcept;
-    /// A busy slot can be found. Returns the slot that had the key before, now without it and busy
-    /// or doomed, or kNoSlot; `is_busy` says which. Throws std::bad_alloc and has changed nothing.
+    /// Makes a busy slot findable by `key`. Returns the slot that had the key before, or kNoSlot;
+    /// that slot is busy now if `is_busy`, otherwise doomed. Changes nothing if it throws
+    /// std::bad_alloc.
     SlotId publish(SlotId slot, const StoreKey& key, std::uint64_t parts, std::int64_t payload,
                    bool& is_busy);
-    /// A stored page is found no more. True: the slot is busy; otherwise doomed.
+    /// Removes a stored page from the lookup. Returns true if its slot is busy now, false if it is
+    /// doomed.
     [[nodiscard]] bool drop(SlotId slot) noexcept;
-    /// No page is found any more; slots that nobody reads are free. Returns how many pages there
-    /// were. O(pages).
+    /// Removes all pages from the lookup, and frees the slots that are not being read. Returns the
+    /// number of removed pages. O(pages).
     std::int64_t clear() noexcept;
-    /// A busy slot is free, or broken if it is suspect.
+    /// Frees a busy slot; a suspect slot becomes broken.
     void free(SlotId slot) noexcept;
-    /// Whether the last read or write of a slot failed.
+    /// Records whether the last read or write of a slot failed.
     void set_suspect(SlotId slot, bool is_suspect) noexcept { at(slot).is_suspect = is_suspect; }
     [[nodiscard]] bool is_suspect(SlotId slot) const noexcept { return at(slot).is_suspect; }
-    /// Broken slots are free again. O(slots).
+    /// Frees the broken slots. O(slots).
     void free_broken() noexcept;
 
     [[nodiscard]] std::int64_t num_slots() const noexcept {

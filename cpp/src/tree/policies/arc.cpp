@@ -27,10 +27,11 @@ void ArcPolicy::identify(NodeId node, std::uint64_t fingerprint) noexcept {
     set_reused(run);
 }
 
-// By the pages that came back, times the ratio of what is remembered: the shorter list tells more.
+// The step is the number of pages that came back, times the ratio of the two ghost lists: a hit in
+// the shorter list counts more.
 void ArcPolicy::adapt(bool was_reused, std::int64_t pages) noexcept {
     const auto other = static_cast<std::int64_t>(ghosts_.size(!was_reused));
-    const auto own = static_cast<std::int64_t>(ghosts_.size(was_reused)) + 1;  // the one taken
+    const auto own = static_cast<std::int64_t>(ghosts_.size(was_reused)) + 1;  // + the entry taken
     const std::int64_t step = pages * std::max<std::int64_t>(1, other / own);
     share_ =
         std::clamp<std::int64_t>(share_ + (was_reused ? -step : step), 0, pages_[0] + pages_[1]);
@@ -55,7 +56,7 @@ void ArcPolicy::release(NodeId node, std::uint64_t) noexcept {
     rings_.push_back(runs_[node].is_reused, node);
 }
 
-// Its pages are told by `resize`.
+// `resize` sets the pages of `upper`.
 void ArcPolicy::split(NodeId upper, NodeId lower) noexcept {
     runs_[upper] = runs_[lower];
     runs_[upper].pages = 0;

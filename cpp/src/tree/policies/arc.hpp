@@ -12,15 +12,16 @@
 namespace kvcore {
 
 /// Adaptive replacement (ARC, Megiddo and Modha): runs used once and runs used again, each by
-/// recency, and a share of the pages that those used once may have. It remembers what it evicted:
-/// where a run that was used once comes back, their share was too small, where one that was used
-/// again does, too large.
+/// recency. The runs used once may have a share of the pages. The policy remembers evicted runs as
+/// ghosts. If a run used once comes back, its share was too small and grows; if a run used again
+/// comes back, the share was too large and shrinks.
 ///
-/// Here the cache is what the tree has, in pages, and a ghost is a run, by its first page.
+/// The size of the cache is the number of pages in the tree. A ghost is a run, by the fingerprint
+/// of its first page.
 ///
-/// Owns: what it knows of each run, two rings of candidates and the ghosts.
-/// Invariant: pages_[used again] are the pages of all runs of that kind, candidates or not; the
-/// share is at most all of them.
+/// Owns: the data of each run, two rings of candidates and the ghosts.
+/// Invariant: `pages_` counts the pages of all runs of each kind, candidates or not; the share is
+/// at most their sum.
 /// Cost: O(1) per verb.
 class ArcPolicy final : public EvictionPolicy {
    public:
@@ -51,7 +52,7 @@ class ArcPolicy final : public EvictionPolicy {
         std::uint64_t fingerprint = 0;
         std::int32_t pages = 0;
         bool is_reused = false;
-        bool is_new = false;  // nobody has told its fingerprint yet
+        bool is_new = false;  // its fingerprint is not set yet
     };
 
     [[nodiscard]] bool takes_reused() const noexcept;
@@ -61,7 +62,7 @@ class ArcPolicy final : public EvictionPolicy {
     NodeArray<Run> runs_;
     Rings rings_;
     Ghosts ghosts_;
-    std::int64_t pages_[2] = {0, 0};  // of runs used once, of those used again
+    std::int64_t pages_[2] = {0, 0};  // of runs used once, of runs used again
     std::int64_t share_ = 0;          // of pages, for runs used once
 };
 

@@ -8,23 +8,24 @@
 
 namespace kvcore {
 
-/// What the last page of a run is worth by the time that it saves.
+/// The data from which the worth of a run's last page is computed: the prefill time that it saves.
 struct CostRun {
-    std::uint64_t floor = 0;  // of the policy when it was used last
+    std::uint64_t floor = 0;  // of the policy at the last use
     std::uint64_t time = 0;   // of the last release
     std::uint64_t uses = 0;
     std::int32_t depth = 0;
 };
 
-/// The time of a page is the same wherever it is, plus attention, which goes with the pages in
-/// front of it: of a whole prefix it grows with the square of its depth. Counted in what attention
-/// spends on one page in front.
+/// The prefill time of a page is a constant plus the time of its attention, which is proportional
+/// to the number of pages before it: for a whole prefix it grows with the square of the depth. The
+/// unit is the attention time of a page for one page before it.
 class CostRank {
    public:
     using Key = RankPair;
     using Run = CostRun;
 
-    /// `attention_pages`: in front of a page for which attention takes as long as all else.
+    /// `attention_pages`: the number of earlier pages for which the attention of a page takes as
+    /// long as all its other work.
     explicit CostRank(std::uint64_t attention_pages) noexcept : fixed_(attention_pages) {}
 
     static PolicyInterest interest() noexcept {
@@ -46,21 +47,21 @@ class CostRank {
         const std::uint64_t page = fixed_ + static_cast<std::uint64_t>(run.depth);
         return {run.floor + run.uses * page, run.time};
     }
-    /// A page of that worth went.
+    /// Raises the floor to the worth of an evicted page.
     void evicted(const Key& key) noexcept { floor_ = std::max(floor_, key.worth); }
 
    private:
-    // More say nothing about the next one, and the floor must not run through 64 bits.
+    // More uses do not predict the next use, and the floor must not overflow 64 bits.
     static constexpr std::uint64_t kMostUses = 1023;
 
     std::uint64_t fixed_;
     std::uint64_t floor_ = 0;
 };
 
-/// Least prefill time saved per byte first: uses times the time of a page. What went sets the
-/// floor from which runs used later are counted, so that no run stays for what it once was worth
-/// (greedy dual size with frequency, GDSF). A page of a run is worth more than the page in front of
-/// it, and the last page goes first: so the worth of the last page is that of the run.
+/// Evicts the run with the least prefill time saved per byte: uses times the time of a page. The
+/// worth of an evicted page becomes the floor for runs used later, so that no run stays because of
+/// old uses (greedy dual size with frequency, GDSF). In a run each page is worth more than the page
+/// before it, and the last page is evicted first. The worth of a run is the worth of its last page.
 class CostPolicy final : public RankedPolicy<CostRank> {
    public:
     using RankedPolicy::RankedPolicy;
@@ -75,7 +76,8 @@ class CostPolicy final : public RankedPolicy<CostRank> {
     }
 
    private:
-    // Only the first one goes for what it is worth; others do since they serve nothing any more.
+    // Only the first run is evicted for its worth; other runs are removed because nothing can use
+    // them.
     void forget(NodeId node) noexcept {
         if (order_.first() == node) rank_.evicted(order_.key(node));
     }

@@ -7,14 +7,15 @@
 
 namespace kvcore {
 
-/// When a run entered, and where it ended then.
+/// The time at which the last page of a run entered, and the depth of the run.
 struct FifoRun {
     std::uint64_t time = 0;
     std::int32_t depth = 0;
 };
 
 /// First in, first out; uses change nothing. A run that grows is as old as its last page, which is
-/// the first to go: those in front of it are older than all others then.
+/// evicted first. The pages before it are older than all other runs at that time, and follow
+/// directly.
 class FifoRank {
    public:
     using Key = std::uint64_t;

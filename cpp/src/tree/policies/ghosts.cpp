@@ -13,7 +13,7 @@ void Ghosts::make_room(std::uint32_t last) {
     if (num_entries_ == 2 * (mask_ + 1)) spread(2 * mask_ + 1);
 }
 
-// Entries of a bucket part between it and one that was not used before.
+// Each entry stays in its bucket or moves to a bucket that was not used before.
 void Ghosts::spread(std::uint32_t mask) noexcept {
     mask_ = mask;
     for (std::uint32_t b = 0; b <= mask; ++b) buckets_[b] = kNone;
@@ -29,7 +29,7 @@ void Ghosts::link(std::uint32_t at) noexcept {
 }
 
 void Ghosts::add(bool list, std::uint64_t fingerprint) noexcept {
-    take(fingerprint);  // it may have gone more than once, from different places
+    take(fingerprint);  // the fingerprint may have been evicted before
     if (free_ == kNone) remove(lists_[lists_[1].size > lists_[0].size ? 1 : 0].oldest);
     const std::uint32_t at = free_;
     free_ = entries_[at].chain;

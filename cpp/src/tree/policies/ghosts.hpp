@@ -10,19 +10,19 @@
 
 namespace kvcore {
 
-/// What was evicted lately, by fingerprint, in two lists.
+/// The fingerprints of recently evicted runs, in two lists.
 ///
-/// Owns: an entry and a bucket for each node id; so it remembers as many runs as there ever were at
-/// a time. When all are taken, the oldest of the longer list goes, of the first where both are the
-/// same.
-/// Memory: `make_room` alone asks for any.
-/// Cost: O(1); `make_room` puts all entries into their buckets anew when their number doubles.
+/// Owns: an entry and a bucket for each node id. So its capacity is the highest number of runs that
+/// the tree has had. When all entries are taken, the oldest entry of the longer list is dropped; of
+/// the first list if both lists have the same length.
+/// Memory: only `make_room` allocates.
+/// Cost: O(1); `make_room` redistributes all entries over the buckets when their number doubles.
 class Ghosts {
    public:
     /// As EvictionPolicy::make_room.
     void make_room(std::uint32_t last);
     void add(bool list, std::uint64_t fingerprint) noexcept;
-    /// Takes the entry out. Returns which list it was in, -1 for none.
+    /// Removes the entry of a fingerprint. Returns the list that had it, -1 if neither list had it.
     int take(std::uint64_t fingerprint) noexcept;
     [[nodiscard]] std::size_t size(bool list) const noexcept { return lists_[list].size; }
 
@@ -30,7 +30,7 @@ class Ghosts {
     static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
     struct Entry {
         std::uint64_t fingerprint = 0;
-        std::uint32_t chain = kNone;  // of the bucket; of entries that are free
+        std::uint32_t chain = kNone;  // next in the bucket, or next free entry
         std::uint32_t older = kNone;
         std::uint32_t newer = kNone;
         bool list = false;
@@ -51,7 +51,7 @@ class Ghosts {
     NodeArray<Entry> entries_;
     NodeArray<std::uint32_t> buckets_;
     std::uint32_t num_entries_ = 0;
-    std::uint32_t mask_ = 0;  // of the buckets that are used: a power of two
+    std::uint32_t mask_ = 0;  // buckets in use - 1; their number is a power of two
     std::uint32_t free_ = kNone;
     std::array<List, 2> lists_;
 };

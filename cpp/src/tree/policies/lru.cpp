@@ -9,7 +9,7 @@ void LruPolicy::put_between(NodeId prev, NodeId node, NodeId next) noexcept {
     links_[next].prev = node;
 }
 
-// Of what is in no ring it changes nothing.
+// Changes nothing for a node outside the ring, which links to itself.
 void LruPolicy::take_out(NodeId node) noexcept {
     const Link link = links_[node];
     links_[link.prev].next = link.next;

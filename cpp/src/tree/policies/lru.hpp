@@ -11,9 +11,10 @@ namespace kvcore {
 
 /// Least recently released first: a ring of candidates in the order of their release.
 ///
-/// Owns: two node ids for each node, its neighbours in the ring; itself where it is no candidate.
-/// Invariant: behind kNoNode comes the oldest candidate, in front of it the newest. A run that is
-/// offered goes first, for what went last was older than all others.
+/// Owns: two node ids for each node: its neighbours in the ring, or itself if it is not a
+/// candidate.
+/// Invariant: the node after kNoNode is the oldest candidate, the node before it the newest. An
+/// offered run becomes the first, because the run evicted last was older than all other candidates.
 /// Cost: O(1) per verb, in an array that is far smaller than the nodes.
 class LruPolicy final : public EvictionPolicy {
    public:

@@ -24,7 +24,7 @@ void PriorityPolicy::retain(NodeId node, const Retention& asked) noexcept {
     move(node);
 }
 
-// Where both last for ever, or neither does, the run takes the later end.
+// If both priorities last for ever, or both end, the run takes the later end.
 bool PriorityPolicy::joins(NodeId node, const Retention& asked) const noexcept {
     const Retention retention = at_present(asked);
     const Retention& highest = runs_[node].highest;

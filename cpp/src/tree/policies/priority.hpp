@@ -8,8 +8,8 @@
 
 namespace kvcore {
 
-/// What the users of a run ask for: the highest priority and how long it lasts, and the highest of
-/// those that last for ever.
+/// The priorities that the users of a run requested: the highest priority with its end, and the
+/// highest priority that lasts for ever.
 struct PriorityRun {
     std::uint64_t time = 0;
     Retention highest;
@@ -26,7 +26,7 @@ struct PriorityRank {
         interest.recency = interest.growth = interest.retention = true;
         return interest;
     }
-    // `retain` tells the priority.
+    // `retain` sets the priority.
     static void entered(Run& run, std::int32_t) noexcept { run = {0, Retention(0), 0}; }
     static void used(Run&) noexcept {}
     static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
@@ -37,11 +37,11 @@ struct PriorityRank {
     }
 };
 
-/// Lowest priority first, then least recently released. When the time of the highest priority is
-/// over, a run falls to the highest one that lasts for ever, to 0 where there is none; it stays
-/// where it is until it is its turn.
+/// Lowest priority first, then least recently released. When the highest priority of a run ends,
+/// the run gets its highest priority that lasts for ever, or 0. It stays cached until it is the
+/// victim.
 ///
-/// Owns: beside the ranks, the runs whose priority ends, in the order of that.
+/// Owns: the ranks, and the runs whose priority ends, in the order of their ends.
 class PriorityPolicy final : public RankedPolicy<PriorityRank> {
    public:
     void make_room(NodeId last) override;
@@ -55,7 +55,7 @@ class PriorityPolicy final : public RankedPolicy<PriorityRank> {
     void advance(std::int64_t now) noexcept override;
 
    private:
-    // What is over already asks for nothing.
+    // Returns priority 0 for a retention that has already ended.
     [[nodiscard]] Retention at_present(const Retention& asked) const noexcept {
         return asked.until <= now_ ? Retention(0) : asked;
     }

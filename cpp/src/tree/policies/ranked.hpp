@@ -9,7 +9,7 @@
 
 namespace kvcore {
 
-/// Two numbers, of which the first decides.
+/// Two numbers, compared by `worth` first.
 struct RankPair {
     std::uint64_t worth = 0;
     std::uint64_t time = 0;
@@ -19,17 +19,17 @@ struct RankPair {
     }
 };
 
-/// The policies that give each run a rank and let the lowest go: all but LRU and ARC.
+/// A policy that gives each run a rank and evicts the lowest rank: all policies except LRU and ARC.
 ///
-/// `Rank` is what one of them knows of a run, and its idea:
-///     Key, Run                  the rank, and what is kept of a run
-///     interest()                what it wants to hear
-///     entered(run, depth)       its first use
-///     used(run)                 one more
-///     released(run, time)       a user of it let go
-///     resized(run, depth)       it ends elsewhere
-///     joins(run)                whether pages used for the first time are worth the same
-///     key(run)
+/// `Rank` is the rule of a policy and the data that it keeps for a run:
+///     Key, Run                  the rank, and the data of a run
+///     interest()                the calls that the policy needs
+///     entered(run, depth)       the first use of a run
+///     used(run)                 a later use
+///     released(run, time)       a user released it
+///     resized(run, depth)       it has a new end
+///     joins(run)                true if pages at their first use are worth the same
+///     key(run)                  the rank of a run
 ///
 /// Owns: a Run for each node id, and the candidates in the order of their ranks.
 /// Invariant: a candidate is in the heap under key(its run).
@@ -78,7 +78,7 @@ class RankedPolicy : public EvictionPolicy {
     }
 
    protected:
-    /// To where it belongs now, if it is a candidate.
+    /// Moves a run to its new place in the heap, if it is a candidate.
     void move(NodeId node) noexcept {
         if (order_.contains(node)) offer(node);
     }

@@ -9,23 +9,25 @@
 
 namespace kvcore {
 
-/// Two rings of nodes, each of which is in one of them or in none.
+/// Two rings of nodes. A node is in at most one ring.
 ///
-/// Owns: the neighbours of each node, and those of the two rings' ends; itself where it is in none.
+/// Owns: the neighbours of each node and of the two ring ends. A node outside the rings is its own
+/// neighbour.
 /// Cost: O(1) per verb, in an array of its own.
 class Rings {
    public:
-    /// As EvictionPolicy::make_room. Node 0, which is no run, and a second entry are the ends.
+    /// As EvictionPolicy::make_room. Entries 0 and 1 are the ends of the rings: node 0 is not a
+    /// run.
     void make_room(NodeId last) {
         if (last == kNoNode) links_.make_room(0, {0, 0});
         links_.make_room(last + 1, {last + 1, last + 1});
     }
-    /// kNoNode where the ring is empty.
+    /// Returns the first node of a ring; kNoNode if the ring is empty.
     [[nodiscard]] NodeId front(bool ring) const noexcept { return node_of(link(end(ring)).next); }
 
     void push_back(bool ring, NodeId node) noexcept { put(node, link(end(ring)).prev, end(ring)); }
     void push_front(bool ring, NodeId node) noexcept { put(node, end(ring), link(end(ring)).next); }
-    /// Nothing where it is in none.
+    /// Removes a node. Does nothing for a node outside the rings.
     void erase(NodeId node) noexcept {
         const std::uint32_t at = node + 1;
         const Link out = link(at);
@@ -36,7 +38,7 @@ class Rings {
     [[nodiscard]] bool contains(NodeId node) const noexcept {
         return link(node + 1).next != node + 1;
     }
-    /// The first `n` nodes of a ring to `out`. Returns how many.
+    /// Writes the first `n` nodes of a ring to `out`. Returns the number of nodes written.
     std::size_t first(bool ring, NodeId* out, std::size_t n) const noexcept {
         std::size_t found = 0;
         for (std::uint32_t at = link(end(ring)).next; found < n && at > 1; at = link(at).next) {
@@ -46,7 +48,7 @@ class Rings {
     }
 
    private:
-    // A node's entry is one behind its id: the ends are entries 0 and 1.
+    // Node `id` has entry `id + 1`. Entries 0 and 1 are the ends.
     struct Link {
         std::uint32_t prev;
         std::uint32_t next;

@@ -7,11 +7,11 @@
 
 namespace kvcore {
 
-/// Segmented LRU: what was used once goes before what was used again, each by recency. So prompts
-/// that never come back do not drive out those that do. No run falls back to the first segment.
+/// Segmented LRU: runs used once are evicted before runs used again, each by recency. So prompts
+/// that never come back do not evict prompts that do. No run falls back to the first segment.
 struct SlruRank {
     using Key = std::uint64_t;
-    using Run = std::uint64_t;  // time of the last release, with the top bit once used again
+    using Run = std::uint64_t;  // time of the last release, with the top bit set after a second use
     static constexpr std::uint64_t kProtected = std::uint64_t{1} << 63;
 
     static PolicyInterest interest() noexcept {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what policies found as one page of HTML that needs nothing else, or as a picture."""
+"""Write a comparison of policies as one self-contained HTML page or as a picture."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe
 
 
 def comparison_page(comparison: Comparison, command: str) -> str:
-    """Write a page: hit rate over capacity, then how it went in a pool of choice, and all figures.
+    """Write a page: hit rate over capacity, curves over time in a chosen pool, and all numbers.
 
     Parameters
     ----------
     comparison : Comparison
-        What was found.
+        The comparison to show.
     command : str
-        What produced it, shown at the end.
+        Command line of the comparison, shown at the end.
 
     Returns
     -------
     str
-        HTML with style, script and pictures in it; it refers to nothing else.
+        HTML that includes style sheet, script and pictures; it refers to no other file.
     """
     main = _capacity_chart(comparison)
     wide = [main] if comparison.model is None else [main, _concurrency_chart(comparison)]
@@ -69,7 +69,7 @@ def comparison_page(comparison: Comparison, command: str) -> str:
 
 
 def comparison_picture(comparison: Comparison) -> str:
-    """Draw hit rate over capacity as an SVG file, light and dark."""
+    """Return hit rate over capacity as an SVG file with a light and a dark style."""
     return _capacity_chart(comparison).svg(CHART_STYLE)
 
 
@@ -124,7 +124,7 @@ def _concurrency_chart(comparison: Comparison) -> Chart:
 
 
 def _time_charts(comparison: Comparison, pool: int) -> list[Chart]:
-    """Draw how it went in one pool: hits, occupancy, and the manager's time."""
+    """Make the charts over time of one pool: hits, occupancy, and the manager's time."""
     runs = [comparison.of(curve)[pool] for curve in comparison.curves]
     bins = [run.timeline for run in runs]
     totals = [run.report.total_pages for run in runs]
@@ -169,7 +169,7 @@ def _time_chart(
 
 
 def _time_axis(title: str, last: float, kind: str) -> Axis:
-    """Make an axis that ends where the curves do."""
+    """Make an axis that ends at `last`, the end of the curves."""
     axis = linear_axis(title, 0.0, max(last, 1.0), _plain, kind=kind)
     high = max(last, 1.0)
     return Axis(title, 0.0, high, tuple(t for t in axis.ticks if t[0] <= high), kind=kind)
@@ -200,11 +200,11 @@ def _header(comparison: Comparison) -> str:
     how = (
         "Requests run together in an engine with continuous batching, in simulated time."
         if comparison.mode == "online"
-        else "One prompt after the other; each is released before the next one claims."
+        else "One prompt after another: each request is released before the next request claims."
     )
     return (
-        f"<h1>{escape(comparison.workload)}</h1><p>What the prefix cache finds with each eviction "
-        f'policy, measured with the manager itself. {how}</p><div class="tiles">{shown}</div>'
+        f"<h1>{escape(comparison.workload)}</h1><p>Hits of the prefix cache with each eviction "
+        f'policy, measured with the real manager. {how}</p><div class="tiles">{shown}</div>'
     )
 
 
@@ -217,20 +217,22 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
     )
     limit = (
         "The dashed curve is Belady's optimum, which no policy exceeds: it evicts the page whose "
-        "next use lies farthest ahead."
+        "next use is farthest in the future."
         if comparison.optima
         else ""
     )
     if comparison.model is not None:
-        limit += " It is that of the flat cache: groups may find more." * bool(comparison.optima)
-        limit += f" {page_units(comparison)} Both have the same memory."
+        limit += " The optimum is for the flat cache: groups may find more." * bool(
+            comparison.optima
+        )
+        limit += f" {page_units(comparison)} Both caches have the same memory."
     if comparison.host_pages:
-        limit += " It is that of the device alone: tiers find more." * bool(comparison.optima)
+        limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
         sizes = tier_sizes(comparison.host_pages, comparison.disk_pages)
         limit += f" Below the device are {sizes}."
     return (
-        f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens that a request finds in the "
-        f'cache, over the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
+        f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens found in the cache, over "
+        f'the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
         f'<div class="card wide">{chart.svg()}</div>'
     )
 
@@ -239,7 +241,7 @@ def _concurrency_section(comparison: Comparison, chart: Chart) -> str:
     how = (
         "The mean over simulated time."
         if comparison.mode == "online"
-        else "How many would fit that share nothing, with their prompts computed."
+        else "The number of requests that fit without shared pages, each with a computed prompt."
     )
     return (
         f"<h2>Requests at a time over capacity</h2><p>{how}</p>"
@@ -264,13 +266,14 @@ def _time_section(comparison: Comparison, panels: Sequence[Sequence[Chart]]) -> 
         for panel in panels
     )
     return (
-        "<h2>Over time</h2><p>The same replays from their first request to the last, in a pool of "
-        f'so many pages:</p><div class="cut">{choices}<div class="panels">{shown}</div></div>'
+        "<h2>Over time</h2><p>The same replays from the first request to the last, in a pool "
+        f'with this number of pages:</p><div class="cut">{choices}'
+        f'<div class="panels">{shown}</div></div>'
     )
 
 
 def _choice_style(count: int) -> str:
-    """Show the panel whose input is chosen, without a script."""
+    """Return the style that shows the panel of the chosen input, without a script."""
     return "".join(
         f"#pool{i}:checked~.panels .panel:nth-child({i + 1}){{display:grid}}" for i in range(count)
     )
@@ -300,17 +303,17 @@ def _figures_section(comparison: Comparison) -> str:
 
 
 def _groups_figures(comparison: Comparison) -> str:
-    """Write who was served in the same memory, and what was kept of each group."""
+    """Write the served requests of each cache, and the kept bytes of each group."""
     if comparison.model is None:
         return ""
     memory = "The same memory without and with groups"
     return _titled(memory, POOL_HEAD, NAMES, pool_rows(comparison)) + _titled(
-        "What groups keep", GROUP_HEAD, NAMES, group_rows(comparison)
+        "Bytes of each group", GROUP_HEAD, NAMES, group_rows(comparison)
     )
 
 
 def _tier_figures(comparison: Comparison) -> str:
-    """Write where prompt tokens were found."""
+    """Write the tiers in which prompt tokens were found."""
     if not comparison.host_pages:
         return ""
     title = "Where prompt tokens were found"
@@ -320,14 +323,14 @@ def _tier_figures(comparison: Comparison) -> str:
 def _titled(
     title: str, head: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> str:
-    """Write a table with a title; columns of `names` are text."""
+    """Write a table with a title; the columns in `names` contain text."""
     kinds = ["left" if name in names else "" for name in head]
     cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
     return f"<h3>{title}</h3>{_table(head, cells)}"
 
 
 def _runs(comparison: Comparison) -> str:
-    head = ["cache", "pages", "served", "refused", "token hits", "of those served", "page hits"]
+    head = ["cache", "pages", "served", "refused", "token hits", "token hits, served", "page hits"]
     head += ["evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
     rows = []
     found = [(curve, run.report) for curve in comparison.curves for run in comparison.of(curve)]
@@ -366,7 +369,7 @@ def _plain(value: float) -> str:
 
 
 def _short(count: int) -> str:
-    """Write a number of tokens for people, such as 144.8 M."""
+    """Write a number of tokens in short form, such as 144.8 M."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what policies found, for people: curves on a terminal, and always a table."""
+"""Print a comparison of policies: a table, and on a terminal also curves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDER_THAN_ANY = 10_000
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print the curves, if the console is a terminal with room for them, and the table."""
+    """Print the table, after the curves if the console is a terminal with enough columns."""
     console = console or Console()
     title = (
         f"{comparison.workload}, {comparison.mode}: token hit rate by pages of "
@@ -58,11 +58,11 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
 
 
 def _print_groups(comparison: Comparison, console: Console) -> None:
-    """Print who was served in the same memory, and what was kept of each group."""
+    """Print the served requests of each cache, and the kept bytes of each group."""
     console.print(Text(page_units(comparison), style="italic"))
     for title, head, rows in (
         ("the same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
-        ("what groups keep", GROUP_HEAD, group_rows(comparison)),
+        ("bytes of each group", GROUP_HEAD, group_rows(comparison)),
     ):
         _print_rows(console, title, head, NAMES, rows)
 
@@ -74,7 +74,7 @@ def _print_rows(
     names: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """Print a table; columns of `names` are text."""
+    """Print a table; the columns in `names` contain text."""
     table = Table(title=Text(title), title_justify="left")
     for name in head:
         table.add_column(name, justify="left" if name in names else "right")
@@ -95,7 +95,7 @@ def _curves(comparison: Comparison) -> list[Curve]:
 
 
 def _wide(comparison: Comparison) -> Table:
-    """Make a table with a row for each pool and a column for each curve; the best are bold."""
+    """Make a table with a row for each pool and a column for each curve; best rates are bold."""
     table = Table()
     table.add_column("pages", justify="right", no_wrap=True)
     if comparison.model is not None:
@@ -115,7 +115,7 @@ def _wide(comparison: Comparison) -> Table:
 
 
 def _long(comparison: Comparison) -> Table:
-    """Make a table with a row for each pool and curve, for a console without room for more."""
+    """Make a table with a row for each pool and curve, for a narrow console."""
     table = Table()
     for name in ("pages", "cache", "hit rate"):
         table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=True)

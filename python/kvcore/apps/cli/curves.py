@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw curves over a logarithmic axis with braille dots."""
+"""Draw curves over a logarithmic axis as braille characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 __all__ = ["COLOURS", "Curve", "draw_curves"]
 
-#: One for each curve, told apart by the colour-blind too; the names at their ends tell them anyway.
+#: A colour for each curve, distinct also with colour blindness; each curve also ends in its name.
 COLOURS = (
     "dodger_blue1", "dark_orange", "spring_green3", "medium_purple1",
     "deep_sky_blue1", "gold1", "hot_pink", "tan",
@@ -20,7 +20,7 @@ COLOURS = (
 
 _HEIGHT = 16  # rows of characters
 _WIDEST = 100
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a character, by column and row
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of the dots by column and row
 _BRAILLE = 0x2800
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25)
 _MOST_STEPS = 6
@@ -29,7 +29,7 @@ _LABEL = 7  # characters before the axis
 
 @dataclass(frozen=True)
 class Curve:
-    """A name, a value between 0 and 1 at each place of the axis, and a style of rich's."""
+    """A name, a value between 0 and 1 at each place of the axis, and a style for rich."""
 
     name: str
     values: Sequence[float]
@@ -42,9 +42,9 @@ def draw_curves(curves: Sequence[Curve], places: Sequence[int], width: int) -> l
     Parameters
     ----------
     curves : sequence of Curve
-        The first ones lie above the others.
+        The first curves are drawn on top of the others.
     places : sequence of int
-        Rising, at least two.
+        Rising values of the axis, at least two.
     width : int
         Characters of a line.
 
@@ -73,7 +73,7 @@ def draw_curves(curves: Sequence[Curve], places: Sequence[int], width: int) -> l
 
 
 def _scale(highest: float) -> tuple[float, float]:
-    """Return the distance of the axis' labels, and its end."""
+    """Return the distance between the labels of the axis, and the end of the axis."""
     for step in _STEPS:
         count = max(1, math.ceil(highest / step - 1e-9))
         if count <= _MOST_STEPS:
@@ -92,7 +92,7 @@ def _axis_label(row: int, step: float, top: float) -> str:
 
 
 def _end_labels(curves: Sequence[Curve], top: float) -> dict[int, Curve]:
-    """Give each name a row of its own near the end of its curve, the highest one first."""
+    """Give each name its own row near the end of its curve, the highest curve first."""
     highest_first = sorted(curves, key=lambda curve: -curve.values[-1])[:_HEIGHT]
     rows = [_row_of(curve.values[-1], top) for curve in highest_first]
     for i in range(1, len(rows)):
@@ -103,7 +103,7 @@ def _end_labels(curves: Sequence[Curve], top: float) -> dict[int, Curve]:
 
 
 def _axis(places: Sequence[int], xs: Sequence[float], columns: int) -> Iterator[Text]:
-    """Yield the axis with its labels; those that would touch others are left out."""
+    """Yield the axis and its labels; leave out a label that would touch another label."""
     rule = ["─"] * columns
     labels = [" "] * (columns + _LABEL + 1)
     free_from = 0
@@ -120,7 +120,7 @@ def _axis(places: Sequence[int], xs: Sequence[float], columns: int) -> Iterator[
 
 
 class _Grid:
-    """Characters of 2 x 4 dots each; a character has the style of what was drawn last."""
+    """Characters of 2 x 4 dots each; a character has the style of the last curve drawn in it."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._columns = columns
@@ -129,7 +129,7 @@ class _Grid:
         self._styles = [[""] * columns for _ in range(rows)]
 
     def add(self, xs: Sequence[float], ys: Sequence[float], style: str) -> None:
-        """Draw a line through points between 0 and 1."""
+        """Draw a line through points whose coordinates are between 0 and 1."""
         across, up = self._columns * 2 - 1, self._rows * 4 - 1
         dots = [(x * across, (1 - y) * up) for x, y in zip(xs, ys, strict=True)]
         for (x0, y0), (x1, y1) in pairwise(dots):

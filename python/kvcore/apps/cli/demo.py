@@ -24,22 +24,24 @@ Chats = Annotated[
 ]
 Turns = Annotated[
     int,
-    typer.Option(metavar="N", callback=options.within(1, 100), help="Messages of each chat."),
+    typer.Option(metavar="N", callback=options.within(1, 100), help="Messages in each chat."),
 ]
 Seed = Annotated[
     int,
     typer.Option(
-        metavar="N", callback=options.within(0, math.inf), help="Of the model and the chats."
+        metavar="N", callback=options.within(0, math.inf), help="Seed of the model and the chats."
     ),
 ]
-Dtype = Annotated[str, typer.Option(metavar="NAME", help="Of the pages, such as float8_e4m3fn.")]
+Dtype = Annotated[
+    str, typer.Option(metavar="NAME", help="Dtype of the pages, such as float8_e4m3fn.")
+]
 Pages = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         callback=options.count,
         help="Pages of the pool.",
-        show_default="fewer than the chats need",
+        show_default="fewer pages than the chats need",
     ),
 ]
 Threads = Annotated[
@@ -47,8 +49,8 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         callback=options.within(1, 1024),
-        help="Of the cache's kernels in host memory.",
-        show_default="the processors",
+        help="Threads of the cache's kernels in host memory.",
+        show_default="one per processor",
     ),
 ]
 
@@ -67,9 +69,9 @@ def demo(
 ) -> None:
     """Serve multi-turn chats with a small built-in transformer, with and without the prefix cache.
 
-    The model is numpy with weights drawn from a seed: it has learned nothing, but it runs every
-    token through the real manager and kernels. At the end all generated tokens are compared with a
-    recomputation that has no cache; with float32 pages a difference ends with exit code 1.
+    The model is written in numpy and has random weights from a seed. Every token runs through the
+    real manager and kernels. At the end, the demo compares all generated tokens with a
+    recomputation without a cache. With float32 pages, a difference ends it with exit code 1.
 
     Example: kvcore demo --chats 64 --dtype float8_e4m3fn
 
@@ -111,8 +113,8 @@ def _too_large(settings: DemoSettings, error: MemoryError) -> str:
     pages = "" if settings.pages is None else f"{settings.pages:,} "
     return (
         f"{settings.chats:,} chats of {settings.turns:,} turns in {pages}pages of "
-        f"{settings.page_size:,} tokens need more memory than there is: {error or 'none is left'}; "
-        f"expected less of --pages, --page-size or --chats"
+        f"{settings.page_size:,} tokens need more memory than there is: "
+        f"{error or 'out of memory'}; expected smaller --pages, --page-size or --chats"
     )
 
 
@@ -129,4 +131,4 @@ def _what_is_wrong(report: DemoReport) -> str:
             f"without a cache: {check.first_difference}"
         )
     differing = chats - report.same_without_cache
-    return f"{differing:,} of {chats:,} chats came out differently without the prefix cache"
+    return f"{differing:,} of {chats:,} chats have other tokens without the prefix cache"

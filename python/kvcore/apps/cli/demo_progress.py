@@ -19,17 +19,17 @@ _EVERY_S = 0.1
 
 @contextmanager
 def watching(settings: DemoSettings) -> Iterator[Watcher]:
-    """Show bars on stderr while the block runs, if that is a terminal.
+    """Show progress bars on stderr while the block runs, if stderr is a terminal.
 
     Parameters
     ----------
     settings : DemoSettings
-        Say how much there is to do.
+        Settings of the demo: they give the totals of the bars.
 
     Yields
     ------
     Watcher
-        To run the demo with.
+        The watcher to pass to ``run_demo``.
     """
     if not sys.stderr.isatty():
         yield Watcher()
@@ -58,7 +58,7 @@ class _Bars(Watcher):
         self._due = 0.0
 
     def serving(self, server: ChatServer) -> None:
-        """Show how far a run is, what it holds and how fast it is."""
+        """Show the progress, the speed, the hit rate and the used pages of a run."""
         is_done = server.num_answered == server.num_turns
         if perf_counter() < self._due and not is_done:
             return
@@ -73,9 +73,9 @@ class _Bars(Watcher):
         self._show(self._tasks[0 if cached else 1], server.num_answered, ", ".join(told))
 
     def checking(self, done: int) -> None:
-        """Show how many chats are checked."""
+        """Show the number of checked chats."""
         self._show(self._tasks[2], done, f"{done} chats recomputed without a cache")
 
     def _show(self, task: TaskID, done: int, seen: str) -> None:
-        # Drawn at once: what is told comes as rarely as the bars would be drawn by themselves.
+        # Redraw now: calls are as rare as the automatic redraws of the bars.
         self._progress.update(task, completed=done, seen=seen, refresh=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a demo's report for people."""
+"""Print the report of a demo as a table."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -15,10 +15,10 @@ _Row: TypeAlias = tuple[str, Callable[[RunReport], str]]
 
 _SPEED: tuple[_Row, ...] = (
     ("served in", lambda run: f"{run.seconds:,.2f} s"),
-    ("tokens per second, prompts too", lambda run: f"{run.tokens_per_second:,.0f}"),
+    ("tokens per second with prompts", lambda run: f"{run.tokens_per_second:,.0f}"),
     ("first token after, median", lambda run: f"{run.first_token_s_p50:,.2f} s"),
     ("first token after, p99", lambda run: f"{run.first_token_s_p99:,.2f} s"),
-    ("turns running at a time, most", lambda run: f"{run.peak_running:,}"),
+    ("turns running at once, maximum", lambda run: f"{run.peak_running:,}"),
 )
 _TRAFFIC: tuple[_Row, ...] = (
     ("prompt tokens", lambda run: f"{run.prompt_tokens:,}"),
@@ -27,7 +27,7 @@ _TRAFFIC: tuple[_Row, ...] = (
     ("tokens run again", lambda run: f"{run.recomputed_tokens:,}"),
 )
 _MANAGER: tuple[_Row, ...] = (
-    ("pages used, most", lambda run: f"{run.peak_used_pages:,}"),
+    ("pages used, maximum", lambda run: f"{run.peak_used_pages:,}"),
     ("pages evicted", lambda run: f"{run.evicted_pages:,}"),
     ("turns preempted", lambda run: f"{run.preemptions:,}"),
     ("time in the manager", lambda run: f"{run.manager_share:.2%}"),
@@ -35,7 +35,7 @@ _MANAGER: tuple[_Row, ...] = (
 
 
 def print_demo(report: DemoReport, console: Console | None = None) -> None:
-    """Print what ends ``kvcore demo``: a column per run, then what follows from the two."""
+    """Print a table with a column per run, and the findings below it."""
     console = console or Console()
     table = Table(title=_title(report.settings), title_justify="left")
     table.add_column("", no_wrap=True)

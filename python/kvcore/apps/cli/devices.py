@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands run: devices by name, and GPUs that are there."""
+"""Choose the device of a command by name, and check that its GPU exists."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DeviceName = Annotated[
 
 
 def usable_device(name: str) -> Device:
-    """Read the value of ``--device``; one that attention runs on, or bad input.
+    """Read the value of ``--device``; bad input unless attention runs on this device.
 
     Raises
     ------
     KVCacheError
-        No GPU can be used here, or Triton is missing, with the reason.
+        This machine has no usable GPU, or Triton is missing; the text gives the reason.
     """
     device = options.checked("--device", Device.parse, name)
     if device.kind != "cpu":
@@ -36,12 +36,12 @@ def usable_device(name: str) -> Device:
 
 
 def require_gpu(index: int) -> None:
-    """Refuse an index that no GPU has: bad input.
+    """Check that a GPU with this index exists; otherwise it is bad input.
 
     Raises
     ------
     KVCacheError
-        As of ``usable_device``.
+        As in ``usable_device``.
     """
     count = availability.require_devices()
     if index >= count:
@@ -54,11 +54,11 @@ def require_gpu(index: int) -> None:
 
 @contextmanager
 def machine_errors() -> Iterator[None]:
-    """End the program with exit code 1, in a line, for what a GPU does not give."""
+    """Print an error of the GPU in one line and end the program with exit code 1."""
     try:
         yield
     except CapacityError:
-        raise  # too little was asked for: bad input of some option
+        raise  # bad input: an option sets too little capacity
     except KVCacheError as error:
         tell(f"error: {error}")
         raise typer.Exit(1) from error

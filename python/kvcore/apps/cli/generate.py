@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore generate``: text of a local model over pages."""
+"""``kvcore generate``: generate text with a local model and paged K and V."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvcore.support.byte_sizes import format_size, parse_size
 if TYPE_CHECKING:
     from kvcore.params import KVCacheParams
 
-# Tokens of a forward where layers have windows, which hold those of one beside their own.
+# Tokens of a forward pass if layers have windows: a window also needs pages for these tokens.
 _MOST_WINDOWED = 512
 
 ModelDir = Annotated[
@@ -46,46 +46,53 @@ ModelDir = Annotated[
 Prompts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PROMPT...", help="Run together; equal beginnings share pages.", show_default=False
+        metavar="PROMPT...",
+        help="Prompts that run together; equal beginnings share pages.",
+        show_default=False,
     ),
 ]
 Chat = Annotated[
     bool,
     typer.Option(
         "--chat",
-        help="A conversation: the PROMPTs, then each line of the input, is a turn, and finds the "
-        "pages of the turns before.",
+        help="Run a conversation: each PROMPT, and after them each line of the input, is a turn, "
+        "which hits the pages of earlier turns.",
     ),
 ]
 MaxNewTokens = Annotated[
-    int, typer.Option(metavar="N", callback=options.count, help="Per prompt or turn, at most.")
+    int,
+    typer.Option(
+        metavar="N", callback=options.count, help="New tokens per prompt or turn, at most."
+    ),
 ]
 Temperature = Annotated[
     float | None,
     typer.Option(
         metavar="T",
         callback=options.within(0, math.inf),
-        help="Draw from the distribution at this temperature; 0 takes the likeliest token.",
+        help="Sample tokens at this temperature; 0 takes the most likely token.",
         show_default="0",
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", callback=options.within(0, math.inf), help="Makes drawing repeat."),
+    typer.Option(
+        metavar="N", callback=options.within(0, math.inf), help="Makes the samples repeatable."
+    ),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of the model and its pages.", show_default="the model's"),
+    typer.Option(
+        metavar="NAME", help="Dtype of the model and its pages.", show_default="the model's"
+    ),
 ]
 Memory = Annotated[
     str,
-    typer.Option(
-        metavar="SIZE", help="For pages and states at most, such as 4GiB; no more is used."
-    ),
+    typer.Option(metavar="SIZE", help="Maximum memory for pages and states, such as 4GiB."),
 ]
 Flat = Annotated[
     bool,
-    typer.Option("--flat", help="Keep every token in every layer, also where layers have windows."),
+    typer.Option("--flat", help="Keep every token in every layer, also in layers with windows."),
 ]
 
 
@@ -104,10 +111,10 @@ def generate(
     device: DeviceName = "cpu",
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate text with a local model, in pages, as it comes.
+    """Generate text with a local model, and print each token when it is generated.
 
-    Needs torch and transformers: pip install 'kvcore[transformers]'; for a GPU a torch with CUDA,
-    and pip install 'kvcore[cuda13,attention]'.
+    Needs torch and transformers: pip install 'kvcore[transformers]'. A GPU also needs torch with
+    CUDA, and pip install 'kvcore[cuda13,attention]'.
 
     Example: kvcore generate ./Qwen3-0.6B "The capital of France is" --max-new-tokens 20
 
@@ -136,18 +143,18 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Pages:
-    """Say what pages a manager gets.
+    """Size the pool of a manager.
 
     Attributes
     ----------
     memory : int
-        Bytes of the pool and of states, at most.
+        Maximum bytes of the pool and the states.
     page_size : int
         Tokens per page.
     has_groups : bool
-        Whether layers with windows keep those alone.
+        True if layers with windows keep only their windows.
     device : Device
-        Of the pool.
+        Device of the pool.
     """
 
     memory: int
@@ -156,7 +163,7 @@ class Pages:
     device: Device
 
     def manager(self, model: Any, lengths: Sequence[int], context: int) -> WatchedManager:
-        """Make a manager for a model, with as many pages as sequences of such lengths could use."""
+        """Make a manager with enough pages for sequences of these lengths, within `memory`."""
         params = self._params(model)
         most = self.max_batch_tokens(params)
         wanted = [pages_per_sequence(params, length, most) for length in lengths]
@@ -183,7 +190,7 @@ class Pages:
         if params.state_groups:
             raise typer.BadParameter(
                 f"layers of {type(model).__name__} keep a state, which is the same with and "
-                f"without groups; leave it out",
+                f"without groups; remove the option",
                 param_hint="'--flat'",
             )
         flat = partial(cache_params, groups=False)
@@ -191,13 +198,13 @@ class Pages:
 
     @staticmethod
     def max_batch_tokens(params: KVCacheParams) -> int:
-        """Return the tokens of a forward."""
+        """Return the maximum number of tokens in a forward pass."""
         return _MOST_WINDOWED if has_windows(params) else MAX_CHUNK_TOKENS
 
 
 @dataclass
 class Writer:
-    """Generate with one model, in the pages of one manager.
+    """Generate text with one model and the pages of one manager.
 
     Attributes
     ----------
@@ -205,9 +212,9 @@ class Writer:
     pages : Pages
     max_new_tokens : int
     drawing : dict
-        do_sample, temperature and seed.
+        The options do_sample, temperature and seed.
     is_live : bool
-        Write texts to the terminal as they come.
+        Write each text to the terminal while it is generated.
     manager : WatchedManager, or None
         None before the first prompt.
     """
@@ -220,7 +227,7 @@ class Writer:
     manager: WatchedManager | None = None
 
     def complete(self, texts: Sequence[str]) -> list[Answer]:
-        """Return what follows each text; all of them run together."""
+        """Return the continuation of each text; all texts run together."""
         prompts = [self.local.token_ids(text) for text in texts]
         longest = [len(prompt) + self.max_new_tokens for prompt in prompts]
         self.manager = self.pages.manager(self.local.model, longest, self.local.context)
@@ -228,7 +235,7 @@ class Writer:
         return self.run(texts, prompts, titles)
 
     def converse(self, lines: Iterator[str]) -> Iterator[Answer]:
-        """Return each line in turn."""
+        """Yield the answer to each line, one turn after another."""
         context = self.local.context
         self.manager = self.pages.manager(self.local.model, [context], context)
         conversation = Conversation(self.local)
@@ -241,7 +248,7 @@ class Writer:
     def run(
         self, texts: Sequence[str], prompts: list[list[int]], titles: Sequence[str]
     ) -> list[Answer]:
-        """Generate from tokens; write texts under their titles while they come."""
+        """Generate from tokens; write the texts with their titles meanwhile if `is_live`."""
         live = LiveText(titles, self.local.text, self._has_ended, _write) if self.is_live else None
         results = options.checked("PROMPT", self._generate, prompts, live)
         return [
@@ -274,7 +281,7 @@ class Writer:
         return count == self.max_new_tokens or token in self.local.eos
 
     def summary(self, answers: list[Answer], seconds: float) -> dict[str, Any]:
-        """Sum up what was generated, and in which memory."""
+        """Return the counts, the speed and the memory of all answers."""
         assert self.manager is not None
         params, generated = self.manager.params, sum(len(a["token_ids"]) for a in answers)
         prompt_tokens = sum(a["prompt_tokens"] for a in answers)
@@ -305,7 +312,7 @@ def _talk(writer: Writer, first: Sequence[str]) -> list[Answer]:
 
 
 def _lines(first: Sequence[str], *, is_asked: bool) -> Iterator[str]:
-    """Yield the turns given, then the lines of the input that are not blank."""
+    """Yield the `first` turns, and after them the lines of stdin that are not blank."""
     yield from first
     while True:
         if is_asked:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put into rows what a comparison tells of the groups of a model, for a table or a page."""
+"""Make rows from the group results of a comparison, for a table or an HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Sequence[str]
 
 
 def page_units(comparison: Comparison) -> str:
-    """Say how large a page is without and with groups."""
+    """Return a sentence with the size of a page without and with groups."""
     model = comparison.model
     assert model is not None
     tokens, size = f"{model.page_size:,} tokens", format_size(flat_page_bytes(model))
@@ -30,7 +30,7 @@ def page_units(comparison: Comparison) -> str:
 
 
 def pool_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yield a row for each pool and curve: who was served, and how many at a time."""
+    """Yield a row for each pool and curve: hit rate, refused requests, requests at a time."""
     for i, memory in enumerate(comparison.memory):
         for curve in comparison.curves:
             report = comparison.of(curve)[i].report
@@ -48,7 +48,7 @@ def pool_rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def group_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yield a row for each pool, policy and group: what was kept of it, as bytes."""
+    """Yield a row for each pool, policy and group, with the columns of `GROUP_HEAD` in bytes."""
     for i, memory in enumerate(comparison.memory):
         for curve in comparison.curves:
             report = comparison.of(curve)[i].report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of a model hold when most is held, and what they would without groups."""
+"""Record the peak memory of a model's groups, and the memory they would take without groups."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["WatchedManager"]
 
 
 class WatchedManager(PagedKVCacheManager):
-    """Note what is held before each forward, where there are groups.
+    """Record the held pages of each group before each forward pass; without groups, do nothing.
 
     Attributes
     ----------
     most_held : tuple of int
-        Pages that requests held of each group, for the forward for which most were held.
+        Pages that requests held of each group, at the forward pass with the most held pages.
     most_slots : int
-        Slots that states of requests took in a forward at most.
+        Maximum number of slots that states of requests took in a forward pass.
     flat_bytes : int
-        What all tokens of a forward would have taken at most if every layer kept them.
+        Maximum bytes that the tokens of a forward pass would take if every layer kept them.
 
     Notes
     -----
-    A fetch costs O(pages) more.
+    A fetch costs O(pages) more than in the base class.
     """
 
     def __init__(self, params: KVCacheParams, *args: Any, **options: Any) -> None:
@@ -47,7 +47,7 @@ class WatchedManager(PagedKVCacheManager):
         )
 
     def fetch(self, batch: Any, num_steps: int = 1) -> Any:
-        """Hand out what the kernels of a step need, as every manager does."""
+        """Return the inputs of the kernels, as in the base class, and record the held pages."""
         inputs = super().fetch(batch, num_steps)
         held = self._held()
         if held:
@@ -59,14 +59,14 @@ class WatchedManager(PagedKVCacheManager):
         return inputs
 
     def _held(self) -> tuple[int, ...]:
-        """Count the pages that requests hold of each attention group; nothing without groups."""
+        """Count the pages that requests hold of each attention group; () without groups."""
         held = tuple(each.held_pages for each in self.group_metrics)
         if held or not self.params.state_groups:
             return held
-        return (self.total_num_pages - self.num_free_blocks,)  # of the only one, beside states
+        return (self.total_num_pages - self.num_free_blocks,)  # the only group with pages
 
     def _columns(self, held: Sequence[int], batch: Any) -> int:
-        """Count the pages of all tokens: of layers that keep them, else without what is shared."""
+        """Count the columns of all tokens; with a full group, a shared column counts once."""
         size = column_tokens(self.params)
         if self._full is None:
             return sum(-(-context.end_idx // size) for context in batch)
@@ -74,7 +74,7 @@ class WatchedManager(PagedKVCacheManager):
         return held[self._full] // sum(size // bundle.page_size for bundle in own)
 
     def groups_held(self) -> list[dict[str, Any]]:
-        """Return for each group its layers, and what they held at most; empty without groups."""
+        """Return the layers and the peak pages of each group; empty without groups."""
         params, held = self.params, self.most_held
         if not held:
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore info``: what is installed and what this machine can run."""
+"""``kvcore info``: print versions and the abilities of this machine."""
 
 import json
 import platform
@@ -17,7 +17,7 @@ from kvcore.backends.cuda import availability
 def info(
     *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
-    """Print versions, the instruction set, and CUDA or the reason it is off.
+    """Print versions, the instruction set, and the state of CUDA with the reason if it is off.
 
     Example: kvcore info --json
     """
@@ -31,7 +31,7 @@ def info(
 
 
 def collect() -> dict[str, Any]:
-    """Collect the facts that ``kvcore info`` prints, ready for JSON."""
+    """Collect the output of ``kvcore info``, ready for JSON."""
     build = _core.build_info
     return {
         "kvcore": kvcore.__version__,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text on a terminal while its tokens come in."""
+"""Print texts on a terminal while a model generates their tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["LiveText", "TextOfTokens"]
 
-_UNFINISHED = "\ufffd"  # what decoders make of half a character
+_UNFINISHED = "\ufffd"  # decoders return it for an incomplete character
 
 
 class TextOfTokens:
@@ -19,8 +19,8 @@ class TextOfTokens:
 
     Notes
     -----
-    A token is decoded together with those just before it, for its text may depend on them, and held
-    back while it ends inside a character. Costs O(1) per token.
+    A token is decoded together with the tokens before it, because its text may depend on them. It
+    is held back while it ends inside a character. Costs O(1) per token.
 
     Examples
     --------
@@ -32,7 +32,7 @@ class TextOfTokens:
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._context: list[int] = []  # told already
+        self._context: list[int] = []  # tokens whose text is returned already
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
@@ -42,28 +42,28 @@ class TextOfTokens:
         return "" if text.endswith(_UNFINISHED) else self._tell(text)
 
     def rest(self) -> str:
-        """Return what was held back."""
+        """Return the text of the tokens that were held back."""
         return self._tell(self._decode([*self._context, *self._pending])) if self._pending else ""
 
     def _tell(self, text: str) -> str:
         told = self._decode(self._context) if self._context else ""
         new = text[len(told) :]
-        # A token without a text, as special ones are, is no context for the next.
+        # A token without a text, such as a special token, is no context for the next token.
         self._context = self._pending if new else [*self._context, *self._pending]
         self._pending = []
         return new
 
 
 class LiveText:
-    """Write several texts one behind the other while their tokens come in together.
+    """Write several texts one after another while their tokens arrive together.
 
     Parameters
     ----------
     titles : sequence of str
-        Of each text, written before it; "" is not.
+        Title of each text, written before it; "" for no title.
     decode : callable(list of int) -> str
     has_ended : callable(int count, int token) -> bool
-        Tells from the tokens of a text so far, and the last of them, whether more will come.
+        Return true if a text ends after `count` tokens, the last of which is `token`.
     write : callable(str)
     """
 
@@ -85,7 +85,7 @@ class LiveText:
         self._open_next()
 
     def add(self, index: int, token: int) -> None:
-        """Take a token of a text; ``stream=`` of ``generate``."""
+        """Add a token to a text; pass this method as ``stream=`` of ``generate``."""
         self._counts[index] += 1
         self._waiting[index] += self._texts[index].add(token)
         self._ended[index] = self._has_ended(self._counts[index], token)
@@ -93,7 +93,7 @@ class LiveText:
             self._show()
 
     def _show(self) -> None:
-        """Write what there is of the current text, and of those behind it once it has ended."""
+        """Write the new part of the current text; after its end, go on with the next texts."""
         while self._current < len(self._titles):
             current = self._current
             if self._ended[current]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model and its tokenizer out of a local folder; torch and transformers come in when asked."""
+"""Load a model and its tokenizer from a local folder; import torch and transformers lazily."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LocalModel:
     ----------
     model, tokenizer
     eos : frozenset of int
-        The tokens that end a text.
+        Ids of the tokens that end a text.
     context : int
-        Tokens that the model was made for.
+        Maximum number of tokens in a sequence, from the model's config.
     """
 
     model: Any
@@ -43,16 +43,16 @@ class LocalModel:
         ----------
         folder : Path
         dtype : str, optional
-            float32, float16 or bfloat16; the config's by default.
+            float32, float16 or bfloat16. Default: the dtype of the config.
         device : Device
-            Where the model is to be.
+            Device of the model.
 
         Raises
         ------
         ValueError
-            The folder lacks one of them, or holds what transformers does not read.
+            A file is missing in the folder, or transformers cannot read a file.
         OSError
-            torch or transformers is not installed, or torch has no CUDA and a GPU is asked for.
+            torch or transformers is not installed, or `device` is a GPU and torch has no CUDA.
         """
         _check_folder(folder)
         if dtype not in (None, *_DTYPES):
@@ -68,17 +68,17 @@ class LocalModel:
         except MemoryError:
             raise
         except Exception as error:
-            # Whatever a file that is not what it should be makes of the many readers behind these.
+            # The readers of these libraries raise many types of errors for a malformed file.
             raise ValueError(f"{folder} cannot be read: {_first_line(error)}") from error
         return cls(_moved(model.eval(), device), tokenizer, _eos_of(model), _context_of(model))
 
     def token_ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text, with those that begin one."""
+        """Return the tokens of a text, by default with the special tokens of the tokenizer."""
         given = self.tokenizer(text, add_special_tokens=add_special_tokens)
         return [int(token) for token in given["input_ids"]]
 
     def text(self, token_ids: list[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Return the text of tokens, without special tokens."""
         return str(
             self.tokenizer.decode(
                 token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -87,9 +87,10 @@ class LocalModel:
 
 
 class Conversation:
-    """Turn what is said into prompts, each of which begins with the ones before.
+    """Build the prompt of each turn; it begins with the prompt of the previous turn.
 
-    By the tokenizer's chat template; without one a line follows the answer before it as it is.
+    The tokenizer's chat template formats the messages. Without a template, a line follows the
+    previous answer unchanged.
     """
 
     def __init__(self, local: LocalModel) -> None:
@@ -98,12 +99,12 @@ class Conversation:
         self._tokens: list[int] = []
 
     def prompt(self, line: str) -> list[int]:
-        """Return the tokens of everything said so far and of this line.
+        """Return the tokens of all earlier turns and of this line.
 
         Raises
         ------
         ValueError
-            The chat template refuses it.
+            The chat template refuses the messages.
         """
         if not self._local.tokenizer.chat_template:
             first = not self._tokens
@@ -123,14 +124,14 @@ class Conversation:
         return [int(token) for token in rendered["input_ids"]]
 
     def answered(self, prompt: list[int], answer: list[int]) -> None:
-        """Take down what the model said to a prompt."""
+        """Record the model's answer to a prompt."""
         self._tokens = [*prompt, *answer]
         self._messages.append({"role": "assistant", "content": self._local.text(answer)})
 
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; download the model first")
+        raise ValueError(f"{folder} is not a folder; download the model first")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
     if not any(folder.glob("*.safetensors")):
@@ -152,17 +153,17 @@ def _check_torch(device: Device) -> None:
 
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise OSError(
-            f"torch {torch.__version__} finds no GPU for --device {device}; install one with CUDA"
+            f"torch {torch.__version__} finds no GPU for --device {device}; install torch with CUDA"
         )
 
 
 def _moved(model: Any, device: Device) -> Any:
-    """Return a model where it is to be.
+    """Move a model to a device and return it.
 
     Raises
     ------
     MemoryError
-        The GPU has less memory free.
+        The GPU has too little free memory.
     """
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell what the processor can do."""
+"""Find the instruction set of the processor."""
 
 import platform
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# What each level of the x86-64 psABI adds, under Linux' names for it.
+# The features that each level of the x86-64 psABI adds, by their Linux names.
 _X86_64_LEVELS = {
     "x86-64-v2": "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2",
     "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
@@ -16,7 +16,7 @@ _X86_64_LEVELS = {
 
 
 def x86_64_level(flags: Iterable[str]) -> str:
-    """Name the highest level whose features are all there.
+    """Return the highest level whose features the processor has.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def x86_64_level(flags: Iterable[str]) -> str:
 
 
 def isa_level() -> str:
-    """Name this processor's instruction set, with its level on x86-64."""
+    """Return this processor's instruction set, with its level on x86-64."""
     machine = platform.machine()
     if machine.lower() not in ("x86_64", "amd64") or not _CPUINFO.is_file():
         return machine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the program: the options of ``kvcore`` itself, its commands, and how errors end it."""
+"""Run the program: the options of ``kvcore`` itself, its commands, and the exit codes of errors."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from kvcore.apps.cli.tune_attention import tune_attention
 
 BAD_INPUT = 2
 
-# What the argument parser raises for bad usage; its own class has no public name.
+# The argument parser raises this class for bad usage; the class has no public name.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 app = typer.Typer(
@@ -77,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 2 for bad input, 1 for what the machine does not give, 130 when interrupted: all three
-        told in one line on stderr. 1 without a word if nobody reads the output any more.
+        The exit code: 0 for success, 2 for bad input, 1 if the machine fails, 130 for an
+        interrupt. The last three print one line on stderr. The code is 1 without this line if
+        the reader of the output closed the pipe.
     """
     open_streams()
     return finish(_run(list(sys.argv[1:] if arguments is None else arguments)))
@@ -93,7 +94,7 @@ def _run(given: list[str]) -> int:
     except typer.Abort:
         tell("interrupted")
         return 130
-    except SystemExit as ended:  # how the libraries end when nobody reads the output any more
+    except SystemExit as ended:  # from a library, after the reader closed the pipe
         return ended.code if isinstance(ended.code, int) else 1
     except MemoryError as error:
         what = str(error) or "it would need more memory than there is"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the values of options, for every command."""
+"""Check the option values of all commands."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def within(least: int, most: float) -> Callable[[Number], Number]:
-    """Make an option's check of its bounds; None, "not given", passes."""
+    """Make a callback that checks the bounds of an option; None, an option not given, passes."""
 
     def check(value: Number) -> Number:
         if value is not None and not least <= value <= most:
@@ -30,7 +30,7 @@ count = within(1, MOST_PAGES)
 
 
 def listed(text: str, read: Callable[[str], Result]) -> tuple[Result, ...]:
-    """Read values separated by commas, each once; ValueError if there are none or too many."""
+    """Read distinct values separated by commas; ValueError for a duplicate or too many values."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_VALUES:
         raise ValueError(f"expected at most {MOST_VALUES} values, got {len(parts)}")
@@ -42,7 +42,7 @@ def listed(text: str, read: Callable[[str], Result]) -> tuple[Result, ...]:
 
 
 def pages(text: str) -> int:
-    """Read a number of pages; ValueError if it is none."""
+    """Read a number of pages; ValueError for any other text."""
     try:
         value = int(text)
     except ValueError:
@@ -53,7 +53,7 @@ def pages(text: str) -> int:
 
 
 def checked(option: str, read: Callable[..., Result], *arguments: object) -> Result:
-    """Call `read`; its ValueError becomes bad input that names the option."""
+    """Call `read`; report its ValueError as bad input of the option."""
     try:
         return read(*arguments)
     except ValueError as error:
@@ -61,16 +61,16 @@ def checked(option: str, read: Callable[..., Result], *arguments: object) -> Res
 
 
 def fitting_pages(memory: int, replicas: int, page_bytes: int, beside: int = 0) -> int:
-    """Return the pages that each replica gets of `memory` bytes; bad input if none or too many.
+    """Return the pages of each replica in `memory` bytes; bad input if they are 0 or too many.
 
-    Each has `beside` bytes of states in its share.
+    The states of each replica also take a part of `memory`.
     """
     pages = (memory // replicas - beside) // page_bytes
     if 1 <= pages <= MOST_PAGES:
         return pages
     raise typer.BadParameter(
         f"expected room for 1 to {MOST_PAGES} pages of {page_bytes} bytes"
-        f"{f' beside {beside} bytes of states' if beside else ''} on each of "
+        f"{f' and {beside} bytes of states' if beside else ''} on each of "
         f"{replicas} replicas, got {memory} bytes",
         param_hint="'--memory'",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out before a long run whether its result can be written."""
+"""Check before a long run that its result can be written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["check_writable"]
 
 
 def check_writable(path: Path, source: Path | None) -> None:
-    """Raise ValueError unless a file can be written at `path`; leave what is there as it is.
+    """Raise ValueError unless a file can be written at `path`; change no existing file.
 
-    Devices and pipes are taken as they are, for opening them may already be noticed. What `source`
-    names is read for the result, which may not replace it.
+    Devices and pipes are not checked, because opening them may have an effect. The result may not
+    replace `source`, the file that is read for it.
     """
     try:
         if source is not None and path.exists() and source.exists() and path.samefile(source):
-            raise ValueError("it is what is read")
+            raise ValueError("it is the input file")
         if path.exists() and not (path.is_file() or path.is_dir()):
             return
         is_new = not path.exists()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Style and script of the pages and pictures that commands write; both stand in them."""
+"""Style sheet and script of the HTML pages and pictures that commands write."""
 
 __all__ = ["CHART_STYLE", "PAGE_SCRIPT", "PAGE_STYLE", "SLOTS"]
 
 SLOTS = 8
 
-# Told apart with the common kinds of colour blindness, on white and on black.
+# Distinct also with the common kinds of colour blindness, on white and on black.
 _LIGHT = (
     "#0072b2", "#d55e00", "#009e73", "#cc6699", "#c28500", "#5b4bb5", "#8c564b", "#3f7f8f",
 )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore plan``: how many tokens, sequences and pages a model's cache gets out of memory."""
+"""``kvcore plan``: the tokens, sequences and pages of a model's cache that fit into memory."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ Memory = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="For K and V, over all devices, such as 80GiB: what weights and activations leave.",
+        help="For K and V, over all devices, such as 80GiB, without weights and activations.",
     ),
 ]
 MaxSeqLen = Annotated[
@@ -69,7 +69,7 @@ Dp = Annotated[
     int, typer.Option("--dp", metavar="N", callback=options.count, help="Data-parallel replicas.")
 ]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of the pages.", show_default="the model's")
+    str | None, typer.Option(metavar="NAME", help="Dtype of the pages.", show_default="the model's")
 ]
 
 MaxChunkTokens = Annotated[
@@ -77,21 +77,21 @@ MaxChunkTokens = Annotated[
     typer.Option(
         metavar="N",
         callback=options.count,
-        help="Tokens of a prompt in one step: a window needs room for them too.",
+        help="Prompt tokens in one step at most: a window also needs room for them.",
     ),
 ]
 Flat = Annotated[
     bool,
-    typer.Option("--flat", help="Give every layer every token, as managers without groups do."),
+    typer.Option("--flat", help="Keep every token in every layer, as without groups."),
 ]
 Mtp = Annotated[
-    bool, typer.Option("--mtp", help="Count the MTP layers, which predict further tokens, too.")
+    bool, typer.Option("--mtp", help="Also count the MTP layers, which predict further tokens.")
 ]
 Assume = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FIELD",
-        help="Read the config as if it lacked this field. May be given several times.",
+        help="Read the config without this field. Repeat for several fields.",
     ),
 ]
 
@@ -111,12 +111,12 @@ def plan(
     assume: Assume = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what a model's cache costs and what fits into the memory that is left for it.
+    """Show the bytes of a model's cache, and the tokens and sequences that fit into memory.
 
-    Layers with windows, chunks or states are groups that keep less than every token. Beside the
-    pages asked for stand quantised ones, with one float32 scale per token and head. More devices
-    (--tp) than K/V heads have copies of the heads. A field of the config that may change the cache
-    by its name, and that kvcore has no rule for, is an error.
+    Layers with windows, chunks or states form groups that keep fewer tokens. The table also has
+    columns for quantised pages, with one float32 scale per token and head. With more devices (--tp)
+    than K/V heads, several devices have a copy of the same head. If the name of a config field may
+    affect the cache and kvcore has no rule for the field, the command ends with an error.
 
     Example: kvcore plan llama-3.1-70b --memory 640GiB --max-seq-len 32k --tp 8
     """
@@ -134,7 +134,7 @@ def plan(
         return reading, KVCacheParams(**(shape | given))
 
     options.checked("CONFIG|PRESET", read, 1)
-    # Read again, because states and heads are spread as they are read.
+    # Read again with `tp`, because the reading divides states and heads among the devices.
     reading, params = options.checked("--tp", read, tp)
     answer = collect(params, size, tokens, max_chunk_tokens) | _reading(reading, params)
     if as_json:
@@ -154,20 +154,21 @@ def collect(
     memory : int
         Bytes over all devices.
     max_seq_len, max_chunk_tokens : int
-        Tokens.
+        Tokens of the longest sequence; maximum number of prompt tokens per step.
 
     Returns
     -------
     dict
-        The model's shape and the request; then, for the params' own dtype and under "quantised" for
-        each of `QUANTISED`, what `_pages` returns. With groups also what `_grouping` does.
+        The shape of the model, the arguments, and the results of `_pages`: for the dtype of
+        `params`, and under "quantised" for each dtype of `QUANTISED`. With groups, the dict also
+        has the results of `_grouping`.
 
     Raises
     ------
     typer.BadParameter
-        A replica gets no page.
+        The memory of a replica is smaller than a page.
     """
-    # One scale per token and head; rows of two widths need one that divides both.
+    # One scale per token and head; the granularity must divide all row widths.
     granularity = math.gcd(*(width for group in _rows(params) for width in group))
     narrow = [
         dataclasses.replace(params, dtype=dtype, kv_scale_granularity=granularity)
@@ -182,7 +183,7 @@ def collect(
 
 
 def _reading(reading: ConfigReading, params: KVCacheParams) -> dict[str, Any]:
-    """Return the fields of the config that the numbers come from, and the copies of K/V heads."""
+    """Return the config fields that the numbers depend on, and the copies of each K/V head."""
     heads = reading.shape["n_kv_heads"]
     return {
         "n_kv_heads": heads,
@@ -207,7 +208,7 @@ def _rows(params: KVCacheParams) -> list[tuple[int, ...]]:
 def _pages(
     params: KVCacheParams, memory: int, max_seq_len: int, max_chunk_tokens: int
 ) -> dict[str, Any]:
-    """Tell what pages of one dtype cost (per replica, over its devices) and how many there are."""
+    """Return the bytes of pages of one dtype, per replica over its devices, and their number."""
     replicas = params.data_parallel_degree
     batch = infer_optimal_batch_size(params, max_seq_len, memory, max_chunk_tokens)
     states = STATES_PER_REQUEST * batch // replicas * params.bytes_per_state_slot
@@ -237,7 +238,7 @@ def _pages(
 
 
 def _grouping(params: KVCacheParams, max_seq_len: int, max_chunk_tokens: int) -> dict[str, Any]:
-    """Tell which layers keep what, and what one sequence holds of it."""
+    """Return the groups of layers, with their kept tokens and the pages of one sequence."""
     run = column_tokens(params)
     groups = [described(group) for group in params.groups or ()]
     for told, group in zip(groups, params.groups or (), strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a plan for people."""
+"""Print a plan as a table."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,11 +16,11 @@ Plan = dict[str, Any]
 def print_plan(model: str, plan: Plan) -> None:
     """Print the table of ``kvcore plan``: a row per number, a column per dtype of the pages."""
     columns: list[Plan] = [plan, *plan["quantised"]]
-    # A Text, because a path may hold what would be markup.
+    # A Text, because a path may contain rich's markup.
     table = Table(title=Text(_title(model, plan)), title_justify="left", caption_justify="left")
     table.caption = (
         "+ scales: one float32 per token and head\n"
-        "memory for K and V alone, not for weights and activations"
+        "memory only for K and V, not for weights and activations"
     )
     if plan["fields"]["assumed"]:
         table.caption += f"\nassumed to change nothing: {', '.join(plan['fields']['assumed'])}"
@@ -36,7 +36,7 @@ def print_plan(model: str, plan: Plan) -> None:
 
 
 def _groups(plan: Plan) -> Table:
-    """Show which layers keep what, and the pages that a sequence holds of it."""
+    """Make a table of the groups: layers, kept tokens, and pages of a sequence."""
     table = Table(title_justify="left", caption_justify="left")
     table.title = f"a sequence of {plan['max_seq_len']:,} tokens"
     table.caption = (
@@ -96,13 +96,16 @@ def _rows(plan: Plan, columns: list[Plan]) -> Iterator[tuple[str, list[str]]]:
     yield f"sequences of {plan['max_seq_len']:,}", numbers("batch")
     if "groups" in plan:
         yield "without groups", numbers("flat_batch")
-        yield "bytes of one", [format_size(column["bytes_per_sequence"]) for column in columns]
+        yield (
+            "bytes per sequence",
+            [format_size(column["bytes_per_sequence"]) for column in columns],
+        )
         yield (
             "without groups",
             [format_size(column["flat_bytes_per_sequence"]) for column in columns],
         )
     yield "longest sequence", numbers("longest_sequence")
     yield (
-        "tokens against the first",
+        "tokens / first column",
         [f"{column['tokens'] / plan['tokens']:.2f} x" for column in columns],
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know the KV-cache shape of some public models."""
+"""List the KV-cache shapes of some public models."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,23 +13,23 @@ from kvcore.layers.hf.fields import load
 
 Read = TypeVar("Read")
 
-_ROPE = 64  # elements of a latent row that carry positions
+_ROPE = 64  # elements of a latent row with positions
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Give what a model's KV cache depends on, as its published ``config.json`` says.
+    """Describe the shape of a model's KV cache, from its published ``config.json``.
 
     Attributes
     ----------
     layers, kv_heads, head_dim : int
         Layers, K/V heads per layer, elements per head.
     dtype : str
-        The type the weights are published in.
+        Dtype of the published weights.
     is_mla : bool
         Multi-head latent attention: one latent row in place of K and V; `head_dim` is its width.
     mixed : mapping
-        The fields that tell which layers have windows, chunks or states, and of what size.
+        Config fields for layers with windows, chunks or states, and for their sizes.
     """
 
     layers: int
@@ -186,14 +186,14 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Model:
-    """Keep what was read of a model, so that it is read once.
+    """Hold the config of a model, so that the file is read only once.
 
     Attributes
     ----------
     config : mapping
         The fields of its ``config.json``.
     path : Path, optional
-        Of that file; presets have none.
+        Path of this file; None for presets.
     """
 
     config: Mapping[str, Any]
@@ -202,7 +202,7 @@ class Model:
     def params(
         self, page_size: int, dtype: str | None = None, *, groups: bool | None = None, **rest: Any
     ) -> KVCacheParams:
-        """Build the cache parameters; ValueError, with the path, where they describe no cache."""
+        """Build the cache parameters; ValueError with the path if the config describes no cache."""
         return self._checked(
             KVCacheParams.from_hf_config,
             self.config,
@@ -213,7 +213,7 @@ class Model:
         )
 
     def read(self, dtype: str | None, *, shards: int = 1, **rest: Any) -> ConfigReading:
-        """Read the shape for `shards` devices; ValueError, with the path, as `params` does."""
+        """Read the shape for `shards` devices; ValueError with the path, as in `params`."""
         return self._checked(read_config, self.config, dtype, shards=shards, **rest)
 
     def _checked(self, read: Callable[..., Read], *arguments: Any, **options: Any) -> Read:
@@ -229,12 +229,12 @@ def find_model(model: str) -> Model:
     Parameters
     ----------
     model : str
-        A name of `PRESETS`, in any case, or the path of a config file or of its folder.
+        A name of `PRESETS` (any case), or the path of a config file or its folder.
 
     Raises
     ------
     ValueError
-        If it is neither, or the file holds no config.
+        `model` is neither a preset nor a path, or the file contains no config.
     """
     preset = PRESETS.get(re.sub(r"[\s_]", "-", model.lower()))
     if preset is not None:
@@ -262,12 +262,12 @@ def model_params(model: str, page_size: int, dtype: str | None = None) -> KVCach
     page_size : int
         Tokens per page.
     dtype : str, optional
-        Of the cache, in place of the model's.
+        Dtype of the cache, in place of the model's dtype.
 
     Raises
     ------
     ValueError
-        If there is no such model, or the file does not describe a supported one.
+        The model does not exist, or kvcore does not support the model of the file.
     """
     return find_model(model).params(page_size, dtype)
 
@@ -278,7 +278,7 @@ def _named(path: Path | None, error: Exception) -> str:
 
 
 def _is(asked: Callable[[], bool]) -> bool:
-    """Ask about a path, which may be longer than any."""
+    """Return the result of a path test; false if the system refuses the path as too long."""
     try:
         return asked()
     except OSError:

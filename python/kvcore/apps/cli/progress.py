@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show progress on a terminal, and nowhere else."""
+"""Show progress only on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None] | None
     Parameters
     ----------
     what : str
-        What is counted.
+        Name of the counted things.
     total : int
-        How many there are.
+        Their number.
 
     Yields
     ------
     callable or None
-        Takes the number done so far; None when stderr is not a terminal.
+        A function of the number done until now; None if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore replay``: drive the real manager with real traffic and report what it did."""
+"""``kvcore replay``: drive the real manager with traffic and report its hits and its speed."""
 
 import json
 import shlex
@@ -45,7 +45,7 @@ from kvcore.replay import (
 from kvcore.routing import POLICIES as ROUTES
 from kvcore.support.byte_sizes import parse_size
 
-_MOST_GROUPED = SLOTS // 2  # two curves each
+_MOST_GROUPED = SLOTS // 2  # each policy has two curves
 
 
 def replay(
@@ -73,17 +73,17 @@ def replay(
     html: options.Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drive the cache manager with a trace and report hits, evictions and its own speed.
+    """Run a trace through the cache manager; report hits, evictions and the manager's speed.
 
-    No model runs and no pool is allocated. Online mode simulates the clock of an engine that
-    batches continuously; admission mode releases each request before the next one claims, which
-    shows what the cache keeps and nothing else. Several policies or numbers of pages are compared
-    with each other and, in admission mode, with the optimum that no policy exceeds. --groups
-    compares a cache that gives every layer every token with one that serves a model's windows and
-    chunks, in the same memory; pages are those of all layers. --host-pages and --disk-pages put a
-    host tier and a disk below the device, which are real: a pool of tiny pages, and files in a
-    temporary directory. --route puts the replicas behind a router that knows their caches by events
-    alone, and compares its policies.
+    No model runs, and only a replay with tiers allocates a pool. Online mode simulates the clock
+    of an engine with continuous batching. Admission mode releases each request before the next
+    request claims, so it shows only the effect of the cache. With several policies or numbers of
+    pages, the command compares them with each other and, in admission mode, with the optimum,
+    which no policy exceeds. --groups compares a flat cache, which keeps every token in every
+    layer, with a cache of the model's windows and chunks in the same memory; --pages counts pages
+    of all layers. --host-pages and --disk-pages put a real host tier and a real disk below the
+    device: a pool of tiny pages, and files in a temporary directory. --route makes the replicas
+    workers of a router, which follows their caches only by events, and compares its policies.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
@@ -100,7 +100,7 @@ def replay(
     names = checked("--policy", listed, policy, _policy)
     grouped = None if groups is None else _grouped(groups, page_size, len(names))
     if grouped is not None and model is not None:
-        raise typer.BadParameter("expected --model or --groups, which names the model too")
+        raise typer.BadParameter("expected --model or --groups, not both: --groups sets the model")
     counts = _pages(pages, memory, grouped or model, page_size, replicas)
     _check_tiers(host_pages, disk_pages, groups)
     pools = [
@@ -153,18 +153,18 @@ def replay(
 
 def _policy(name: str) -> str:
     if name not in POLICIES:
-        raise ValueError(f"expected some of {', '.join(POLICIES)}, got {name!r}")
+        raise ValueError(f"expected one or more of {', '.join(POLICIES)}, got {name!r}")
     return name
 
 
 def _route(name: str) -> str:
     if name not in ROUTES:
-        raise ValueError(f"expected some of {', '.join(ROUTES)}, got {name!r}")
+        raise ValueError(f"expected one or more of {', '.join(ROUTES)}, got {name!r}")
     return name
 
 
 def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
-    """Find a model with groups that can be replayed."""
+    """Find a model and check that a replay supports its groups."""
     if policies > _MOST_GROUPED:
         raise typer.BadParameter(
             f"expected at most {_MOST_GROUPED} policies with --groups, got {policies}",
@@ -178,10 +178,12 @@ def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
 
 def _check_tiers(host_pages: int | None, disk_pages: int | None, groups: str | None) -> None:
     if host_pages is not None and groups is not None:
-        raise typer.BadParameter("expected --host-pages or --groups: tiers have flat pages")
+        raise typer.BadParameter(
+            "expected --host-pages or --groups, not both: tiers hold flat pages"
+        )
     if disk_pages is not None and host_pages is None:
         raise typer.BadParameter(
-            "expected --host-pages beside --disk-pages: pages go to the disk through a host tier"
+            "expected --host-pages with --disk-pages: pages reach the disk through a host tier"
         )
 
 
@@ -192,7 +194,7 @@ def _pages(
     page_size: int,
     replicas: int,
 ) -> tuple[int | None, ...]:
-    """Return the numbers of pages per replica that the options ask for, None for the default."""
+    """Return the numbers of pages per replica from the options; None for the default number."""
     if memory is None and not isinstance(model, str):
         return (None,) if pages is None else checked("--pages", listed, pages, read_pages)
     if pages is not None or memory is None or model is None:
@@ -238,7 +240,7 @@ def _run_routed(
 
 
 def _after(done: int, on_progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
-    """Return what takes the progress of one replay, where so many requests were done before."""
+    """Return a progress callback for one replay; `done` counts the requests of earlier replays."""
     return None if on_progress is None else lambda now: on_progress(done + now)
 
 
@@ -282,7 +284,7 @@ def _compare(
 
 @contextmanager
 def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
-    """Make bad input of what is too large for the manager, the optimum or the machine."""
+    """Report a pool or trace that is too large for manager, optimum or machine as bad input."""
     try:
         yield
     except (PoolError, PageUsesError) as error:

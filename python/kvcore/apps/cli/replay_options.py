@@ -14,11 +14,11 @@ from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
 from kvcore.routing import POLICIES as ROUTES
 from kvcore.support.byte_sizes import format_size
 
-_DEFAULT_PAGES = f"{DEFAULT_POOL_TOKENS:,} tokens' worth"
+_DEFAULT_PAGES = f"pages for {DEFAULT_POOL_TOKENS:,} tokens"
 
 
 class Mode(str, Enum):
-    """Name the two ways to replay."""
+    """The two modes of a replay."""
 
     online = "online"
     admission = "admission"
@@ -31,8 +31,8 @@ Trace = Annotated[
     typer.Argument(
         metavar="TRACE",
         help="Mooncake trace, JSONL or JSONL.gz, a file or a pipe, of at most "
-        f"{MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} decompressed; "
-        "without one, generated multi-turn chat.",
+        f"{MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} decompressed. "
+        "Default: generated multi-turn chats.",
         show_default=False,
     ),
 ]
@@ -40,8 +40,8 @@ ReplayMode = Annotated[
     Mode | None,
     typer.Option(
         "--mode",
-        help="An engine in virtual time, or one prompt after the other.",
-        show_default="online; admission to compare",
+        help="An engine in virtual time, or one prompt after another.",
+        show_default="online; admission for a comparison",
     ),
 ]
 Policy = Annotated[
@@ -60,25 +60,25 @@ Pages = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a page with the curves.", show_default=False),
+    typer.Option(metavar="FILE", help="Write an HTML page with the curves.", show_default=False),
 ]
 Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE[,SIZE...]",
-        help="Instead of --pages: memory over all replicas, such as 80GiB; needs --model or "
+        help="Instead of --pages: memory of all replicas, such as 80GiB; needs --model or "
         "--groups.",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="PRESET|config.json", help="Says how large a page of --memory is."),
+    typer.Option(metavar="PRESET|config.json", help="Model for the page size of --memory."),
 ]
 Groups = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET|config.json",
-        help="A model with windows or chunks: replay with its groups too, in the same memory.",
+        help="A model with windows or chunks: also replay with its groups, in the same memory.",
     ),
 ]
 HostPages = Annotated[
@@ -107,27 +107,27 @@ Route = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[,NAME...]",
-        help="Replicas are workers behind a router: compare its policies, of "
-        f"{', '.join(ROUTES)}, on hits and load.",
+        help="Replicas are workers of a router: compare its policies "
+        f"({', '.join(ROUTES)}) by hits and load.",
         show_default=False,
     ),
 ]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", callback=within(0, math.inf), help="Seed of the generated chat."),
+    typer.Option(metavar="N", callback=within(0, math.inf), help="Seed of the generated chats."),
 ]
 Limit = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         callback=count,
-        help="Only the first N requests.",
+        help="Replay only the first N requests.",
         show_default=False,
     ),
 ]
 Concurrency = Annotated[
     int,
-    typer.Option(metavar="N", callback=count, help="Online: requests running at a time."),
+    typer.Option(metavar="N", callback=count, help="Online: maximum number of running requests."),
 ]
 PrefillRate = Annotated[
     float,
@@ -142,7 +142,9 @@ DecodeRate = Annotated[
 Chunk = Annotated[
     int,
     typer.Option(
-        metavar="N", callback=count, help="Online and with --groups: most prompt tokens per step."
+        metavar="N",
+        callback=count,
+        help="Online and with --groups: prompt tokens per step at most.",
     ),
 ]
 DecodeSteps = Annotated[

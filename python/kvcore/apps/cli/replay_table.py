@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a replay's report for people."""
+"""Print the report of a replay as a table."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
         yield "output tokens", f"{report.output_tokens:,}", ""
     yield "token hit rate", f"{report.token_hit_rate:.2%}", f"{report.cached_tokens:,} tokens"
     if report.refused:
-        yield "of those served", f"{report.served_token_hit_rate:.2%}", ""
+        yield "token hit rate, served", f"{report.served_token_hit_rate:.2%}", ""
     yield "page hit rate", f"{report.page_hit_rate:.2%}", f"{report.cached_pages:,} whole pages"
 
 
@@ -51,13 +51,13 @@ def _found(tiers: TierReport | None) -> Iterator[tuple[str, str, str]]:
     if tiers.disk_pages:
         yield "written to disk", f"{tiers.disk_written_pages:,}", "pages"
     if tiers.disk_errors:
-        yield "failures of the disk", f"{tiers.disk_errors:,}", "hits are missing"
+        yield "disk errors", f"{tiers.disk_errors:,}", "hits are missing"
 
 
 def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     yield "evicted pages", f"{report.evicted_pages:,}", ""
     if report.mode == "online":
-        again = f"{report.recomputed_tokens:,} tokens run again" if report.preemptions else ""
+        again = f"{report.recomputed_tokens:,} tokens computed again" if report.preemptions else ""
         yield "preemptions", f"{report.preemptions:,}", again
     peak = report.peak_used_pages
     yield "peak occupancy", f"{peak / report.total_pages:.1%}", f"{peak:,} pages"
@@ -76,7 +76,7 @@ def _time(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     tail = f"median; p99 {report.request_us_p99:,.1f} us"
     yield "manager, per request", f"{report.request_us_p50:,.1f} us", tail
     whole = f"of {report.wall_seconds:,.2f} s"
-    yield "manager, in all", f"{report.manager_seconds:,.2f} s", whole
+    yield "manager, total", f"{report.manager_seconds:,.2f} s", whole
     yield "manager's speed", f"{report.tokens_per_second / 1e6:,.0f} M tokens/s", ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what policies of routing found, side by side."""
+"""Print a table that compares routing policies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write to a terminal, a file or a pipe that may be closed, full or gone."""
+"""Write to a terminal, a file or a pipe, which may be closed or full."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST_CHARACTERS = 2_000
 
 
 def open_streams() -> None:
-    """Make both streams of the program usable: there, and with an answer to every character."""
-    # A program that is started with one of them closed has None in its place.
+    """Make stdout and stderr usable: not None, and with escapes for unencodable characters."""
+    # At the start, a closed stream has the value None.
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
@@ -25,7 +25,7 @@ def open_streams() -> None:
 
 
 def tell(text: str) -> None:
-    """Write one line to stderr, if anybody reads it."""
+    """Write one line to stderr; ignore a closed or full stderr."""
     line = " ".join(text.split())
     if len(line) > _MOST_CHARACTERS:
         line = f"{line[:_MOST_CHARACTERS]}..."
@@ -34,13 +34,13 @@ def tell(text: str) -> None:
 
 
 def finish(code: int) -> int:
-    """Write out what is buffered; return the exit code, 1 if it could not be written."""
+    """Flush both streams and return `code`; return 1 in place of 0 if a flush fails."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
             _abandon(stream)
-            # Nobody wants the rest of a broken pipe; a run that failed has said why already.
+            # A broken pipe needs no message, and a failed run has already printed its error.
             if code == 0 and not isinstance(error, BrokenPipeError):
                 tell(f"error: the output cannot be written: {error}")
             code = code or 1
@@ -48,11 +48,11 @@ def finish(code: int) -> int:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as the program
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - open until the program ends
 
 
 def _abandon(stream: TextIO) -> None:
-    """Let what is left of a stream go nowhere, for the interpreter flushes it once more."""
+    """Redirect a stream to the null device, because the interpreter flushes it once more."""
     with suppress(OSError, ValueError):
         target = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)

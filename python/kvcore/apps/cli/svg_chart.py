@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw line charts as SVG, without a library; the colours are the style sheet's."""
+"""Draw line charts as SVG without a library; the style sheet sets the colours."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Axis", "Chart", "Line", "linear_axis", "log_axis"]
 _LEFT, _TOP, _BOTTOM = 62, 14, 46
 _RIGHT = 16
 _END_LABELS = 86  # to the right of the curves
-_CHARACTER = 6.6  # of the labels, about
+_CHARACTER = 6.6  # approximate width in a label
 _LABEL_HEIGHT = 14
-_MARKS = (  # of 8 x 8, around the origin
+_MARKS = (  # paths of 8 x 8 units, around the origin
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z",
     "M-3.3-3.3h6.6v6.6h-6.6z",
     "M0-4.4L4.2 3.2h-8.4z",
@@ -29,17 +29,17 @@ _MARKS = (  # of 8 x 8, around the origin
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, the places with a label, and what they are."""
+    """A range of values with a title and labelled values."""
 
     title: str
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
     is_log: bool = False
-    kind: str = ""  # how the script of a page writes a value
+    kind: str = ""  # format of a value in the script of the page
 
     def part(self, value: float) -> float:
-        """Return where a value lies, 0 to 1."""
+        """Return the position of a value on the axis, 0 to 1."""
         low, high, at = self.low, self.high, value
         if self.is_log:
             low, high, at = math.log(low), math.log(high), math.log(at)
@@ -48,7 +48,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A name, the class of its colour, and its points; those with NaN are left out."""
+    """A name, the CSS class of the colour, and the points; points with NaN are not drawn."""
 
     name: str
     colour: str
@@ -59,7 +59,7 @@ class Line:
 def linear_axis(
     title: str, low: float, high: float, write: Callable[[float], str], *, kind: str = ""
 ) -> Axis:
-    """Make an axis from `low` with labels at round values, the last one at or above `high`."""
+    """Make an axis from `low` with labels at round values, the last label at or above `high`."""
     span = max(high - low, 1e-9)
     power = 10.0 ** math.floor(math.log10(span / 5))
     step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= span / 5.01)
@@ -69,7 +69,7 @@ def linear_axis(
 
 
 def log_axis(title: str, values: Sequence[float], *, kind: str = "") -> Axis:
-    """Make an axis with a label at each of `values`, which rise; one alone is in the middle."""
+    """Make an axis with a label at each of the rising `values`; a single value is in the middle."""
     low, high = values[0], values[-1]
     if low == high:
         low, high = low / 2, high * 2
@@ -84,15 +84,15 @@ class Chart:
     Attributes
     ----------
     key : str
-        Names the chart to the script of a page.
+        Name of the chart in the script of the HTML page.
     title : str
-        What it shows, for those who cannot see it.
+        Description of the chart for screen readers.
     lines : tuple of Line
-        The first ones lie above the others.
+        The first lines are drawn on top of the others.
     x, y : Axis
-        Its axes.
+        The axes.
     width, height : int
-        Units of the picture.
+        Size of the picture, in SVG units.
     is_labelled : bool
         Draw marks at the points, and write the name of each line at its end.
     """
@@ -108,16 +108,16 @@ class Chart:
 
     @property
     def right(self) -> float:
-        """Where the curves end."""
+        """Right end of the curves, in SVG units."""
         return self.width - (_END_LABELS if self.is_labelled else _RIGHT)
 
     @property
     def bottom(self) -> float:
-        """Where the axis lies."""
+        """Height of the x axis, in SVG units from the top."""
         return self.height - _BOTTOM
 
     def svg(self, style: str = "") -> str:
-        """Write the picture; with a `style` sheet it stands for itself."""
+        """Return the picture as SVG; with a `style` sheet it is a complete file."""
         own = f' xmlns="http://www.w3.org/2000/svg"><style>{style}</style' if style else ""
         parts = [
             f'<svg class="chart" data-key="{escape(self.key)}" role="img" '
@@ -130,7 +130,7 @@ class Chart:
         return "".join([*parts, '<g class="cursor"></g></svg>'])
 
     def data(self) -> dict[str, object]:
-        """Return what a script needs to tell values, ready for JSON."""
+        """Return the data that the script of the page needs to show values, ready for JSON."""
         return {
             "box": [_LEFT, _TOP, self.right, self.bottom],
             "x": _scale(self.x),
@@ -202,7 +202,7 @@ def _points(line: Line) -> list[tuple[float, float]]:
 
 
 def _spread(wanted: Sequence[float], lowest: float) -> list[float]:
-    """Move rising places apart, so that labels at them do not touch, and not below `lowest`."""
+    """Move rising places apart, but not below `lowest`, so that their labels do not touch."""
     places = list(wanted)
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + _LABEL_HEIGHT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore tier``: look at what a disk store left in a directory, check it, and remove it."""
+"""``kvcore tier``: list, check and remove the files of a disk store in a directory."""
 
 import json
 import os
@@ -17,12 +17,12 @@ Result = TypeVar("Result")
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="A directory of a disk store.")]
 
-app = typer.Typer(help="Look at the directories of disk stores.", rich_markup_mode=None)
+app = typer.Typer(help="Inspect or empty a directory of a disk store.", rich_markup_mode=None)
 
 
 @app.command()
 def ls(*, directory: Directory, as_json: options.AsJson = False) -> None:
-    """Tell what the files hold, by their headers; also while a store uses them.
+    """List the contents of the files from their headers; works also while a store uses them.
 
     Example: kvcore tier ls /var/cache/kv
     """
@@ -33,9 +33,9 @@ def ls(*, directory: Directory, as_json: options.AsJson = False) -> None:
 
 @app.command()
 def verify(*, directory: Directory, as_json: options.AsJson = False) -> None:
-    """Read every slot and check its bytes; exit code 1 if some are not those that were written.
+    """Read every slot and check its bytes; exit code 1 if a slot is corrupt.
 
-    Such pages are never served: a store drops them when it reads them.
+    A store never serves a corrupt page: it drops the page when it reads it.
 
     Example: kvcore tier verify /var/cache/kv
     """
@@ -49,10 +49,10 @@ def verify(*, directory: Directory, as_json: options.AsJson = False) -> None:
 def purge(
     *,
     directory: Directory,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before removing.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Remove a store's files, and nothing else, from its directory.
+    """Remove only the store's files from its directory.
 
     Example: kvcore tier purge /var/cache/kv --yes
     """
@@ -72,7 +72,7 @@ def purge(
 
 
 def _asked(call: Callable[..., Result], *arguments: object) -> Result:
-    """Call; a directory without a store is bad input, one in use or unreadable a failure."""
+    """Call a function; no store is bad input, a used or unreadable directory is a failure."""
     try:
         return options.checked("DIR", call, *arguments)
     except KVCacheError as error:
@@ -98,4 +98,4 @@ def _print(directory: str, report: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"{'corrupt':<10} {report['corrupt']:,}")
     for slot in report["bad_slots"]:
         typer.echo(f"{'':<10} {slot}")
-    typer.echo(f"{'owner':<10} {report['owner'] or 'nobody'}")
+    typer.echo(f"{'owner':<10} {report['owner'] or 'no process'}")

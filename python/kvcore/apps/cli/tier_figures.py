@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put into rows what a replay tells of tiers below the device, for a table or a page."""
+"""Make rows from the tier results of a replay, for a table or an HTML page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TIER_NAMES = ("cache",)  # columns of text
 
 
 def tier_sizes(host_pages: int, disk_pages: int) -> str:
-    """Say how large the tiers are."""
+    """Return a phrase with the pages of the host tier and the disk."""
     disk = f" and {disk_pages:,} on disk" if disk_pages else ""
     return f"{host_pages:,} pages of a host tier{disk}"
 
 
 def found_in(tiers: TierReport) -> Iterator[tuple[str, float, int]]:
-    """Yield where prompt tokens were found, their share, and how many."""
+    """Yield each tier with the share and number of the prompt tokens found in it."""
     yield "on the device", tiers.device_share, tiers.device_tokens
     yield "in the host tier", tiers.host_share, tiers.host_tokens
     if tiers.disk_pages:
@@ -28,7 +28,7 @@ def found_in(tiers: TierReport) -> Iterator[tuple[str, float, int]]:
 
 
 def tier_rows(comparison: Comparison) -> Iterator[Sequence[str]]:
-    """Yield a row for each pool and curve: shares of prompt tokens by where they were found."""
+    """Yield a row for each pool and curve: the shares of prompt tokens found in each tier."""
     for i, pages in enumerate(comparison.pages):
         for curve in comparison.curves:
             tiers = comparison.of(curve)[i].report.tiers

@@ -13,12 +13,12 @@ def parse_tokens(text: str) -> int:
     Parameters
     ----------
     text : str
-        A whole number, with k for 1,024 or M for 1,048,576, as context lengths are named; any case.
+        A whole number, optionally with k (1,024) or M (1,048,576), in any case.
 
     Raises
     ------
     ValueError
-        For anything else, and outside 1 .. 2**31 - 1.
+        The text has another form, or the count is not in 1 .. 2**31 - 1.
 
     Examples
     --------

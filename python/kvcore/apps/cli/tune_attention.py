@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore tune-attention``: measure sizes of tiles on this machine's GPU."""
+"""``kvcore tune-attention``: measure tile sizes on a GPU of this machine."""
 
 import json
 from functools import partial
@@ -19,20 +19,22 @@ _MOST = 1 << 16
 def tune_attention(
     *,
     output: Annotated[
-        str, typer.Option(metavar="FILE", help="Where to write; other rows of the file stay.")
+        str, typer.Option(metavar="FILE", help="File to write; keeps its other rows.")
     ] = "attention.json",
     device: Annotated[int, typer.Option(min=0, help="Index of the GPU.")] = 0,
     dim: Annotated[int, typer.Option(min=1, max=512, help="Elements of a head.")] = 128,
     heads: Annotated[int, typer.Option(min=1, max=_MOST, help="Heads of K and V.")] = 8,
     q_heads: Annotated[int, typer.Option(min=1, max=_MOST, help="Heads of the queries.")] = 32,
-    dtype: Annotated[str, typer.Option(help="Of the queries: float16 or bfloat16.")] = "bfloat16",
-    pool_dtype: Annotated[str, typer.Option(help="Of K and V.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the queries: float16 or bfloat16.")
+    ] = "bfloat16",
+    pool_dtype: Annotated[str, typer.Option(help="Dtype of K and V.")] = "bfloat16",
     page_size: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of a page.")] = 16,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure attention on a GPU with tiles of several sizes, and write the fastest to a file.
+    """Measure attention on a GPU with several tile sizes, and write the fastest to a file.
 
-    Set KVCORE_ATTENTION_SETTINGS to the file to have them used.
+    To use the file, set KVCORE_ATTENTION_SETTINGS to its path.
 
     Example: kvcore tune-attention --dim 128 --output attention.json
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve chats with a small model through the real manager and kernels."""
+"""Serve chats with a small model, through the real manager and kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attend through the pages of a batch, or plainly without a cache."""
+"""Compute attention over the pages of a batch, or without a cache."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from kvcore.apps.demo.protocol import Floats
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import backend_of
 
-# Queries at a time: their scores stay in the processor's cache.
+# Queries per block: their scores fit into the processor's cache.
 _BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """Write the K and V of one step into pages and attend over them: an ``Attend``.
+    """An ``Attend`` that writes the K and V of a step into pages and attends over the pages.
 
     Attributes
     ----------
     inputs : RaggedKVCacheInputs
-        What ``fetch`` handed out for the step.
+        Result of ``fetch`` for the step.
     row_offsets : array uint32 [B + 1]
-        Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; where the pages are.
+        The new tokens of row b are ``row_offsets[b] .. row_offsets[b + 1]``; on the pages' device.
     dtype : numpy dtype
-        What K and V are rounded to; float8 and int8 pools quantise float32 themselves.
+        Dtype of K and V before they are written; float8 and int8 pools quantise float32.
     threads : int
-        Of the kernels of the host.
+        Threads of the kernels in host memory.
     place : Place
-        Where the pages are: what the model makes in host memory is copied there, and what comes
-        out is copied back, for which the host waits.
+        Device of the pages. q, K and V of the model are copied from host memory to this device;
+        the output is copied back, and the host waits for it.
     """
 
     inputs: RaggedKVCacheInputs
@@ -52,7 +52,7 @@ class PagedAttention:
         threads: int,
         device: Device,
     ) -> PagedAttention:
-        """Make one for a step whose pages are on a device."""
+        """Make the attention of a step whose pages are on `device`."""
         place = backend_of(device.kind).current_place(device.index)
         return cls(inputs, place.from_host(row_offsets), dtype, threads, place)
 
@@ -66,7 +66,7 @@ class PagedAttention:
 
 
 def plain_attention(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:  # noqa: ARG001
-    """Attend causally within one whole sequence, keeping nothing: an ``Attend``.
+    """Compute causal attention over one whole sequence without a cache: an ``Attend``.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep numpy's matrix products on one thread.
+"""Run numpy's matrix products on one thread.
 
-OpenBLAS splits every product among all processors and lets its threads spin until the last one is
-done. Where another program runs too, steps with many small products then take ten times as long.
+OpenBLAS divides every product among all processors, and its threads spin until the last thread is
+done. If another program also runs, steps with many small products take ten times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUFFIXES = ("64_", "")
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Give OpenBLAS one thread while the block runs; do nothing for other libraries.
+    """Run OpenBLAS with one thread while the block runs; other libraries do not change.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _loaded() -> list[str]:
-    """List the OpenBLAS libraries of this process, where the system tells."""
+    """List the OpenBLAS libraries of this process; empty if the system has no list."""
     if not _MAPS.is_file():
         return []
     lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -48,7 +48,7 @@ def _loaded() -> list[str]:
 
 
 def _controls(path: str) -> tuple[Any, Any] | None:
-    """Return the functions that tell and set the threads of a library."""
+    """Return the functions that get and set the number of threads of a library."""
     try:
         library = ctypes.CDLL(path)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make up multi-turn chats that share a few system prompts."""
+"""Generate multi-turn chats that share a few system prompts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kvcore.apps.demo.protocol import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Shape the chats; a pair is the least and the most, drawn evenly.
+    """The shape of the chats; a pair is the minimum and maximum of a uniform distribution.
 
     Attributes
     ----------
     chats, turns : int
-        How many chats there are, and messages in each.
+        Number of chats, and number of messages in each chat.
     system_prompts : int
-        Distinct ones; chat n has number ``n % system_prompts``.
+        Number of distinct system prompts; chat n has prompt ``n % system_prompts``.
     system_tokens, message_tokens, answer_tokens : (int, int)
         Tokens of a system prompt, of a user's message, of an answer.
     gap_steps, pause_steps : (int, int)
         Steps of the engine between the openings of two chats, and between an answer and the
-        user's next message. In steps, not seconds, so that every run sees the same order.
+        user's next message. The unit is steps, not seconds, so every run has the same order.
     vocabulary : int
         Token ids are 0 to ``vocabulary - 1``.
     """
@@ -43,17 +43,17 @@ class ChatSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Chat:
-    """Say what a user will do.
+    """The messages of one user, and their times.
 
     Attributes
     ----------
     system : int32 [system_tokens]
     messages : list of int32 arrays
-        One per turn; the first follows the system prompt.
+        One message per turn; the first message follows the system prompt.
     answer_lengths : list of int
-        Tokens to generate, per turn.
+        Number of tokens to generate in each turn.
     opens : int
-        The step of the engine at which the first message comes.
+        The step of the engine at which the first message arrives.
     pauses : list of int
         Steps between the answer of a turn and the next message.
     """
@@ -71,7 +71,7 @@ class Chat:
 
 
 def make_chats(settings: ChatSettings | None = None, *, seed: int = 0) -> list[Chat]:
-    """Make up chats; the same seed makes the same ones.
+    """Generate chats; the same seed gives the same chats.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def make_chats(settings: ChatSettings | None = None, *, seed: int = 0) -> list[C
 
 
 def longest_chat(chats: Sequence[Chat]) -> int:
-    """Return the tokens of the longest one."""
+    """Return the tokens of the longest chat."""
     return max(chat.num_tokens for chat in chats)
 
 

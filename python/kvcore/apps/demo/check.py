@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recompute what was generated without any cache."""
+"""Recompute the generated tokens without a cache."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from kvcore.apps.demo.protocol import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Return how generated tokens compare with their recomputation.
+    """The comparison of generated tokens with their recomputation.
 
     Attributes
     ----------
     tokens, differing : int
-        Tokens compared, and of them those that are not the most likely ones of the recomputation.
+        Number of compared tokens; number of generated tokens that are not the most likely token of
+        the recomputation.
     first_difference : str
-        Where the first of them is and by how much; empty when there is none.
+        Place and margin of the first differing token; empty without a difference.
     smallest_margin : float
-        Least distance of the two largest logits of a place in the recomputation.
+        Minimum difference of the two largest logits of a place in the recomputation.
     largest_difference : float
-        Most that the logit of a generated token differs.
+        Maximum difference between the logit of a generated token and its recomputation.
     """
 
     tokens: int
@@ -43,19 +44,20 @@ def check(
 ) -> Check:
     """Run each conversation once as a whole, with plain attention, and compare.
 
-    What precedes a generated token there is what preceded it when it was generated, so if each is
-    the most likely one, then generating without a cache gives the same conversations.
+    Before each generated token, the recomputation has the same tokens as the run with the cache. If
+    each generated token is the most likely token, generation without a cache gives the same
+    conversations.
 
     Parameters
     ----------
     model : LanguageModel
     conversations : sequence of Conversation
     on_done : callable, optional
-        Called with the number of conversations done.
+        Called with the number of finished conversations.
 
     Notes
     -----
-    Costs a forward pass of every token once.
+    Every token runs through one forward pass.
     """
     found = []
     for number, conversation in enumerate(conversations):

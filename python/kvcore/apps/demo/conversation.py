@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow chats while they are served."""
+"""The state of chats while they are served."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvcore.apps.replay.arrivals import ArrivalQueue
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """Keep what was said in one chat.
+    """The tokens of one chat until now.
 
     Attributes
     ----------
     tokens : int32 array
-        Everything said in the turns that are done.
+        Tokens of all finished turns.
     places : list of int
-        Where in `tokens` generated ones are, in order.
+        Indices of the generated tokens in `tokens`, in order.
     logits : list of float
-        What the model gave each of them when it was chosen.
+        Logit of each generated token when it was chosen.
     """
 
     tokens: Tokens
@@ -34,18 +34,18 @@ class Conversation:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Follow one message of a user until it is answered.
+    """The state of one message of a user until it is answered.
 
     Attributes
     ----------
     index, chat : int
-        Which of all turns, and of which chat.
+        Index among all turns, and index of the chat.
     arrived : float
-        Seconds, of ``time.perf_counter``.
+        Arrival time in seconds of ``time.perf_counter``.
     was_admitted : bool
-        Whether it ever ran.
+        True after the first admission.
     logits : list of float
-        Of the tokens generated so far.
+        Logits of the tokens generated until now.
     """
 
     index: int
@@ -56,18 +56,18 @@ class Turn:
 
 
 def prompt_of(chat: Chat, conversation: Conversation, number: int) -> Tokens:
-    """Return all that was said and the user's next message, int32."""
+    """Return the conversation until now and the user's next message, int32."""
     said = conversation.tokens if number else chat.system
     return np.concatenate((said, chat.messages[number]))
 
 
 def turns_of(chats: Sequence[Chat]) -> list[tuple[int, int]]:
-    """List the turns of all chats: which chat, and which of its turns."""
+    """List the turns of all chats as pairs: index of the chat, index of the turn in it."""
     return [(n, place) for n, chat in enumerate(chats) for place in range(len(chat.messages))]
 
 
 def arrivals_of(chats: Sequence[Chat]) -> ArrivalQueue:
-    """Queue the turns of all chats, in steps of the engine, by their place in ``turns_of``."""
+    """Queue the turns of all chats by their index in ``turns_of``; times are engine steps."""
     turns = turns_of(chats)
     pairs = [(chats[number], place) for number, place in turns]
     opens = [chat.opens for chat, _ in pairs]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set up an engine."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _HOST = Device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Set up an engine.
+    """The settings of an engine.
 
     Attributes
     ----------
     pages, page_size : int
-        The pool; tokens of a page.
+        Number of pages in the pool; tokens of a page.
     dtype : str
-        Of the pages. float8 and int8 ones have a scale per token and head.
+        Dtype of the pages. float8 and int8 pages have a scale per token and head.
     prefix_caching : bool
-        Whether prompts reuse what was computed before.
+        True if prompts reuse cached pages.
     max_running : int
-        Turns that run at a time.
+        Maximum number of running turns.
     step_tokens : int
-        Most tokens of a step, at least `max_running`.
+        Maximum number of tokens in a step, at least `max_running`.
     threads : int
-        Of the cache's kernels.
+        Threads of the cache's kernels.
     device : Device
-        Where the pages are and attention runs.
+        Device of the pages and of attention.
     """
 
     pages: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a small Llama-like transformer in numpy, its weights drawn from a seed.
+"""Run a small Llama-like transformer in numpy with random weights from a seed.
 
-It has what decides how a KV cache is used: grouped query heads, rotary positions and attention
-sharp enough that a single wrong row of K or V changes what is generated. It has learned nothing.
+The model is not trained. It has the parts that use a KV cache: grouped query heads, rotary
+positions, and attention so sharp that a single wrong row of K or V changes the generated tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcore.apps.demo.protocol import Attend, Floats, Tokens
 
-# Standard deviation of the attention scores: a head looks at a few tokens out of hundreds.
+# Standard deviation of the attention scores: a head attends to a few of hundreds of tokens.
 _SHARPNESS = 2.0
 _ROPE_BASE = 10_000.0
 _EPSILON = np.float32(1e-6)
@@ -22,14 +22,15 @@ _EPSILON = np.float32(1e-6)
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Size a transformer.
+    """The shape of a transformer.
 
     Attributes
     ----------
     num_layers, hidden, ffn, vocabulary : int
-        Layers, widths of the residual stream and of the feed-forward part, token ids.
+        Number of layers, widths of the residual stream and of the feed-forward part, number of
+        token ids.
     n_q_heads, n_kv_heads, head_dim : int
-        Heads of q, and of K and V; elements of each.
+        Heads of q, heads of K and V, elements of a head.
     """
 
     num_layers: int = 4
@@ -43,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayerWeights:
-    """Hold the weights of one layer, float32 ``[inputs, outputs]``; the gains are ``[hidden]``."""
+    """The weights of one layer, float32 ``[inputs, outputs]``; the gains are ``[hidden]``."""
 
     attention_gain: Floats
     qkv: Floats
@@ -54,25 +55,25 @@ class LayerWeights:
 
 
 class Transformer:
-    """Return the next token's logits: RMSNorm, RoPE, GQA, SwiGLU, tied embeddings.
+    """A transformer with RMSNorm, RoPE, GQA, SwiGLU and tied embeddings.
 
     Parameters
     ----------
     shape : Shape, optional
     seed : int
-        Same seed, same weights.
+        Seed of the weights; the same seed gives the same weights.
 
     Notes
     -----
-    Deterministic, but not to the last bit across batches: BLAS sums in an order that depends on
-    the number of rows.
+    The logits are deterministic, but their last bits depend on the batch: the order of BLAS sums
+    depends on the number of rows.
 
     Examples
     --------
     >>> import numpy as np
     >>> from kvcore.apps.demo import Transformer
     >>> model, places = Transformer(seed=1), np.arange(3)
-    >>> attend = lambda layer, q, k, v: q  # of no use: it looks at nothing
+    >>> attend = lambda layer, q, k, v: q  # a stub: returns q
     >>> model.forward(np.array([1, 2, 3], np.int32), places, attend, places[-1:]).shape
     (1, 512)
     """
@@ -83,8 +84,8 @@ class Transformer:
         self.n_kv_heads, self.head_dim = self.shape.n_kv_heads, self.shape.head_dim
         rng = np.random.default_rng(seed)
         size = (self.shape.vocabulary, self.shape.hidden)
-        # Rows of length 1: logits have variance 1, and the token itself is soon outweighed in the
-        # residual stream, or a tied head would answer every token with itself.
+        # Rows of length 1: logits have variance 1, and the layers soon outweigh the input token in
+        # the residual stream. Otherwise a tied head would repeat every token.
         self.embedding = _normal(rng, *size) / np.float32(self.shape.hidden**0.5)
         self.layers = [_layer(rng, self.shape) for _ in range(self.shape.num_layers)]
         self.gain = _gain(rng, self.shape.hidden)
@@ -98,7 +99,7 @@ class Transformer:
         attend: Attend,
         wanted: NDArray[np.int64],
     ) -> Floats:
-        """Run the new tokens of a batch, as ``LanguageModel.forward`` says."""
+        """Run the new tokens of a batch, as in ``LanguageModel.forward``."""
         angles = positions[:, None, None] * self._frequencies
         turn = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         x = self.embedding[tokens]
@@ -110,7 +111,7 @@ class Transformer:
         return logits
 
     def _heads(self, qkv: Floats, cos: Floats, sin: Floats) -> tuple[Floats, Floats, Floats]:
-        """Cut the fused projection into heads and turn those of q and k; V stays as it lies."""
+        """Split the fused projection into heads; rotate q and k, and leave V unchanged."""
         heads = qkv.reshape(len(qkv), -1, self.shape.head_dim)
         q_heads, behind_k = self.shape.n_q_heads, self.shape.n_q_heads + self.shape.n_kv_heads
         turned = rotate(heads[:, :behind_k], cos, sin)
@@ -125,7 +126,7 @@ def rms_norm(x: Floats, gain: Floats) -> Floats:
 
 
 def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Turn each head's halves by its token's angles ``[tokens, 1, head_dim / 2]``."""
+    """Rotate the halves of each head by the angles of its token ``[tokens, 1, head_dim / 2]``."""
     half = x.shape[2] // 2
     first, second = x[..., :half], x[..., half:]
     turned = np.empty(x.shape, np.float32)
@@ -135,9 +136,9 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def swiglu(gate_up: Floats) -> Floats:
-    """Return ``gate * sigmoid(gate) * up`` of ``[tokens, 2 * ffn]``, gates first."""
+    """Return ``gate * sigmoid(gate) * up`` of ``[tokens, 2 * ffn]``, with the gates first."""
     gate, up = np.hsplit(gate_up, 2)
-    # exp of large negative gates overflows to inf, and their sigmoid is 0.
+    # exp overflows to inf for large negative gates; their sigmoid is 0.
     with np.errstate(over="ignore"):
         weights = np.exp(-gate)
     weights += 1
@@ -165,7 +166,7 @@ def _normal(rng: np.random.Generator, *size: int) -> Floats:
 
 
 def _matrix(rng: np.random.Generator, inputs: int, outputs: int) -> Floats:
-    """Draw weights that keep the variance of their inputs."""
+    """Draw random weights that keep the variance of their inputs."""
     return _normal(rng, inputs, outputs) / np.float32(inputs**0.5)
 
 

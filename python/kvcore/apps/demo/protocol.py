@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what the serving loop needs from a model."""
+"""The protocol between the serving loop and a model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Floats: TypeAlias = NDArray[np.float32]
 Tokens: TypeAlias = NDArray[np.int32]
 
 Attend: TypeAlias = Callable[[int, Any, Any, Any], Any]
-"""``attend(layer, q, k, v)``: keep this step's K and V ``[tokens, kv_heads, head_dim]``, and answer
-the attention ``[tokens, q_heads, head_dim]`` of q over all that its sequences have kept."""
+"""``attend(layer, q, k, v)``: store K and V of this step ``[tokens, kv_heads, head_dim]``; return
+the attention ``[tokens, q_heads, head_dim]`` of q over all stored K and V of its sequences."""
 
 
 class LanguageModel(Protocol):
-    """A decoder that leaves K, V and attention to its caller.
+    """A decoder whose caller stores K and V and computes attention.
 
     Attributes
     ----------
     num_layers, n_kv_heads, head_dim : int
-        The shape of its K and V.
+        Shape of K and V.
     """
 
     num_layers: int
@@ -37,17 +37,17 @@ class LanguageModel(Protocol):
         attend: Attend,
         wanted: NDArray[np.int64],
     ) -> Floats:
-        """Run the new tokens of a batch, one sequence behind the other.
+        """Run the new tokens of a batch; the sequences are concatenated.
 
         Parameters
         ----------
         tokens : int32 [tokens]
         positions : int64 [tokens]
-            Of each token in its sequence.
+            Position of each token in its sequence.
         attend : callable
             Called once per layer, in order.
         wanted : int64 [n]
-            The tokens behind which the next one is asked for.
+            Rows of the tokens whose next token is predicted.
 
         Returns
         -------

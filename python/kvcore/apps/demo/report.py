@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up a demo."""
+"""Make the report of a demo."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from kvcore.apps.demo.settings import DemoSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """Return what one run of the chats did.
+    """The results of one run of the chats.
 
     Attributes
     ----------
     seconds, manager_seconds, manager_share : float
-        Of the run, of it inside the manager, and the latter by the former.
+        Time of the run, time inside the manager, and the manager's share of the time.
     prompt_tokens, generated_tokens : int
-        Of all turns.
+        Prompt tokens and generated tokens of all turns.
     tokens_per_second, generated_tokens_per_second : float
-        Prompt and generated tokens, and generated ones alone, per second of the run.
+        All tokens, and only generated tokens, per second of the run.
     cached_tokens, token_hit_rate : int, float
-        Prompt tokens found in the cache, and their share of all.
+        Prompt tokens found in the cache, and their share of all prompt tokens.
     first_token_s_p50, first_token_s_p99 : float
         Seconds from a message to the first token of its answer.
     steps, peak_running : int
-        Steps of the engine, most turns at a time.
+        Steps of the engine; maximum number of running turns.
     peak_used_pages, evicted_pages, leaked_pages : int
-        Held by turns, dropped to make room, neither free nor evictable at the end.
+        Maximum number of pages that turns held; cached pages evicted for new pages; pages neither
+        free nor evictable at the end.
     preemptions, recomputed_tokens : int
-        Turns sent back to the queue, and the tokens that ran again for it.
+        Turns sent back to the queue, and the tokens computed again for these turns.
     """
 
     seconds: float
@@ -59,7 +60,7 @@ class RunReport:
 
     @classmethod
     def of(cls, served: Served) -> RunReport:
-        """Sum up a run."""
+        """Make the report of a run."""
         tokens = served.prompt_tokens + served.generated_tokens
         median, late = np.percentile(served.first_token_seconds, [50, 99]).tolist()
         metrics = served.metrics
@@ -79,25 +80,25 @@ class RunReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoReport:
-    """Return what a demo showed.
+    """The results of a demo.
 
     Attributes
     ----------
     settings : DemoSettings
-        What was asked for, with the pages that the pool had.
+        Settings of the demo, with the number of pages in the pool.
     with_cache, without_cache : RunReport
-        The same chats with the prefix cache and without it.
+        Runs of the same chats with and without the prefix cache.
     max_seq_len : int
         Tokens of the longest chat.
     paged_bytes, contiguous_bytes : int
-        K and V at the peak with the prefix cache, and what as many turns at a time need with
-        `max_seq_len` contiguous tokens each.
+        Bytes of K and V at the peak with the prefix cache; bytes that the same number of turns
+        would need with `max_seq_len` contiguous tokens each.
     check : Check
-        Of what was generated with the prefix cache.
+        Check of the tokens generated with the prefix cache.
     same_without_cache : int
-        Chats that came out the same in both runs.
+        Chats with the same tokens in both runs.
     seconds : float
-        Of everything.
+        Time of the whole demo.
     """
 
     settings: DemoSettings
@@ -120,7 +121,7 @@ class DemoReport:
         check: Check,
         seconds: float,
     ) -> DemoReport:
-        """Sum up two runs and the check."""
+        """Make the report of two runs and the check."""
         said = [[c.tokens.tolist() for c in run.conversations] for run in (with_cache, without)]
         longest = max(map(len, said[0]))
         return cls(
@@ -137,23 +138,23 @@ class DemoReport:
 
     @property
     def speedup(self) -> float:
-        """Tokens per second with the prefix cache by those without."""
+        """Tokens per second with the prefix cache, divided by tokens per second without it."""
         return self.with_cache.tokens_per_second / self.without_cache.tokens_per_second
 
     @property
     def memory_saved(self) -> float:
-        """Share of `contiguous_bytes` that pages do not need."""
+        """Share of `contiguous_bytes` that paging saves."""
         return 1 - self.paged_bytes / self.contiguous_bytes
 
     @property
     def is_right(self) -> bool:
-        """Whether outputs are equal; pages that round K and V are not asked to give that."""
+        """True if all outputs are equal, or if the pages round K and V."""
         is_exact = self.settings.dtype == "float32"
         all_same = self.check.differing == 0 and self.same_without_cache == self.settings.chats
         return all_same or not is_exact
 
     def to_dict(self) -> dict[str, Any]:
-        """List everything by name, the settings among it, ready for JSON."""
+        """Return all fields by name, with the settings among them, ready for JSON."""
         fields = asdict(self)
         settings: dict[str, Any] = fields.pop("settings")
         derived = ("speedup", "memory_saved", "is_right")

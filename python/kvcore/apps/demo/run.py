@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the demo: the same chats with and without the prefix cache, then the check."""
+"""Run the demo: the same chats with and without the prefix cache, and the check."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kvcore.apps.demo.settings import DemoSettings
 
 
 class Watcher:
-    """See a demo run; this one looks away."""
+    """Callbacks for the progress of a demo; this base class does nothing."""
 
     def serving(self, server: ChatServer) -> None:
-        """See a server after one of its steps."""
+        """Receive a server after each of its steps."""
 
     def checking(self, done: int) -> None:
-        """See that so many chats are checked."""
+        """Receive the number of checked chats."""
 
 
 def run_demo(settings: DemoSettings, watcher: Watcher | None = None) -> DemoReport:
-    """Serve the chats twice and check what was generated.
+    """Serve the chats twice and check the generated tokens.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ def run_demo(settings: DemoSettings, watcher: Watcher | None = None) -> DemoRepo
     CapacityError
         The longest chat does not fit the pool.
     ValueError
-        A dtype that no cache is stored in, or no device.
+        The cache does not support the dtype, or `device` is not the name of a device.
     KVCacheError
-        A device that is not there, or attention on GPUs that lacks Triton.
+        The device does not exist, or Triton is missing for attention on a GPU.
     AssertionError
         The manager broke a conservation law.
 
@@ -75,7 +75,7 @@ def run_demo(settings: DemoSettings, watcher: Watcher | None = None) -> DemoRepo
 
 
 def _warm_up(model: LanguageModel, engine: EngineSettings) -> None:
-    """Let no run pay for what only the first one costs, such as starting BLAS."""
+    """Run a small chat, so that one-time costs such as the start of BLAS count for no run."""
     chats = make_chats(ChatSettings(chats=1, turns=1, answer_tokens=(2, 2)))
     pages = -(-longest_chat(chats) // engine.page_size)
     ChatServer(model, chats, replace(engine, pages=pages)).run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve chats with a model over a paged KV cache, batched by ``kvcore.scheduler``."""
+"""Serve chats with a model, a paged KV cache and the batches of ``kvcore.scheduler``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvcore.support.dtypes import itemsize, numpy_dtype
 
 
 class ChatServer:
-    """Serve chats once, greedily.
+    """Serve chats once with greedy sampling.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class ChatServer:
 
     Notes
     -----
-    The order of all that happens depends on steps, never on time, so runs with the same settings do
-    the same.
+    The order of events depends only on steps, not on time, so runs with the same settings are the
+    same.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class ChatServer:
         self._arrived = 0
         self._started = 0.0
 
-    # -- what a display shows ----------------------------------------------------------------
+    # -- values for a display ----------------------------------------------------------------
 
     @property
     def num_answered(self) -> int:
-        """Turns that are done."""
+        """Number of finished turns."""
         return self._arrived - len(self._scheduler)
 
     @property
     def num_running(self) -> int:
-        """Turns that run now."""
+        """Number of running turns."""
         return self._scheduler.num_running
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens admitted so far that were cached, 0..1."""
+        """Share of the admitted prompt tokens that were cached, 0..1."""
         return self._tally.cached_tokens / max(1, self._tally.prompt_tokens)
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompt tokens admitted and tokens generated so far, per second."""
+        """Admitted prompt tokens and generated tokens, per second of the run until now."""
         tokens = self._tally.prompt_tokens + self._tally.generated_tokens
         return tokens / max(1e-9, perf_counter() - self._started)
 
@@ -142,7 +142,7 @@ class ChatServer:
         self._tally.steps += 1
 
     def _receive(self) -> None:
-        """Queue each message that comes with this step."""
+        """Queue each message that arrives at this step."""
         while self._arrivals.next_time <= self._tally.steps:
             _, index = self._arrivals.pop()
             number, place = self._turns[index]
@@ -164,7 +164,7 @@ class ChatServer:
 
     def _execute(self, batch: Batch) -> None:
         logits = self._logits(batch)
-        tokens = logits.argmax(axis=1).astype(np.int32)  # of equal ones the lowest id
+        tokens = logits.argmax(axis=1).astype(np.int32)  # of equal logits, the lowest id
         chosen = logits[np.arange(len(tokens)), tokens].tolist()
         ended = self._scheduler.update(batch, tokens)
         for request, logit in zip(batch.requests, chosen, strict=True):
@@ -173,7 +173,7 @@ class ChatServer:
             self._finish(request)
 
     def _logits(self, batch: Batch) -> Floats:
-        """Run the model on the active tokens of a batch; return the logits that tell each token."""
+        """Run the model on the active tokens of a batch; return the logits of the next tokens."""
         (inputs,) = batch.inputs
         packed = ops.pack(inputs, batch.contexts)
         settings = self.settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count what an engine does."""
+"""The results and counts of an engine run."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from kvcore.apps.demo.conversation import Conversation
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Return what a run did.
+    """The results of a run.
 
     Attributes
     ----------
     conversations : list of Conversation
-        One per chat.
+        One conversation per chat.
     seconds, manager_seconds : float
-        Of the run, and of it in calls of the manager and of its contexts.
+        Time of the run; time in calls of the manager and its contexts.
     first_token_seconds : list of float
-        From each message to the first token of its answer.
+        Seconds from each message to the first token of its answer.
     prompt_tokens, generated_tokens : int
-        Of all turns.
+        Prompt tokens and generated tokens of all turns.
     cached_tokens : int
         Prompt tokens found in the cache when their turn was first admitted.
     recomputed_tokens, preemptions : int
-        Tokens run again because turns went back to the queue, and how often that happened.
+        Tokens computed again after preemptions; number of preemptions.
     steps, peak_running : int
-        Steps of the engine, most turns at a time.
+        Steps of the engine; maximum number of running turns.
     leaked_pages : int
         Pages neither free nor evictable at the end.
     metrics : KVCacheMetrics
-        The manager's own counters.
+        Counters of the manager.
     """
 
     conversations: list[Conversation]
@@ -52,7 +52,7 @@ class Served:
 
 @dataclass
 class Tally:
-    """Count while the engine runs, under the names of `Served`."""
+    """The counts of a run in progress, with the names of `Served`."""
 
     first_token_seconds: list[float] = field(default_factory=list)
     prompt_tokens: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set up a demo."""
+"""The settings of a demo."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from kvcore import Device
 from kvcore.apps.demo.chats import Chat, ChatSettings, longest_chat, make_chats
 from kvcore.apps.demo.engine import EngineSettings
 
-# Of what the turns that may run at a time need if they share nothing: some of what is cached has to
-# go, and now and then a turn.
+# Size of the pool, relative to the need of `max_running` turns without shared pages. It is so small
+# that the demo evicts cached pages and sometimes preempts a turn.
 _POOL_SHARE = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """Set up a demo.
+    """The settings of a demo.
 
     Attributes
     ----------
     chats, turns, seed : int
-        What to serve; the model has the same seed.
+        Number of chats, messages in each chat, and seed of the chats and the model.
     dtype, page_size : str, int
-        Of the pages; tokens of each.
+        Dtype of the pages; tokens of a page.
     pages : int, optional
-        By default fewer than the turns that run at a time need if they share nothing.
+        Pages of the pool; by default fewer pages than the running turns need without shared pages.
     threads : int
-        Of the cache's kernels in host memory.
+        Threads of the cache's kernels in host memory.
     device : str
-        Where the pages are and attention runs: "cpu", "cuda" or "cuda:<index>". The model itself is
-        numpy.
+        Device of the pages and of attention: "cpu", "cuda" or "cuda:<index>". The model itself runs
+        in numpy.
     """
 
     chats: int = ChatSettings.chats
@@ -44,11 +44,11 @@ class DemoSettings:
     device: str = str(EngineSettings.device)
 
     def make_chats(self) -> list[Chat]:
-        """Make up the chats."""
+        """Generate the chats."""
         return make_chats(ChatSettings(chats=self.chats, turns=self.turns), seed=self.seed)
 
     def engine(self, chats: Sequence[Chat]) -> EngineSettings:
-        """Return the settings of the engine that serves some chats."""
+        """Return the settings of the engine for these chats."""
         tokens = int(_POOL_SHARE * EngineSettings.max_running * longest_chat(chats))
         return EngineSettings(
             pages=self.pages or -(-tokens // self.page_size),

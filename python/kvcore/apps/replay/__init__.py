@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives the real cache manager with request traffic, in virtual time; see `kvcore.replay`."""
+"""Drive the real cache manager with request traffic, in virtual time; see `kvcore.replay`."""

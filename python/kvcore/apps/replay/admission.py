@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay prompts one after the other, to see what the cache keeps."""
+"""Replay prompts one after another, to measure only the cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ANY_TOKEN = 0
 _REFUSED = -1
 _PROGRESS_EVERY = 64
-_FEWEST_TOKENS = 2  # with one alone a request looks for no hit
+_FEWEST_TOKENS = 2  # a request with one token searches no hit
 
 
 def replay_admission(
@@ -34,12 +34,12 @@ def replay_admission(
     chunk: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
-    """Admit every request in order, each released before the next one claims.
+    """Admit every request in order, and release it before the next request claims.
 
     Only prompts count; no output is generated. A request claims, reserves, marks its prompt as
-    written, steps (which commits its pages) and is released. One that might not fit the empty pool
-    is refused. With a disk the next one waits until it has what was stored, so that the report is
-    the same wherever it is made, times apart.
+    written, steps (which commits its pages) and is released. A request that might not fit into the
+    empty pool is refused. With a disk, the next request waits until the disk has all stored pages,
+    so only the times in the report depend on the machine.
 
     Parameters
     ----------
@@ -48,17 +48,17 @@ def replay_admission(
     pool : PoolSettings
         The pool to admit them to.
     timeline : Timeline, optional
-        Takes down how it went; its time is the number of requests.
+        Records samples over time; the unit of time is a request.
     chunk : int, optional
-        Most prompt tokens per step: windows need pages for those beside their own. By default a
-        prompt runs in one step.
+        Maximum number of prompt tokens per step; windows also need pages for these tokens. By
+        default a prompt runs in one step.
     on_progress : callable, optional
-        Called now and then with the number of requests done.
+        Called from time to time with the number of finished requests.
 
     Returns
     -------
     ReplayReport
-        With mode "admission".
+        The report, with mode "admission".
     """
     started = perf_counter_ns()
     longest = int(workload.prompt_lengths.max())
@@ -69,7 +69,7 @@ def replay_admission(
 
 
 class AdmissionReplay:
-    """Serve one request at a time and count."""
+    """Serve one request at a time and collect the counts."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class AdmissionReplay:
         self._groups = pool.samples(manager, len(workload))
         self._tiers = pool.tier_hits(manager)
         self._tally = Tally()
-        self._held = 0  # pages, by the request that runs
-        self._held_pages = 0  # the sum of those
+        self._held = 0  # pages of the current request
+        self._held_pages = 0  # sum of the pages of all served requests
 
     def run_all(self, on_progress: Callable[[int], None] | None) -> None:
         """Run every request in order."""
@@ -122,7 +122,7 @@ class AdmissionReplay:
         self._timeline.add_pages(index, held, self._manager.num_cached_blocks)
 
     def _admit(self, index: int, tokens: NDArray[np.int32]) -> int:
-        """Return the tokens that it found in the cache, or `_REFUSED`."""
+        """Return the tokens of the request found in the cache, or `_REFUSED`."""
         manager, tally = self._manager, self._tally
         hit = _REFUSED
         if self._tiers is not None:
@@ -145,7 +145,7 @@ class AdmissionReplay:
         return hit
 
     def _compute(self, context: TextGenerationContext, prompt: int) -> int:
-        """Run a prompt chunk by chunk; return the tokens of it that were cached."""
+        """Run a prompt chunk by chunk; return its cached tokens."""
         hit = _REFUSED
         while context.start_idx < prompt:
             self._reserve(context)
@@ -165,7 +165,7 @@ class AdmissionReplay:
             self._manager.take_copies()
 
     def _look(self, index: int, prompt: int) -> None:
-        """See what a request holds whose prompt is computed; no time counts meanwhile."""
+        """Record the held pages of a request whose prompt is computed; this time does not count."""
         self._held = -(-prompt // self._pool.page_size)
         if self._tiers is not None:
             self._tiers.end(index, fits=True)
@@ -179,7 +179,7 @@ class AdmissionReplay:
         return self._manager.get_or_recommend_replica(context)
 
     def report(self, wall_seconds: float) -> ReplayReport:
-        """Sum up."""
+        """Return the report."""
         mean = self._held_pages / max(1, self._tally.served)
         return summarize(
             "admission",

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class ArrivalQueue:
-    """Hold the requests still to be sent; a next turn joins once the one before is answered.
+    """Queue the requests by arrival time; a next turn enters after the previous turn is answered.
 
-    Cost of each verb: O(log n).
+    Each method costs O(log n).
 
     Parameters
     ----------
     arrivals : array [n]
-        When each request comes; of one that follows another it is not read.
+        Arrival time of each request; not used for a request that follows another request.
     next_turns : int array [n]
-        The request that comes after the answer of this one, -1 for none.
+        Index of the request that follows the answer of this request; -1 for no next turn.
     think_times : array [n]
-        Time from the answer before it to this request, where there is one.
+        Time from the previous answer to this request; used only for a next turn.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class ArrivalQueue:
 
     @property
     def next_time(self) -> float:
-        """Time at which the next request arrives; infinite if none will."""
+        """Arrival time of the next request; infinite if the queue is empty."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def pop(self) -> tuple[float, int]:
-        """Take the next request: its time of arrival and its number."""
+        """Remove the next request; return its arrival time and its index."""
         return heapq.heappop(self._heap)
 
     def answered(self, index: int, now: float) -> None:
-        """Let the user of request `index` think and then send the next turn, if there is one."""
+        """Queue the next turn of request `index`, if it exists, after its think time."""
         following = self._next_turns[index]
         if following >= 0:
             heapq.heappush(self._heap, (now + self._think_times[following], following))

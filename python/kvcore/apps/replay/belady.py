@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute what no eviction policy can exceed: Belady's optimum on pages."""
+"""Compute Belady's optimum on pages, the bound of all eviction policies."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum(HitRates):
-    """Return the most that a cache of one size can find.
+    """The maximum hits of a cache of one size.
 
     Attributes
     ----------
     pages, replicas : int
         Pages per replica, replicas.
     requests, refused : int
-        Requests served, and requests that are larger than a replica.
+        Served requests, and refused requests, which are larger than a replica.
     prompt_tokens, served_prompt_tokens : int
-        Prompt tokens of all requests, and of those served.
+        Prompt tokens of all requests, and of served requests.
     cached_tokens : int
-        Most prompt tokens that any policy finds, partial pages included.
+        Maximum number of prompt tokens that a policy finds, including partial pages.
     prompt_pages, cached_pages : int
-        Pages of all prompts, and the most whole pages of them that any policy finds.
+        Pages of all prompts, and the maximum number of whole pages that a policy finds.
     evicted_pages : int
-        Pages that are given up on the way there.
+        Pages that the optimum evicts.
     """
 
     pages: int
@@ -57,16 +57,16 @@ class Optimum(HitRates):
 
 
 def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
-    """Compute the optimum for requests that are served one after the other.
+    """Compute the optimum for requests that are served one after another.
 
     Parameters
     ----------
     uses : PageUses
-        Which prompts use which pages.
+        The pages that each prompt uses.
     pages : int
         Pages per replica.
     replicas : int
-        All of them are taken for one pool, which is what the best routing could reach at most.
+        Number of replicas. They count as one pool, which bounds the hits of any routing.
 
     Returns
     -------
@@ -74,25 +74,27 @@ def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
 
     Notes
     -----
-    While a request is served, all pages of its prompt are held, the partial last one included; a
-    prompt of more pages than a replica has is refused. What has to go is a page of no prompt that
-    is being served, and among these the one whose next use lies farthest ahead. A use is one that
-    hits: the page with a prompt's last token is computed in any case. A page is used no later
-    than those behind it, so that of the farthest ones a page with no cached page behind it can
-    always go first: the tree stays one.
+    During a request, all pages of its prompt are held, including the partial last page. A prompt
+    with more pages than a replica is refused. If the pool is full, the optimum evicts, among the
+    pages that are not held, the page whose next use is farthest in the future. Only a hit is a use:
+    the page with the last token of a prompt is always computed. The next use of a page is never
+    later than the next use of its descendants. So among the pages with the farthest next use, the
+    optimum can always evict a leaf, and the cached pages remain a prefix tree.
 
-    This is exact for whole pages: no order of evictions finds more of them. Holding a prompt is
-    reading its pages over and over, for which going by the farthest next use is optimal. One case
-    makes it a bound that may be out of reach: a prompt ends with a page, and a later one goes on
-    behind it. The page may go before it is computed anew, though cached pages lie behind it.
+    This is exact for whole pages: no order of evictions finds more. Holding a prompt is the same as
+    reading its pages again and again, and for this order of uses the farthest next use is optimal.
+    In one case the result is a bound that a policy may not reach: a prompt ends exactly at the end
+    of a page, and a later prompt continues after this page. The optimum may evict the page before
+    it is computed again, even if its descendants are cached.
 
-    Tokens are the optimum's whole pages, and for each request the most tokens that it could have
-    copied out of a partly equal page, whether or not that page would be cached; and never more
-    than are found where nothing is evicted. With no partial hits this is exact too, else a bound.
+    The cached tokens are the whole pages of the optimum, plus for each request the maximum tokens
+    that it could copy from a partly equal page, even if that page is not cached. They never exceed
+    the tokens that are found without any eviction. They are exact without partial hits, and a bound
+    with partial hits.
 
-    Pages whose next use is that of one request are equal to the algorithm, so that they are
-    counted, not listed: O(r log r) for r requests that meet other prompts at few places, once the
-    next uses are sorted in O(m log m).
+    The algorithm counts pages by the request of their next use and does not list them. After a sort
+    of the next uses in O(m log m), it costs O(r log r) for r requests if each prompt has only a few
+    runs of pages with the same next use.
     """
     needed = -(-uses.lengths // uses.page_size)
     served = needed <= pages
@@ -115,7 +117,7 @@ def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Neighbouring pages of a prompt with the same next use: whose they are, when, how many."""
+    """Runs of adjacent pages of a prompt with the same next use: starts, next uses, counts."""
 
     starts: list[int]
     next_uses: list[int]
@@ -135,7 +137,7 @@ def _runs(uses: PageUses, served: NDArray[np.bool_]) -> _Runs:
 
 
 def _next_uses(uses: PageUses, served: NDArray[np.bool_], never: int) -> _Ints:
-    """Return the next request that hits each page; `never` if none does before it is computed."""
+    """Return the next request that hits each page; `never` without a hit before it is computed."""
     order = uses.order
     if not served.all():
         order = order[served[uses.requests[order]]]
@@ -147,9 +149,9 @@ def _next_uses(uses: PageUses, served: NDArray[np.bool_], never: int) -> _Ints:
 
 
 def _simulate(runs: _Runs, needed: _Ints, served: NDArray[np.bool_], pages: int) -> tuple[int, int]:
-    """Serve the requests; return whole pages hit and pages evicted."""
+    """Serve the requests; return the number of whole pages hit and of evicted pages."""
     waiting = [0] * (len(needed) + 1)  # cached pages by their next use
-    farthest: list[int] = []  # the next uses, negative, for the heap is of the least
+    farthest: list[int] = []  # negative next uses, because heapq is a min-heap
     cached = hits = evicted = 0
     rooms: list[int] = (pages - needed).tolist()
     for now in np.flatnonzero(served).tolist():

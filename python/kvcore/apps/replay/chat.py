@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate multi-turn chat traffic from a seed.
 
-Conversations begin as a Poisson process. Each has one of a few shared system prompts, some far
-more popular than others (Zipf), a geometric number of turns, and log-normal message and answer
-lengths. A turn's prompt is everything said before plus the new message, so it grows, and the
-next turn follows the answer after an exponential pause. Token ids are drawn from one vocabulary
-and the same seed gives the same tokens, so a later turn really repeats the earlier ones.
+Conversations begin as a Poisson process. Each conversation has a shared system prompt, a geometric
+number of turns, and log-normal lengths of messages and answers. There are only a few system
+prompts, and their popularity follows Zipf's law. The prompt of a turn is the whole conversation
+plus the new message, so prompts grow. The next turn follows the answer after an exponential pause.
+All token ids come from one vocabulary. The same seed gives the same tokens, so a later turn repeats
+the tokens of the earlier turns.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ class ChatSettings:
     Attributes
     ----------
     conversations : int
-        How many conversations begin.
+        Number of conversations.
     conversations_per_second : float
-        Rate of the Poisson process that begins them.
+        Rate of the Poisson process.
     system_prompts : int
-        Distinct system prompts; the k-th is chosen with a weight of 1 / k.
+        Number of distinct system prompts; the k-th has a weight of 1 / k.
     system_tokens : tuple of int
-        Shortest and longest system prompt, tokens.
+        Tokens of the shortest and the longest system prompt.
     mean_turns, max_turns : float, int
-        Mean of the geometric number of turns of a conversation, and its cap.
+        Mean and maximum of the geometric number of turns.
     median_message, median_output : float
         Median tokens of a user message and of an answer; the sigma of both is 1.
     max_message, max_output : int
-        Caps on the two, tokens.
+        Maximum tokens of a user message and of an answer.
     mean_pause : float
         Mean seconds between an answer and the user's next message.
     answer_rate : float
-        Tokens per second of an answer, for the nominal order of arrivals only.
+        Tokens per second of an answer; used only for the nominal order of arrivals.
     vocabulary : int
         Token ids are 0 to ``vocabulary - 1``.
     """
@@ -67,18 +68,18 @@ class ChatSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ChatWorkload(Workload):
-    """Read prompts out of one text: a system prompt, then the conversation so far.
+    """Read prompts from one text: a system prompt, and after it the conversation until now.
 
     Attributes
     ----------
     output_tokens : numpy.ndarray
-        int32 ``[m]``, the text that conversations are read from.
+        int32 ``[m]``, the text of all conversations.
     systems : list of numpy.ndarray
         int32, one array per system prompt.
     request_systems : list of int
-        Which system prompt a request has.
+        Index of the system prompt of each request.
     text_starts : list of int
-        Where in `output_tokens` the text of a request's conversation starts.
+        Index in `output_tokens` at which the conversation of each request starts.
     """
 
     output_tokens: NDArray[np.int32]
@@ -92,7 +93,7 @@ class ChatWorkload(Workload):
         object.__setattr__(self, "_scratch", np.empty(longest, np.int32))
 
     def prompt(self, index: int) -> NDArray[np.int32]:
-        """Write out the prompt of one request (valid until the next call)."""
+        """Return the prompt of one request (valid until the next call)."""
         tokens = self._scratch[: self.prompt_lengths[index]]
         system = self.systems[self.request_systems[index]]
         start = self.text_starts[index]
@@ -101,7 +102,7 @@ class ChatWorkload(Workload):
         return tokens
 
     def output_tokens_at(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Read output tokens out of the text."""
+        """Read output tokens from the text."""
         return self.output_tokens.take(places, mode="clip")
 
 
@@ -113,11 +114,11 @@ def chat_workload(
     Parameters
     ----------
     seed : int
-        Same seed, same requests and tokens.
+        Seed of the generator; the same seed gives the same requests and tokens.
     limit : int, optional
-        Keep the first so many requests, in nominal order of arrival.
+        Maximum number of requests; keeps the first requests in nominal order of arrival.
     settings : ChatSettings, optional
-        The shape of the traffic.
+        Shape of the traffic.
 
     Returns
     -------
@@ -132,7 +133,7 @@ def chat_workload(
     shortest, longest = settings.system_tokens
     lengths = rng.integers(shortest, longest + 1, settings.system_prompts)
     systems = [rng.integers(0, settings.vocabulary, n, np.int32) for n in lengths.tolist()]
-    # A start of its own for each conversation: no two ever say the same thing.
+    # Each conversation has its own start in the text, so no two conversations are equal.
     places = rng.permutation(size - int(turns.text_ends.max()))[: settings.conversations]
     return _assemble(turns, text, systems, places, seed, limit)
 
@@ -167,7 +168,7 @@ def _lengths(rng: np.random.Generator, median: float, longest: int, count: int) 
 
 
 def _running_sums(values: NDArray[Any], firsts: _Ints) -> NDArray[Any]:
-    """Sum along each conversation, every one from its first turn on."""
+    """Return running sums that begin again at the first turn of each conversation."""
     sums = np.cumsum(values)
     before = np.concatenate((np.zeros(1, sums.dtype), sums))[firsts]
     return np.asarray(sums - before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay one workload with several eviction policies and pools of several sizes."""
+"""Replay one workload with several eviction policies and pool sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMELINE_PARTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRun:
-    """Hold one replay: what it saw, and how it went."""
+    """One replay: its report and its timeline."""
 
     report: ReplayReport
     timeline: TimelineBins
@@ -37,10 +37,10 @@ class ComparisonRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Return what each policy found in each pool.
+    """The results of each policy in each pool.
 
-    With a `model` each policy has two curves: that of the flat cache, whose pages have all layers,
-    and that of the model's groups in as many bytes.
+    With a `model`, each policy has two curves: the curve of the flat cache, whose pages have all
+    layers, and the curve of the model's groups in the same number of bytes.
 
     Attributes
     ----------
@@ -49,20 +49,20 @@ class Comparison:
     page_size, replicas : int
         Tokens per page, replicas.
     host_pages, disk_pages : int
-        Pages of each replica's host tier, and of the disk; 0 for none.
+        Pages of each replica's host tier, and of the disk; 0 without a tier.
     policies : tuple of str
         Names of the eviction policies.
     pages : tuple of int
         Pages per replica, rising.
     runs : tuple of ComparisonRun
-        Curve by curve, each in the order of `pages`.
+        The runs, curve by curve, each curve in the order of `pages`.
     optima : tuple of Optimum
-        Of the flat cache on the device, in the order of `pages`; empty in online mode, where the
-        order of the requests depends on the policy, so that there is no one optimum.
+        Optima of the flat cache on the device, in the order of `pages`. Empty in online mode: the
+        order of the requests depends on the policy, so there is no single optimum.
     model : KVCacheParams or None
-        With the groups that were replayed; `pages` are those of the flat cache all the same.
+        Model with the replayed groups; `pages` still counts pages of the flat cache.
     optimum_seconds, wall_seconds : float
-        Time that the optimum took, and everything.
+        Time for the optimum; time of the whole comparison.
     """
 
     mode: str
@@ -81,14 +81,14 @@ class Comparison:
 
     @property
     def curves(self) -> tuple[str, ...]:
-        """Names of the curves: those of the policies, with groups twice as many."""
+        """Names of the curves: one curve per policy, with groups two curves per policy."""
         if self.model is None:
             return self.policies
         return tuple(f"{each} {kind}" for each in self.policies for kind in ("flat", "groups"))
 
     @property
     def optimum_name(self) -> str:
-        """Name of the curve of `optima`, which say nothing about groups and tiers."""
+        """Name of the curve of `optima`; the optimum does not include groups and tiers."""
         if self.host_pages:
             return "device optimum"
         return "optimum" if self.model is None else "flat optimum"
@@ -101,12 +101,12 @@ class Comparison:
         return tuple(pages * flat_page_bytes(self.model) for pages in self.pages)
 
     def of(self, curve: str) -> tuple[ComparisonRun, ...]:
-        """Return the runs of one of `curves`, in the order of `pages`."""
+        """Return the runs of a curve, in the order of `pages`."""
         first = self.curves.index(curve) * len(self.pages)
         return self.runs[first : first + len(self.pages)]
 
     def to_dict(self) -> dict[str, Any]:
-        """List everything but the timelines by name, ready for JSON."""
+        """Return all fields without the timelines by name, ready for JSON."""
         names = ("mode", "workload", "page_size", "replicas", "policies", "pages")
         told = {name: getattr(self, name) for name in names}
         if self.model is not None:
@@ -137,26 +137,28 @@ def compare(
 ) -> Comparison:
     """Replay a workload once for each policy and pool, one manager at a time.
 
-    With a model twice: with pages that have all layers, and with its groups in as many bytes.
+    With a model, each replay runs twice: with pages of all layers, and with the model's groups in
+    the same number of bytes.
 
     Parameters
     ----------
     workload : Workload
         The requests.
     pools : sequence of PoolSettings
-        At least one; they differ in their number of pages alone. Their `policy` is not read.
+        At least one pool; the pools may differ only in their number of pages. Their `policy` is
+        not used.
     policies : sequence of str
         Names of eviction policies, at least one.
     engine : EngineSettings, optional
-        Replay online, with this pace; without one each request is released before the next one
-        claims.
+        Replay online with these settings. None: admission mode, in which each request is released
+        before the next request claims.
     model : KVCacheParams, optional
-        With windows or chunks, and pages as large as the pools'.
+        Model with windows or chunks, and the page size of the pools.
     chunk : int, optional
-        As for `replay_admission`; an engine has its own.
+        As in `replay_admission`; an engine has its own chunk.
     on_progress : callable, optional
-        Called now and then with the number of requests done, all replays together; the optimum
-        counts as one.
+        Called from time to time with the number of finished requests in all replays; the optimum
+        counts as a replay.
 
     Returns
     -------
@@ -165,9 +167,10 @@ def compare(
     Raises
     ------
     PoolError
-        The manager refuses a pool, or the model has no windows or a state; tiers with a model.
+        The manager refuses a pool; the model has no windows or has a state; a pool has tiers and
+        there is a model.
     PageUsesError
-        There are too many pages to compute an optimum of; nothing was replayed.
+        The prompts have too many pages for the optimum; the comparison ends before any replay.
     """
     started = perf_counter()
     pools = sorted(pools, key=lambda pool: pool.total_pages)
@@ -179,7 +182,7 @@ def compare(
     def run(pool: PoolSettings) -> ComparisonRun:
         return _run(workload, pool, engine, chunk, progress)
 
-    # The largest pool first: what there is no memory for is told before the others have run.
+    # The largest pool runs first, so a lack of memory ends the comparison early.
     runs = tuple(
         found
         for policy in policies
@@ -204,7 +207,7 @@ def compare(
 
 
 class _Progress:
-    """Count the requests of one replay after the other."""
+    """Count the finished requests of all replays."""
 
     def __init__(self, on_progress: Callable[[int], None] | None, requests: int) -> None:
         self._tell = on_progress
@@ -213,12 +216,12 @@ class _Progress:
 
     @property
     def current(self) -> Callable[[int], None] | None:
-        """Take the requests done of the current replay."""
+        """Callback for the finished requests of the current replay; None without a callback."""
         tell, before = self._tell, self._before
         return None if tell is None else lambda done: tell(before + done)
 
     def finish(self) -> None:
-        """Go on to the next replay."""
+        """Start the next replay."""
         self._before += self._requests
 
 

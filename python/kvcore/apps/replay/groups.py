@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count what a replay keeps of each group of layers."""
+"""Count the pages of each group of layers in a replay."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupReport", "GroupSamples"]
 
-_SAMPLES = 64  # each looks at every page of the pool
+_SAMPLES = 64  # a sample reads every page of the pool
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
-    """Return what a replay saw of one group of layers, over all replicas.
+    """The results of one group of layers in a replay, over all replicas.
 
     Attributes
     ----------
@@ -28,14 +28,14 @@ class GroupReport:
     keeps : int or None
         Tokens of the window or chunk.
     layers, bundles : int
-        Layers, and page tables.
+        Number of layers, and number of page tables.
     held_pages : float
-        Pages that requests held, the mean of up to 64 samples; in admission mode of one request
-        whose prompt is computed.
+        Mean number of pages that requests held, from up to 64 samples. In admission mode a sample
+        is one request whose prompt is computed.
     cached_pages, holes : int
-        Pages that the prefix cache has at the end, and those that it lacks for tokens that it has.
+        Pages in the prefix cache at the end; pages missing at the end for cached tokens.
     given_back, filled : int
-        Pages that requests gave back behind the window, and holes that were filled again.
+        Pages that requests freed after the window passed them; holes that were filled again.
     """
 
     kind: str
@@ -54,15 +54,15 @@ class GroupReport:
 
 
 class GroupSamples:
-    """Ask a manager now and then what requests hold of each group.
+    """Sample the pages that requests hold of each group.
 
     Parameters
     ----------
     manager : PagedKVCacheManager
     model : KVCacheParams
-        With groups.
+        Model with groups.
     requests : int
-        Of the whole replay.
+        Number of requests in the replay.
     """
 
     def __init__(self, manager: PagedKVCacheManager, model: KVCacheParams, requests: int) -> None:
@@ -74,7 +74,7 @@ class GroupSamples:
         self._count = 0
 
     def look(self, request: int) -> None:
-        """Take a sample if it is time, while request number `request` holds its pages."""
+        """Take a sample if it is due; request number `request` holds its pages now."""
         if request < self._next:
             return
         self._next = request + self._every
@@ -83,7 +83,7 @@ class GroupSamples:
             self._held[i] += each.held_pages
 
     def reports(self) -> tuple[GroupReport, ...]:
-        """Sum up, in the order of the groups."""
+        """Return a report for each group, in the order of the groups."""
         metrics = self._manager.group_metrics
         groups = self._model.attention_groups
         return tuple(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay a workload through a small inference engine in virtual time.
 
-The engine batches continuously: see ``kvcore.scheduler``. A step lasts as long as its prompt tokens
-take at the prefill rate, plus the decode steps at the decode rate. Only this clock is simulated:
-every claim, reserve, fetch, step and release is a call to the real manager.
+The engine uses continuous batching, see ``kvcore.scheduler``. The time of a step is the time of its
+prompt tokens at the prefill rate plus the time of its decode steps at the decode rate. Only this
+clock is simulated: every claim, reserve, fetch, step and release is a call of the real manager.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SAMPLE_EVERY = 16
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Set the pace of the simulated engine.
+    """The speed and the limits of the simulated engine.
 
     Attributes
     ----------
     concurrency : int
-        Requests running at a time, over all replicas.
+        Maximum number of running requests, over all replicas.
     prefill_rate : float
         Prompt tokens per second.
     decode_rate : float
         Decode steps per second: output tokens per second of one request while no prompt runs.
     chunk : int
-        Most prompt tokens per step.
+        Maximum number of prompt tokens per step.
     decode_steps : int
-        Tokens per request in a step that runs no prompt.
+        Tokens per request in a step without prompts.
     """
 
     concurrency: int = 256
@@ -71,8 +71,9 @@ def replay_online(
     """Serve every request in virtual time.
 
     A request whose prompt and output together are larger than a replica's pool is refused on
-    arrival. All others are served, however often they are preempted. With a disk the hits depend on
-    how fast it is, for nobody waits until it has what was stored; its time is not simulated.
+    arrival. All other requests are served, even if they are preempted many times. With a disk, the
+    hits depend on its speed: its time is not simulated, and the replay does not wait for its
+    writes.
 
     Parameters
     ----------
@@ -81,16 +82,16 @@ def replay_online(
     pool : PoolSettings
         The pool to serve them from.
     engine : EngineSettings, optional
-        The pace of the engine.
+        The speed and the limits of the engine.
     timeline : Timeline, optional
-        Takes down how it went; its time is simulated seconds.
+        Records samples over time; the unit of time is a simulated second.
     on_progress : callable, optional
-        Called now and then with the number of requests done.
+        Called from time to time with the number of finished requests.
 
     Returns
     -------
     ReplayReport
-        With mode "online".
+        The report, with mode "online".
     """
     started = perf_counter_ns()
     engine = engine or EngineSettings()
@@ -106,7 +107,7 @@ def replay_online(
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Follow one request of the workload: its number, when it came, where its output ends."""
+    """State of one request: its index, its arrival time, and the place of its output's end."""
 
     index: int
     arrival: float
@@ -115,7 +116,7 @@ class _Job:
 
 
 class _OnlineReplay:
-    """Feed a scheduler as time goes by, and count."""
+    """Add requests to a scheduler as they arrive, run its steps, and collect the counts."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class _OnlineReplay:
         self._groups = pool.samples(manager, len(workload))
 
     def run(self) -> None:
-        """Step until every request was served or refused."""
+        """Step until every request is served or refused."""
         while True:
             self._receive()
             before = self._timer.spent_ns
@@ -225,7 +226,7 @@ class _OnlineReplay:
         self._unsampled_seconds = 0.0
 
     def _next_tokens(self, batch: Batch) -> NDArray[np.int32]:
-        """Read the next tokens of each request; those behind its output count for nothing."""
+        """Read the next tokens of each request; tokens after its output have no effect."""
         places = np.array([each.owner.output_end - each.left for each in batch.requests], np.int64)
         steps = np.arange(batch.num_steps)[:, None]
         return self._workload.output_tokens_at(places + steps)
@@ -249,7 +250,7 @@ class _OnlineReplay:
             self._on_progress(done)
 
     def report(self, wall_seconds: float) -> ReplayReport:
-        """Sum up."""
+        """Return the report."""
         self._tally.manager_ns = self._timer.spent_ns
         self._tally.preemptions = self._scheduler.num_preemptions
         self._tally.recomputed_tokens = self._scheduler.recomputed_tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the manager that a replay drives: page ids alone, or tiny pages where it has tiers."""
+"""Build the manager of a replay: without a pool, or with a pool of tiny pages for tiers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvcore.sizing import pages_per_sequence
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
-_MOST_PAGES = 2**31 - 1  # both the manager's own bounds
+_MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
 
 
 class PoolError(ValueError):
-    """Say what of a simulated pool is too large, or no pool at all."""
+    """Raised for pool settings that are too large or invalid."""
 
 
 def flat_page_bytes(model: KVCacheParams) -> int:
@@ -31,23 +31,23 @@ def flat_page_bytes(model: KVCacheParams) -> int:
 
 
 def require_windows(model: KVCacheParams) -> None:
-    """Check that a replay with the groups of a model tells something.
+    """Check that a replay with the groups of a model is possible and differs from a flat replay.
 
     Raises
     ------
     PoolError
-        A layer keeps a state, which replays do not serve, or all keep every token.
+        A layer keeps a state, which replays do not support, or all layers keep every token.
     """
     if model.state_groups:
         layers = sum(len(group.layers) for group in model.state_groups)
         raise PoolError(
-            f"{layers} of {model.num_layers} layers keep a state, which a replay does not serve; "
-            f"expected a model of attention layers alone"
+            f"{layers} of {model.num_layers} layers keep a state, which a replay does not support; "
+            f"expected a model with only attention layers"
         )
     if not has_windows(model):
         raise PoolError(
-            f"all {model.num_layers} layers keep every token; expected a model some of whose "
-            f"layers have a window or chunks"
+            f"all {model.num_layers} layers keep every token; expected a model with a window or "
+            f"chunks in some layers"
         )
 
 
@@ -60,19 +60,19 @@ class PoolSettings:
     page_size : int
         Tokens per page.
     pages : int, optional
-        Pages per replica; None for `DEFAULT_POOL_TOKENS` tokens' worth.
+        Pages per replica; None for the pages of `DEFAULT_POOL_TOKENS` tokens.
     replicas : int
         Data-parallel replicas.
     policy : str
-        Name of the eviction policy, one of `POLICIES`.
+        Name of the eviction policy, from `POLICIES`.
     model : KVCacheParams, optional
-        Whose groups of layers the manager serves; then `pages` are those of its bundles. None: a
-        page has all layers.
+        Model whose groups of layers the manager serves. In this case `pages` counts pages of the
+        model's bundles. None: a page has all layers.
     host_pages : int
-        Pages of each replica's host tier; 0 for none. With one, pages are real and tiny: a layer of
-        one int8 head, one wide.
+        Pages of each replica's host tier; 0 for no tier. With a tier, the pool has real, tiny
+        pages: one layer with one int8 head of one element.
     disk_pages : int
-        Pages of a disk below it, for all replicas; 0 for none.
+        Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     """
 
     page_size: int = 16
@@ -103,48 +103,48 @@ class PoolSettings:
         Parameters
         ----------
         model : KVCacheParams
-            With groups and the `page_size` of this pool, whose own pages have all layers.
+            Model with groups and the `page_size` of this pool. A page of this pool has all layers.
 
         Raises
         ------
         PoolError
-            The model has no windows or chunks, a state, or another page size; more pages than can
-            be numbered; this pool has tiers.
+            The model has no windows or chunks, has a state, or has another page size; the pages
+            are more than a manager can number; this pool has tiers.
         """
         require_windows(model)
         if self.host_pages:
             raise PoolError(_TIERS_OF_GROUPS)
         if model.page_size != self.page_size:
             raise PoolError(
-                f"the model has pages of {model.page_size} tokens and the pool of "
-                f"{self.page_size}; expected the same"
+                f"the model has pages of {model.page_size} tokens, the pool has pages of "
+                f"{self.page_size} tokens; expected equal page sizes"
             )
         memory = self.pages_per_replica * flat_page_bytes(model)
         pages = memory // model.bytes_per_page
         if pages > _MOST_PAGES:
             raise PoolError(
-                f"{self.pages_per_replica} pages of all layers are {pages} of the groups; "
-                f"expected at most {_MOST_PAGES} of those"
+                f"{self.pages_per_replica} pages of all layers are {pages} pages of the groups; "
+                f"expected at most {_MOST_PAGES} pages of the groups"
             )
         return replace(self, pages=pages, model=model)
 
     def most_pages(self, tokens: int, chunk: int) -> int:
-        """Return the most pages that a request takes, `chunk` of its tokens in a step at most."""
+        """Return the maximum pages of a request whose steps have at most `chunk` tokens."""
         if self.model is None:
             return -(-tokens // self.page_size)
         return pages_per_sequence(self.model, tokens, chunk)
 
     @property
     def hit_tokens(self) -> int:
-        """Tokens that whole hits are multiples of: those of the largest page."""
+        """Tokens of the largest page; the length of a whole-page hit is a multiple of it."""
         return self.page_size if self.model is None else column_tokens(self.model)
 
     def samples(self, manager: PagedKVCacheManager, requests: int) -> GroupSamples | None:
-        """Return what looks at a manager's groups during a replay; None without groups."""
+        """Return an object that samples a manager's groups in a replay; None without groups."""
         return None if self.model is None else GroupSamples(manager, self.model, requests)
 
     def tier_hits(self, manager: PagedKVCacheManager) -> TierHits | None:
-        """Return what tells where a manager's hits come from; None without tiers."""
+        """Return an object that counts the manager's hits by tier; None without tiers."""
         if not self.host_pages:
             return None
         return TierHits(manager, self.host_pages, self.disk_pages)
@@ -155,14 +155,14 @@ class PoolSettings:
     ) -> Iterator[PagedKVCacheManager]:
         """Make a manager and close it at the end; `max_batch_size` is per replica.
 
-        With `events` it tells what enters and leaves its caches. It has no pool, or one of tiny
-        pages where it has tiers. The directory of the disk is removed at the end.
+        With `events`, the manager emits cache events. It has no pool, or a pool of tiny pages if
+        it has tiers. The directory of the disk is removed at the end.
 
         Raises
         ------
         PoolError
-            The manager takes no such numbers, there is no memory for its tables or its pages, or
-            no disk.
+            The manager refuses the settings, the memory is too small for its tables or pages, or
+            the disk store cannot be opened.
         """
         with ExitStack() as opened:
             try:
@@ -170,7 +170,7 @@ class PoolSettings:
             except (ValueError, OverflowError, KVCacheError, OSError) as error:
                 raise PoolError(f"the manager refuses {self}: {error}") from error
             except MemoryError as error:
-                kept = "K and V" if not self.host_pages else "those of a model"
+                kept = "K and V" if not self.host_pages else "the pages of a model"
                 raise PoolError(
                     f"{self} needs more memory than there is, even without {kept}; "
                     f"expected fewer pages or replicas"
@@ -207,15 +207,15 @@ class PoolSettings:
         return made
 
     def _tiers(self, opened: ExitStack, params: KVCacheParams) -> dict[str, Any]:
-        """Return what a manager is told of its pool and its tiers."""
+        """Return the manager's arguments for its pool and its tiers."""
         if not (self.host_pages or self.disk_pages):
             return {"blocks": None}
         if self.model is not None:
             raise ValueError(_TIERS_OF_GROUPS)
         if self.host_pages < 1 or self.disk_pages < 0:
             raise ValueError(
-                f"host_pages is {self.host_pages} and disk_pages {self.disk_pages}; expected at "
-                f"least one page of a host tier, through which pages go to a disk, or no disk"
+                f"host_pages is {self.host_pages} and disk_pages is {self.disk_pages}; expected at "
+                f"least one page of a host tier, through which pages reach the disk, or no disk"
             )
         tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page}"]
         if self.disk_pages:
@@ -225,6 +225,6 @@ class PoolSettings:
 
 
 _TIERS_OF_GROUPS = (
-    "a replay with tiers has pages of all layers; expected a model whose groups are replayed, or a "
-    "host tier, and not both"
+    "a replay with tiers has pages of all layers; expected the groups of a model or a host tier, "
+    "and not both"
 )

@@ -9,7 +9,7 @@ HIT_RATES = ("token_hit_rate", "served_token_hit_rate", "page_hit_rate")
 
 
 class HitRates:
-    """Give whoever counts tokens and pages the rates of them."""
+    """Base class of reports: hit rates from counts of tokens and pages."""
 
     cached_tokens: int
     prompt_tokens: int
@@ -19,12 +19,12 @@ class HitRates:
 
     @property
     def token_hit_rate(self) -> float:
-        """Fraction of prompt tokens found in the cache; those of refused requests are not."""
+        """Fraction of prompt tokens found in the cache; tokens of refused requests are misses."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def served_token_hit_rate(self) -> float:
-        """The same of the served requests alone."""
+        """Fraction of the prompt tokens of served requests found in the cache."""
         return self.cached_tokens / self.served_prompt_tokens if self.served_prompt_tokens else 0.0
 
     @property

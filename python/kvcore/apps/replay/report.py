@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum up a replay."""
+"""Make the report of a replay."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(HitRates):
-    """Return what a replay saw.
+    """The results of a replay.
 
-    With groups of layers pages are those of bundles, which are smaller than pages of all layers.
+    With groups of layers, pages are pages of a bundle, which are smaller than pages of all layers.
 
     Attributes
     ----------
     mode : str
         "admission" or "online".
     workload : str
-        Where the requests came from.
+        Name of the workload.
     policy : str
         Name of the eviction policy.
     page_size, pages, replicas : int
         Tokens per page, pages per replica, replicas.
     requests, refused : int
-        Requests served, and requests that are larger than the pool.
+        Served requests, and refused requests, which are larger than the pool.
     leaked_pages : int
         Pages neither free nor evictable after every request was released; 0 unless the manager
         is broken.
     prompt_tokens, output_tokens : int
-        Prompt tokens of all requests, refused ones included, and tokens generated.
+        Prompt tokens of all requests, including refused requests; generated tokens.
     served_prompt_tokens : int
-        Prompt tokens of the requests served.
+        Prompt tokens of the served requests.
     cached_tokens : int
         Prompt tokens found in the cache when a request was first admitted.
     prompt_pages, cached_pages : int
-        Pages of all prompts, the partial last ones and the refused requests included, and the
-        whole pages of them that were found in the cache.
+        Pages of all prompts, including partial last pages and refused requests; whole pages of
+        prompts found in the cache.
     recomputed_tokens : int
-        Tokens run again because of a preemption.
+        Tokens computed again after a preemption.
     evicted_pages, preemptions : int
-        Cached pages dropped to make room, and requests sent back to the queue.
+        Cached pages evicted for new pages; requests sent back to the queue.
     peak_used_pages, mean_used_pages : int, float
-        Pages that requests held, over all replicas; the mean is over virtual time (online) or
-        over requests whose prompt is computed (admission).
+        Maximum and mean number of pages that requests held, over all replicas. The mean is over
+        virtual time (online) or over requests whose prompt is computed (admission).
     concurrency : float
-        Requests that ran at a time, the mean over virtual time (online); or how many would fit,
-        ``total_pages / mean_used_pages`` (admission).
+        Online: mean number of running requests over virtual time. Admission mode: the number of
+        requests that would fit, ``total_pages / mean_used_pages``.
     groups : tuple of GroupReport
-        What was seen of each group of layers; empty without groups.
+        Results of each group of layers; empty without groups.
     tiers : TierReport or None
-        Where hits came from; None without tiers.
+        Hits of each tier; None without tiers.
     steps : int
-        Engine steps; in admission mode one per request.
+        Engine steps; in admission mode one step per request.
     manager_seconds, wall_seconds, virtual_seconds : float
-        Time inside the manager and its contexts, time of the whole replay (token expansion
-        included, reading the trace not), and simulated time.
+        Time inside the manager and its contexts; time of the whole replay, with token expansion
+        and without reading the trace; simulated time.
     step_us_p50, step_us_p99 : float
         Microseconds in the manager per engine step.
     request_us_p50, request_us_p99 : float
-        Microseconds in the manager per request outside the batch calls: context, claim,
-        reserve, release; in admission mode everything.
+        Microseconds in the manager per request without the calls for the whole batch: context,
+        claim, reserve, release. In admission mode all calls count.
     first_token_s_p50, first_token_s_p99 : float
         Simulated seconds from a request's arrival to its first token; 0 in admission mode.
     """
@@ -134,7 +134,7 @@ class ReplayReport(HitRates):
 
 @dataclass
 class Tally:
-    """Collect what both modes count while they run."""
+    """The counts that both modes collect during a replay."""
 
     served: int = 0
     refused: int = 0
@@ -164,7 +164,7 @@ def summarize(
     wall_seconds: float,
     virtual_seconds: float,
 ) -> ReplayReport:
-    """Turn a finished run's counts into a report."""
+    """Make the report of a finished replay from its counts."""
     metrics = manager.metrics
     prompt_tokens = int(workload.prompt_lengths.sum())
     found = None
@@ -174,7 +174,7 @@ def summarize(
             served_tokens=tally.served_prompt_tokens,
             cached_tokens=tally.cached_tokens,
         )
-    # In admission mode a request is one engine step: the two distributions are one.
+    # In admission mode a request is one engine step, so both distributions are equal.
     request_ns = tally.request_ns if mode == "online" else tally.step_ns
     return ReplayReport(
         mode=mode,
@@ -214,5 +214,5 @@ def summarize(
 
 
 def percentile(values: array[int] | array[float], percent: float, scale: float = 1.0) -> float:
-    """Take a percentile of collected samples, 0.0 of none."""
+    """Return a percentile of the samples; 0.0 without samples."""
     return float(np.percentile(values, percent)) * scale if len(values) else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay prompts over many workers, each with a cache of its own, behind a router."""
+"""Replay prompts with a router and many workers, each with its own cache."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_ROUTED", "RoutingReport", "replay_routed"]
 
-MOST_ROUTED = 4096  # the index's bound
+MOST_ROUTED = 4096  # bound of the prefix index
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingReport:
-    """Say what a policy of routing found.
+    """The results of a routing policy.
 
     Attributes
     ----------
     route : str
-        Name of the policy, one of `kvcore.routing.POLICIES`.
+        Name of the policy, from `kvcore.routing.POLICIES`.
     replicas, pages, page_size : int
-        Workers, pages of each, tokens of a page.
+        Workers, pages of each worker, tokens of a page.
     requests, refused : int
-        Requests served, and those larger than a worker's pool.
+        Served requests, and refused requests, which are larger than a worker's pool.
     prompt_tokens, cached_tokens, computed_tokens : int
-        Of all requests; of those served, found in the cache and not.
+        Prompt tokens of all requests; prompt tokens of served requests found in the cache; prompt
+        tokens of served requests computed.
     token_hit_rate : float
         `cached_tokens` over `prompt_tokens`.
     imbalance : float
-        Computed tokens of the worker that has most of them, over their mean; 1 is even.
+        Maximum of the workers' computed tokens, divided by their mean; 1 is even.
     idle_replicas : int
-        Workers that computed nothing.
+        Workers that computed no token.
     route_us_p50, route_us_p99 : float
-        Microseconds to choose a worker, without the keys.
+        Microseconds to choose a worker, without the time for page keys.
     wall_seconds : float
-        Of the whole replay.
+        Time of the whole replay.
     """
 
     route: str
@@ -86,24 +87,24 @@ def replay_routed(
     *,
     on_progress: Callable[[int], None] | None = None,
 ) -> RoutingReport:
-    """Send every request to the worker that a router chooses, and admit it there.
+    """Admit every request on the worker that a router chooses.
 
-    A router sees what the workers' caches tell by events and nothing else. Each request is
-    admitted as by `replay_admission`, in the order of arrival. It counts as load until its prompt
-    is computed, one prompt of a worker after the other, and its output is generated.
+    The router receives only the events of the workers' caches. Each request is admitted as in
+    `replay_admission`, in the order of arrival. It counts as load until its output is generated; a
+    worker computes its prompts one after another.
 
     Parameters
     ----------
     workload : Workload
         The requests.
     pool : PoolSettings
-        The workers are its replicas.
+        The pool; its replicas are the workers.
     route : str
-        One of `kvcore.routing.POLICIES`.
+        Name of a policy from `kvcore.routing.POLICIES`.
     engine : EngineSettings, optional
-        Its `prefill_rate` and `decode_rate` say how long a request is load.
+        Its `prefill_rate` and `decode_rate` give the time for which a request counts as load.
     on_progress : callable, optional
-        Called now and then with the number of requests done.
+        Called from time to time with the number of finished requests.
 
     Returns
     -------
@@ -112,10 +113,9 @@ def replay_routed(
     Raises
     ------
     PoolError
-        More than `MOST_ROUTED` replicas, a pool with tiers or groups, or one that the manager
-        refuses.
+        The pool has more than `MOST_ROUTED` replicas, tiers or groups, or the manager refuses it.
     ValueError
-        Another policy.
+        `route` is not the name of a policy.
     """
     if route not in POLICIES:
         raise ValueError(f"route is {route!r}, must be one of {', '.join(POLICIES)}")
@@ -124,7 +124,9 @@ def replay_routed(
             f"there are {pool.replicas} replicas; expected at most {MOST_ROUTED} to route to"
         )
     if pool.host_pages or pool.model is not None:
-        raise PoolError("a replay with routing has flat pages and no tiers; leave them out")
+        raise PoolError(
+            "a replay with routing has flat pages and no tiers; remove groups and tiers"
+        )
     started = perf_counter_ns()
     longest = int(workload.prompt_lengths.max())
     with pool.manager(max_batch_size=1, max_seq_len=longest + 1, events=True) as manager:
@@ -134,7 +136,7 @@ def replay_routed(
 
 
 class _RoutedReplay(AdmissionReplay):
-    """Serve each request where the router says."""
+    """Serve each request on the worker that the router chooses."""
 
     def __init__(
         self,
@@ -149,10 +151,10 @@ class _RoutedReplay(AdmissionReplay):
         self._engine = engine
         self._index = PrefixIndex(range(pool.replicas))
         self._router = Router(self._index, route)
-        self._replica = 0  # of the request that runs
+        self._replica = 0  # of the current request
         self._now = 0.0
-        self._free_at = [0.0] * pool.replicas  # when a worker has computed its prompts
-        self._ends: list[tuple[float, int]] = []  # when which request ends, a heap
+        self._free_at = [0.0] * pool.replicas  # time at which a worker finishes its prompts
+        self._ends: list[tuple[float, int]] = []  # heap of end times and requests
         self._computed = np.zeros(pool.replicas, np.int64)
         self._route_ns: list[int] = []
 
@@ -180,7 +182,7 @@ class _RoutedReplay(AdmissionReplay):
         return self._replica
 
     def _count(self, index: int, computed: int) -> None:
-        """Say when a request ends whose prompt had so many tokens to compute."""
+        """Add the computed tokens of a request to its worker, and queue the end of the request."""
         self._computed[self._replica] += computed
         begins = max(self._now, self._free_at[self._replica])
         answered = begins + computed / self._engine.prefill_rate
@@ -194,11 +196,11 @@ class _RoutedReplay(AdmissionReplay):
                 self._index.store(event.replica, event.keys)
             elif isinstance(event, PagesRemoved):
                 self._index.remove(event.replica, event.keys)
-            else:  # more events than wait: what is cached comes behind it
+            else:  # events were lost: the events of all cached pages follow
                 self._index.clear(event.replica)
 
     def routing(self, wall_seconds: float) -> RoutingReport:
-        """Sum up."""
+        """Return the report."""
         tally, prompts = self._tally, int(self._workload.prompt_lengths.sum())
         total = int(self._computed.sum())
         p50, p99 = np.percentile(self._route_ns, (50, 99)) / 1e3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the tokens that prompts share with other pages in the middle of a page."""
+"""Find partial hits: the leading tokens of a page that it shares with another page."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def longest_partial_hits(
     starts, nodes : numpy.ndarray
         As in `PageUses`.
     first_uses : numpy.ndarray
-        int64 ``[nodes]``, the first request that has the page.
+        int64 ``[nodes]``, the first request with the page.
 
     Returns
     -------
     most, best : numpy.ndarray
-        int64 ``[n]``: the most tokens of a partial hit, wherever it may end, and the tokens of
-        the whole hit, the partial end included, where nothing was ever evicted.
+        int64 ``[n]``: the maximum tokens of a partial hit, at any page of the prompt; the tokens
+        of the whole hit, including its partial end, if no page is ever evicted.
     """
     entries = _Entries(workload.prompt_lengths, page_size, starts, nodes)
     lengths = workload.prompt_lengths
@@ -71,7 +71,7 @@ def longest_partial_hits(
 
 
 def _leading(is_old: NDArray[np.bool_], starts: _Ints, limits: _Ints) -> _Ints:
-    """Count the pages of each request before the first one that is new, up to its limit."""
+    """Count the pages of each request before its first new page, up to its limit."""
     lengths = np.diff(starts)
     new = np.flatnonzero(~is_old)
     following = np.append(new, len(is_old))[np.searchsorted(new, starts[:-1])]
@@ -80,7 +80,7 @@ def _leading(is_old: NDArray[np.bool_], starts: _Ints, limits: _Ints) -> _Ints:
 
 
 class _Entries:
-    """Every page of every prompt, the partial last ones included, below its parent."""
+    """Every page of every prompt, including partial last pages, with its parent."""
 
     def __init__(self, lengths: _Ints, page_size: int, starts: _Ints, nodes: _Ints) -> None:
         counts = np.diff(starts)
@@ -96,9 +96,9 @@ class _Entries:
         self._is_last = (self._levels + 1) * page_size >= lengths[self._requests]
 
     def that_meet_others(self) -> Iterator[tuple[int, list[tuple[int, int, bool]]]]:
-        """Yield each request with those of its pages that may share a part with another.
+        """Yield each request with the pages that may share leading tokens with another page.
 
-        A page is told as its level, its parent and whether it is whole.
+        A page is a tuple: its level, its parent, and true if it is whole.
         """
         found = np.flatnonzero(self._has_company()[self._parents + 1])
         found = found[np.argsort(self._requests[found], kind="stable")]
@@ -113,9 +113,9 @@ class _Entries:
             yield int(index), list(islice(rows, int(count)))
 
     def _has_company(self) -> NDArray[np.bool_]:
-        """Tell for each parent, the root first, whether a partial hit may end below it.
+        """Return for each parent, the root first, whether a partial hit may end below it.
 
-        Its children are several, or prompts end in the only one.
+        This is true if it has several children, or if prompts end in its only child.
         """
         whole = self._nodes != _NO_NODE
         parents = self._parents + 1
@@ -129,12 +129,12 @@ class _Entries:
 
 @dataclass(slots=True)
 class _Siblings:
-    """Pages behind the same tokens, in the order of their bytes."""
+    """Pages with the same parent, in the order of their bytes."""
 
     pages: list[bytes] = field(default_factory=list)
 
     def longest_shared(self, page: bytes, *, may_be_itself: bool) -> int:
-        """Return the most leading tokens that `page` shares with one of them."""
+        """Return the maximum number of leading tokens that `page` shares with a sibling."""
         at = bisect_left(self.pages, page)
         behind = at
         if not may_be_itself and at < len(self.pages) and self.pages[at] == page:
@@ -143,7 +143,7 @@ class _Siblings:
         return max((_shared(page, each) for each in neighbours), default=0)
 
     def add(self, page: bytes) -> None:
-        """Remember one page more, if it is new."""
+        """Add a page if it is new."""
         at = bisect_left(self.pages, page)
         if at == len(self.pages) or self.pages[at] != page:
             self.pages.insert(at, page)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a host tier and a disk below a replay's pool, and tell where its hits came from."""
+"""Put a host tier and a disk below the pool of a replay, and count the hits of each tier."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "TierHits", "TierReport", "temporary_disk"]
 
-#: Seconds that a replay waits for its disk where an engine would go on without it.
+#: Seconds that a replay waits for its disk; an engine would continue without the disk.
 PATIENCE = 86_400.0
 
-_BLOCK = 4096  # a slot is a block of header and the page, in whole blocks
+_BLOCK = 4096  # bytes; a slot is a header of one block, and the page in whole blocks
 _NO_MODEL = bytes(32)
 _SHARES = ("device_share", "host_share", "disk_share", "computed_share")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierReport:
-    """Return where a replay found the tokens of its prompts.
+    """The tiers in which a replay found the tokens of its prompts.
 
     Attributes
     ----------
     host_pages, disk_pages : int
         Pages of each replica's host tier, and of the disk for all replicas; 0 for no disk.
     prompt_tokens : int
-        Of all requests, refused ones included: what the shares are of.
+        Prompt tokens of all requests, including refused requests; the shares are relative to it.
     device_tokens, host_tokens, disk_tokens : int
         Prompt tokens found when a request was first admitted: on the device; loaded from the host
-        tier; loaded from there after the disk had brought them.
+        tier; loaded from the disk through the host tier.
     computed_tokens : int
-        Prompt tokens of served requests that no tier had.
+        Prompt tokens of served requests that were in no tier.
     host_written_pages, disk_written_pages : int
-        Pages copied to the host tier, and written to the disk.
+        Pages copied to the host tier; pages written to the disk.
     disk_errors : int
-        Calls of the disk that failed, and pages that came back wrong. Not 0 where it is full or
-        fails: then hits are missing.
+        Failed calls and timeouts of the disk, and corrupt pages. If it is not 0, for example
+        because the disk is full, hits are missing.
     flush_seconds : float
-        Time that the replay waited between requests until the disk had what was stored; 0 in online
-        mode.
+        Time that the replay waited between requests until the disk had all stored pages; 0 in
+        online mode.
     """
 
     host_pages: int
@@ -79,7 +79,7 @@ class TierReport:
 
     @property
     def computed_share(self) -> float:
-        """Share of `prompt_tokens` computed; the rest is that of refused requests."""
+        """Share of `prompt_tokens` computed; tokens of refused requests are in no share."""
         return self._share(self.computed_tokens)
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,14 +92,14 @@ class TierReport:
 
 @contextmanager
 def temporary_disk(pages: int, page_bytes: int) -> Iterator[DiskStore]:
-    """Open a disk store in a new directory, which is removed at the end, whatever happens.
+    """Open a disk store in a new directory, and remove the directory at the end in any case.
 
-    One thread reads and writes, so that which page goes first does not depend on who is faster.
+    Only one thread reads and writes, so the order of evictions does not depend on timing.
 
     Parameters
     ----------
     pages : int
-        That it holds, exactly.
+        Exact capacity of the store.
     page_bytes : int
     """
     slot_bytes = _BLOCK + -(-page_bytes // _BLOCK) * _BLOCK
@@ -117,12 +117,12 @@ def temporary_disk(pages: int, page_bytes: int) -> Iterator[DiskStore]:
 
 
 class TierHits:
-    """Tell of each request that is admitted which tier its hit came from.
+    """Count the hits of admitted requests by tier.
 
     Parameters
     ----------
     manager : PagedKVCacheManager
-        With a host tier, and nobody else's.
+        A manager with a host tier. No other caller may use it.
     host_pages, disk_pages : int
         As in `TierReport`.
     """
@@ -134,17 +134,17 @@ class TierHits:
         self._host_tokens = self._disk_tokens = 0
         self._flush_ns = 0
         self._counts = 0, 0
-        self._brought: dict[Hashable, int | None] = {}  # None once a request was admitted
+        self._brought: dict[Hashable, int | None] = {}  # None after the first admission
 
     def begin(self) -> None:
-        """Look at the counters before a request is tried."""
+        """Read the counters before the attempt to admit a request."""
         self._counts = self._look()
 
     def end(self, name: Hashable, *, fits: bool) -> None:
-        """Count what came up for a request since `begin`, if it is admitted for the first time.
+        """Count the pages loaded for a request since `begin`, if this is its first admission.
 
-        What the disk brings for one that does not fit is found in the host tier later; it is the
-        disk's all the same.
+        If a request does not fit, a later attempt finds the pages from the disk in the host tier.
+        They still count as hits of the disk.
         """
         before = self._brought.get(name, 0)
         if before is None:
@@ -158,7 +158,7 @@ class TierHits:
             self._host_tokens += (loaded - of_disk) * self._page_size
 
     def watching(self, reserve: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        """Wrap ``maybe_reserve``, so that `begin` and `end` stand around each call."""
+        """Wrap ``maybe_reserve`` with `begin` before each call and `end` after it."""
 
         def watched(context: TextGenerationContext) -> bool:
             self.begin()
@@ -169,13 +169,13 @@ class TierHits:
         return watched
 
     def flush(self) -> None:
-        """Wait until the disk has all pages that were stored."""
+        """Wait until the disk has all stored pages."""
         started = perf_counter_ns()
         self._manager.flush()
         self._flush_ns += perf_counter_ns() - started
 
     def report(self, *, prompt_tokens: int, served_tokens: int, cached_tokens: int) -> TierReport:
-        """Sum up, given the prompt tokens of all requests, of those served, and those cached."""
+        """Make the report from the numbers of all, served and cached prompt tokens."""
         tiers = self._manager.tier_metrics
         page_bytes = self._manager.params.bytes_per_page
         disk = tiers.get("disk")
@@ -194,6 +194,6 @@ class TierHits:
         )
 
     def _look(self) -> tuple[int, int]:
-        """Return the pages loaded to the device, and brought by the disk, up to now."""
+        """Return the pages loaded to the device and the pages loaded from the disk until now."""
         brought = self._manager.tier_metrics["disk"].hits if self._disk_pages else 0
         return self._manager.metrics.h2d_blocks_copied, brought

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take down how a replay goes, for curves over time."""
+"""Record samples during a replay, for curves over time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineBins:
-    """Hold a timeline in parts of equal length; NaN where nothing happened in a part.
+    """A timeline in parts of equal length; NaN for a part without samples.
 
     Attributes
     ----------
     ends : list of float
-        Where each part ends, requests or seconds.
+        End of each part, in requests or seconds.
     hit_rates : list of float
-        Fraction of the prompt tokens that was found in the cache.
+        Fraction of the prompt tokens found in the cache.
     step_us_p50, step_us_p99 : list of float
         Microseconds in the manager per step; in admission mode per request.
     used_pages, cached_pages : list of float
-        Mean of the pages that requests held, and of those in the prefix cache.
+        Mean number of pages that requests held, and of pages in the prefix cache.
     """
 
     ends: list[float]
@@ -68,34 +68,34 @@ class Timeline:
         self._cached = array("q")
 
     def add_request(self, now: float, prompt_tokens: int, cached_tokens: int) -> None:
-        """Add a request, with how much of its prompt was cached."""
+        """Add a request with its prompt tokens and its cached tokens."""
         self._request_times.append(now)
         self._prompts.append(prompt_tokens)
         self._hits.append(cached_tokens)
 
     def add_step(self, now: float, spent_ns: int) -> None:
-        """Add a step, with the nanoseconds in the manager."""
+        """Add a step with its nanoseconds in the manager."""
         self._step_times.append(now)
         self._step_ns.append(spent_ns)
 
     def add_pages(self, now: float, used: int, cached: int) -> None:
-        """Add how many pages requests hold and how many are cached."""
+        """Add the number of pages that requests hold, and of cached pages."""
         self._page_times.append(now)
         self._used.append(used)
         self._cached.append(cached)
 
     def binned(self, parts: int) -> TimelineBins:
-        """Sum up in at most so many parts of equal length.
+        """Divide the samples into parts of equal length.
 
         Parameters
         ----------
         parts : int
-            Fewer where there are fewer samples.
+            Maximum number of parts; with fewer samples there are fewer parts.
 
         Returns
         -------
         TimelineBins
-            Without parts if nothing was added.
+            The parts; it has no parts without samples.
         """
         series = (self._request_times, self._step_times, self._page_times)
         times = [np.array(each, np.float64) for each in series]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the calls of a manager, and nothing else."""
+"""Measure the time of the calls of a manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["CallTimer", "TimedManager"]
 
-# Calls about one request: the first argument is its id, or its context.
+# Calls for one request: the first argument is its id or its context.
 _OF_ONE = frozenset(
     {"claim", "release", "maybe_reserve", "get_or_recommend_replica", "get_replica"}
 )
@@ -22,9 +22,9 @@ class CallTimer:
     Attributes
     ----------
     spent_ns : int
-        Nanoseconds in all of them.
+        Nanoseconds in all calls.
     of_request : dict of int
-        Nanoseconds in those about one request alone, by its id.
+        Nanoseconds in the calls for one request, by the id of the request.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class CallTimer:
         self.of_request: defaultdict[Hashable, int] = defaultdict(int)
 
     def timed(self, call: Callable[..., Any], *, of_one: bool = False) -> Callable[..., Any]:
-        """Wrap a call, so that its time counts; `of_one` if its first argument names a request."""
+        """Return a wrapper that times a call; `of_one` if its first argument is a request."""
 
         def wrapped(*args: Any) -> Any:
             started = perf_counter_ns()
@@ -55,7 +55,7 @@ class CallTimer:
 
 
 class TimedManager:
-    """Stand in for a manager whose calls are timed."""
+    """A proxy of a manager that times the manager's calls."""
 
     def __init__(self, manager: Any, timer: CallTimer) -> None:
         self._manager = manager

@@ -2,8 +2,8 @@
 """Read request traces in the Mooncake format.
 
 One JSON object per line: ``timestamp`` (milliseconds from the start), ``input_length`` and
-``output_length`` (tokens) and ``hash_ids``, one id per block of 512 prompt tokens, the last one
-possibly partial; equal ids mean an equal prefix up to and including that block. The format comes
+``output_length`` (tokens) and ``hash_ids``, one id per block of 512 prompt tokens. The last block
+may be partial. Equal ids mean an equal prefix up to and including the block. The format comes
 from the FAST'25 paper on Mooncake (repository kvcache-ai/Mooncake).
 """
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 512
 MAX_TOKEN_IDS = 2**31
 MAX_HASH_ID = 2**63 - 1
-MAX_BLOCKS = 2**26  # of all requests: each takes some forty bytes while a trace is read
-#: Of the prompt of a request, and of its output. A row of a few bytes may say any number, of which
-#: each token of a prompt takes four bytes; no model has a longer context.
+MAX_BLOCKS = 2**26  # of all requests: a block takes about 40 bytes during reading
+#: Maximum tokens of a prompt, and of an output; no model has a longer context. The bound limits the
+#: memory, because a short row can contain any number, and each prompt token takes four bytes.
 MAX_REQUEST_TOKENS = 2**24
 _COUNT = f"a positive integer, at most {MAX_REQUEST_TOKENS} tokens"
 _SHOWN_CHARACTERS = 40
 
 
 class TraceError(ValueError):
-    """Say which line and field of a trace is wrong, and what was expected."""
+    """Raised for a bad trace; the text has the line, the field and the expected value."""
 
     def __init__(self, path: str, line: int | None, what: str) -> None:
         place = path if line is None else f"{path}:{line}"
@@ -54,18 +54,18 @@ class TraceError(ValueError):
 class TraceWorkload(Workload):
     """Expand the block ids of a trace to tokens, one request at a time.
 
-    Every distinct block is 512 token ids of its own, so equal blocks are equal tokens and
-    different blocks share none. Output tokens are distinct from all of them and each other: their
-    ids follow those of the blocks, and are not kept.
+    Every distinct block has its own 512 token ids, so equal blocks have equal tokens and different
+    blocks share no token. Output tokens differ from all block tokens and from each other: their ids
+    follow the ids of the blocks. They are computed on demand.
 
     Attributes
     ----------
     first_output, num_outputs : int
-        Id of the first output token, and number of all output tokens.
+        Id of the first output token; number of all output tokens.
     block_tokens : numpy.ndarray
         int32 ``[blocks, 1]``, first token of every block of every request, in order.
     block_starts : list of int
-        Where the blocks of a request start, ``n + 1`` entries.
+        Index of the first block of each request in `block_tokens`, ``n + 1`` entries.
     """
 
     first_output: int
@@ -81,7 +81,7 @@ class TraceWorkload(Workload):
         object.__setattr__(self, "_offsets", np.arange(BLOCK_TOKENS, dtype=np.int32))
 
     def prompt(self, index: int) -> NDArray[np.int32]:
-        """Write out the prompt of one request (valid until the next call)."""
+        """Return the prompt of one request (valid until the next call)."""
         first, last = self.block_starts[index], self.block_starts[index + 1]
         rows = self._scratch[: last - first]
         np.add(self.block_tokens[first:last], self._offsets, out=rows)
@@ -89,7 +89,7 @@ class TraceWorkload(Workload):
         return tokens
 
     def output_tokens_at(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Make the ids of output tokens from their places."""
+        """Compute the ids of output tokens from their places."""
         tokens = np.minimum(places, self.num_outputs - 1) + self.first_output
         return tokens.astype(np.int32)
 
@@ -100,7 +100,7 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> Tra
     Parameters
     ----------
     path : str or os.PathLike
-        A file or a pipe, read once; compression is told from its first bytes, not from its name.
+        A file or a pipe, read once. Its first bytes show the compression, not its name.
     limit : int, optional
         Stop after this many requests.
 
@@ -112,10 +112,10 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> Tra
     Raises
     ------
     TraceError
-        For the first row that is not as the format says, naming file, line, field and what was
-        expected; for a file that cannot be read, is empty, or has more distinct blocks than
-        int32 token ids can tell apart; for more text or blocks than the bounds that
-        ``kvcore.apps.replay.trace_lines`` and `MAX_BLOCKS` set.
+        A row does not follow the format: the text has the file, the line, the field and the
+        expected value. The file cannot be read or is empty. The distinct blocks need more token
+        ids than int32 has. The text or the blocks exceed the bounds of
+        ``kvcore.apps.replay.trace_lines`` and `MAX_BLOCKS`.
     """
     name = os.fspath(path)
     rows = _Rows(name)
@@ -133,7 +133,7 @@ def read_trace(path: str | os.PathLike[str], *, limit: int | None = None) -> Tra
 
 
 class _Rows:
-    """Collect checked rows, then turn them into arrays at once."""
+    """Collect checked rows, and convert them to arrays at the end."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -162,12 +162,12 @@ class _Rows:
         self._starts.append(len(self._ids))
 
     def told(self) -> str:
-        """Say how much there is."""
+        """Return a phrase with the number of requests and the longest prompt."""
         longest = max(self._inputs, default=0)
         return f"{len(self._inputs)} requests of up to {longest} tokens"
 
     def finish(self) -> TraceWorkload:
-        """Give every block and every output token its token ids."""
+        """Assign token ids to every block and every output token, and return the workload."""
         if not self._inputs:
             raise TraceError(self._path, None, "expected at least one request, got an empty file")
         count = len(self._inputs)
@@ -240,15 +240,15 @@ def _check_blocks(blocks: int) -> None:
     if blocks > MAX_BLOCKS:
         raise ValueError(
             f"hash_ids: expected at most {MAX_BLOCKS} ids in all requests, got {blocks}; "
-            f"replay a part of it with a limit"
+            f"replay a part of the trace with a limit"
         )
 
 
 def _too_many(blocks: int, outputs: int) -> str:
     return (
         f"hash_ids: expected at most {MAX_TOKEN_IDS} tokens in distinct blocks and outputs, so "
-        f"that each has an int32 id of its own, got {blocks} blocks of {BLOCK_TOKENS} and "
-        f"{outputs} output tokens; replay a part of it with a limit"
+        f"that each token has its own int32 id, got {blocks} blocks of {BLOCK_TOKENS} tokens and "
+        f"{outputs} output tokens; replay a part of the trace with a limit"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the lines of a trace out of a file, a pipe or a terminal, within bounds."""
+"""Read the lines of a trace from a file, a pipe or a terminal, within bounds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CHARACTERS", "MOST_LINES", "MOST_LINE_CHARACTERS", "LineError", "filled_lines"]
 
-# A compressed file of kilobytes may hold any number of lines, a device has no end. No row that the
-# format allows is longer than this: 2**24 prompt tokens are 2**15 ids of up to 19 digits, and the
-# rest is for fields of others. While a line is read, it takes up to some twenty times its length.
+# A small compressed file can contain any number of lines, and a device is endless. A valid row fits
+# into the longest line: 2**24 prompt tokens are 2**15 ids of up to 19 digits, and the rest is for
+# additional fields. Reading a line takes up to about 20 times its length in memory.
 MOST_LINE_CHARACTERS = 1 << 24
 MOST_LINES = 10_000_000
 MOST_CHARACTERS = 4 << 30
@@ -25,7 +25,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class LineError(ValueError):
-    """Say which line goes beyond which bound."""
+    """Raised for a line beyond a bound; the text gives the bound."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
@@ -33,20 +33,20 @@ class LineError(ValueError):
 
 
 def filled_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that is not blank, of plain or gzip-compressed text.
+    """Yield the number and the text of each line that is not blank, of plain or gzipped text.
 
     Parameters
     ----------
     path : str
-        Opened once and read from its beginning to its end, so that pipes will do.
+        File to read. It is opened once and read from beginning to end, so it can be a pipe.
 
     Raises
     ------
     OSError, EOFError, zlib.error, UnicodeDecodeError
-        It cannot be read.
+        The file cannot be read.
     LineError
-        A line is longer than `MOST_LINE_CHARACTERS`, or there are more than `MOST_LINES` or
-        `MOST_CHARACTERS`.
+        A line is longer than `MOST_LINE_CHARACTERS`, or the file has more than `MOST_LINES` lines
+        or `MOST_CHARACTERS` characters.
     """
     with _opened(path) as stream:
         number, characters = 0, 0
@@ -62,13 +62,13 @@ def _check(number: int, length: int, characters: int) -> None:
     if length > MOST_LINE_CHARACTERS:
         raise LineError(number, f"expected at most {MOST_LINE_CHARACTERS} characters in a line")
     if number > MOST_LINES:
-        raise LineError(number, f"expected at most {MOST_LINES} lines, blank ones included")
+        raise LineError(number, f"expected at most {MOST_LINES} lines, including blank lines")
     if characters > MOST_CHARACTERS:
         raise LineError(number, f"expected at most {MOST_CHARACTERS} characters, decompressed")
 
 
 class _Rejoined(io.RawIOBase):
-    """A file from its beginning, of which the first bytes were read already."""
+    """A file from its beginning; its first bytes, already read, are passed as `start`."""
 
     def __init__(self, start: bytes, rest: io.FileIO) -> None:
         self._start = start
@@ -88,7 +88,7 @@ class _Rejoined(io.RawIOBase):
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path as the system has it
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the path stays unchanged
         start = _read_start(file)
         data: IO[bytes] = io.BufferedReader(_Rejoined(start, file), 1 << 20)
         if start == _GZIP_MAGIC:
@@ -99,7 +99,7 @@ def _opened(path: str) -> Iterator[IO[str]]:
 
 
 def _read_start(file: io.FileIO) -> bytes:
-    """Read the two bytes that tell compression; a pipe may hand them out one by one."""
+    """Read the two bytes that show compression; a pipe may return them one by one."""
     start = b""
     while len(start) < len(_GZIP_MAGIC):
         more = file.read(len(_GZIP_MAGIC) - len(start))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell which prompts use which pages, without a manager: what an optimum is computed from."""
+"""List the pages that each prompt uses, without a manager, as the input of the optimum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_PAGE_USES", "PageUses", "PageUsesError", "page_uses"]
 
-MOST_PAGE_USES = 2**26  # of all prompts: each takes some eighty bytes on the way
+MOST_PAGE_USES = 2**26  # of all prompts; a use takes about 80 bytes of memory
 _PROGRESS_EVERY = 64
 
 _Ints = NDArray[np.int64]
@@ -27,7 +27,7 @@ _Words = NDArray[np.uint64]
 
 
 class PageUsesError(ValueError):
-    """Say that the prompts have more pages than their uses can be listed of."""
+    """Raised if the prompts have more than `MOST_PAGE_USES` pages."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -41,15 +41,15 @@ class PageUses:
     lengths : numpy.ndarray
         int64 ``[n]``, prompt tokens of each request.
     starts : numpy.ndarray
-        int64 ``[n + 1]``, where the pages of a request start in `nodes`.
+        int64 ``[n + 1]``, index of the first page of each request in `nodes`.
     nodes : numpy.ndarray
         int64 ``[m]``, number of each page in the prefix tree of all prompts: equal for prompts
         that are equal up to the end of that page.
     partial_hits : numpy.ndarray
-        int64 ``[n]``, most tokens that a request could copy out of a page that is equal in part,
-        whichever pages are cached then.
+        int64 ``[n]``, maximum tokens that a request could copy from a partly equal page, for any
+        set of cached pages.
     best_hits : numpy.ndarray
-        int64 ``[n]``, tokens that a request finds where nothing is ever evicted.
+        int64 ``[n]``, tokens that a request finds if no page is ever evicted.
     """
 
     page_size: int
@@ -66,13 +66,13 @@ class PageUses:
 
     @cached_property
     def can_hit(self) -> NDArray[np.bool_]:
-        """Tell which pages can be hits (bool ``[m]``): those without their prompt's last token."""
+        """Bool ``[m]``, true if a page can be a hit: it is without the last token of its prompt."""
         levels = np.arange(len(self.nodes)) - self.starts[self.requests]
         return (levels + 1) * self.page_size < self.lengths[self.requests]
 
     @cached_property
     def order(self) -> _Ints:
-        """int64 ``[m]``, the entries of `nodes` by node, those of one by request."""
+        """int64 ``[m]``, indices into `nodes`, sorted by node and within a node by request."""
         return np.argsort(self.nodes, kind="stable")
 
 
@@ -84,12 +84,12 @@ def page_uses(
     Parameters
     ----------
     workload : Workload
-        The requests; every prompt is written out once, those that meet others in the middle of
-        a page a second time.
+        The requests. Every prompt is read once; a prompt that may share a part of a page with
+        another prompt is read twice.
     page_size : int
         Tokens per page.
     on_progress : callable, optional
-        Called now and then with the number of requests done.
+        Called from time to time with the number of finished requests.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def page_uses(
 
     Notes
     -----
-    Pages are told apart by 64-bit keys of all tokens up to their end. O(tokens + m log m).
+    A 64-bit key of all tokens up to its end identifies a page. Costs O(tokens + m log m).
     """
     lengths = workload.prompt_lengths
     starts = np.concatenate(([0], np.cumsum(lengths // page_size)))
@@ -127,7 +127,7 @@ def _keys(
     starts: _Ints,
     on_progress: Callable[[int], None] | None,
 ) -> _Words:
-    """Return a key for each whole page: a sum over the pages up to it, each times its place."""
+    """Return a key for each whole page: a sum of the pages up to it, weighted by their places."""
     longest = int(np.diff(starts).max(initial=0))
     draw = np.random.default_rng(0)
     in_page = draw.integers(1, 2**64 - 1, page_size, np.uint64)
@@ -146,7 +146,7 @@ def _keys(
 
 
 def _mixed(words: _Words) -> _Words:
-    """Spread every bit of a word over all of it; different words stay different."""
+    """Mix the bits of each word; different words stay different."""
     words = (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(29)
     words *= np.uint64(0xBF58476D1CE4E5B9)

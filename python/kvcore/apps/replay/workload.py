@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe the requests of a replay."""
+"""The base class of workloads: the requests of a replay."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Workload(ABC):
-    """Hold the requests of one replay, one array per field.
+    """The requests of one replay, with one array per field.
 
     Attributes
     ----------
     name : str
-        Where the requests come from, for people.
+        Source of the requests, for display.
     arrivals : numpy.ndarray
-        float64 ``[n]``, seconds. For a request that follows another one (see `next_turns`) a
-        nominal time only: it orders the requests, the online replay sends it when due.
+        float64 ``[n]``, seconds. For a request that follows another request (see `next_turns`), the
+        time is nominal: it only orders the requests, and the online replay sends the request after
+        the previous answer and the think time.
     prompt_lengths, output_lengths : numpy.ndarray
         int64 ``[n]``, tokens, at least 1.
     output_starts : numpy.ndarray
         int64 ``[n]``, place of a request's first output token; see `output_tokens_at`.
     next_turns : numpy.ndarray
-        int64 ``[n]``, the request that the same user sends after this one is answered, -1 for
-        none.
+        int64 ``[n]``, the request that the same user sends after the answer to this request; -1
+        for no next turn.
     think_times : numpy.ndarray
         float64 ``[n]``, seconds between the previous answer and this request.
     """
@@ -45,7 +46,7 @@ class Workload(ABC):
 
     @abstractmethod
     def prompt(self, index: int) -> NDArray[np.int32]:
-        """Write out the prompt of one request.
+        """Return the prompt of one request.
 
         Parameters
         ----------
@@ -65,8 +66,8 @@ class Workload(ABC):
         Parameters
         ----------
         places : numpy.ndarray
-            int64. Those of a request begin at ``output_starts[index]``; a place behind the last one
-            reads as the last one.
+            int64. The places of a request begin at ``output_starts[index]``. A place after the last
+            token reads as the last token.
         """
 
     def output(self, index: int) -> NDArray[np.int32]:

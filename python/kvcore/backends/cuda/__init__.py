@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend of NVIDIA's GPUs; imported by ``selection`` when something of theirs is met."""
+"""The backend of NVIDIA GPUs; ``selection`` imports it on first use."""
 
 from __future__ import annotations
 

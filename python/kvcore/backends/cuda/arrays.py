@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on GPUs of any library, seen as cupy arrays without a copy."""
+"""Views of GPU arrays of any library as cupy arrays, without a copy."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ _BITS = {1: "uint8", 2: "uint16"}
 
 
 def device_array(value: Any, name: str) -> Any:
-    """See an array on a GPU as a cupy array.
+    """View an array on a GPU as a cupy array.
 
     Parameters
     ----------
     value : array
-        cupy; a torch tensor; anything with ``__cuda_array_interface__`` or DLPack.
+        A cupy array, a torch tensor, or an object with ``__cuda_array_interface__`` or DLPack.
     name : str
-        What error texts call it.
+        The name of the array in error texts.
 
     Returns
     -------
     cupy.ndarray
-        The same memory, bfloat16 and float8 with the dtypes of ml_dtypes. Of libraries that forbid
-        writing, one that kvcore does not write to.
+        A view of the same memory; bfloat16 and float8 get the dtypes of ml_dtypes. If the library
+        forbids writing, kvcore does not write to the view.
 
     Raises
     ------
     TypeError
-        No array on a GPU, or one of a dtype that numpy has not got.
+        `value` is not an array on a GPU, or numpy lacks its dtype.
     ValueError
-        Memory that was freed.
+        The memory of `value` was freed.
     KVCacheError
-        No kernels for GPUs, or no cupy: "CUDA unavailable: " and why.
+        No GPU kernels or no cupy: "CUDA unavailable: " and the reason.
 
     Notes
     -----
-    O(1), without a wait; but an interface that names a stream makes the host wait for it, and so
-    does a bfloat16 or float8 array of jax.
+    Costs O(1). The host waits in two cases: for the stream that an ``__cuda_array_interface__``
+    names, and for a bfloat16 or float8 array of jax.
     """
     library = cupy()
     if isinstance(value, library.ndarray):
@@ -77,8 +77,8 @@ def device_array(value: Any, name: str) -> Any:
     if is_on_gpu(value):
         return _of_dlpack(value)
     raise TypeError(
-        f"{name} is a {type(value).__name__} in host memory, must be an array on a GPU as the "
-        f"others of the call are; copy it there"
+        f"{name} is a {type(value).__name__} in host memory, must be an array on a GPU like "
+        f"the other arrays of the call; copy it to the GPU"
     )
 
 
@@ -90,19 +90,19 @@ def over_memory(
     owner: object,
     strides: tuple[int, ...] | None = None,
 ) -> Any:
-    """Make a cupy array over memory that something else owns, without asking the driver.
+    """Make a cupy array over memory of another owner, without a driver call.
 
     Parameters
     ----------
     address : int
-        Of the first element.
+        Address of the first element.
     shape : tuple of int
     dtype : numpy.dtype
     device : int
     owner : object
-        Kept alive by the array.
+        The array keeps it alive.
     strides : tuple of int, optional
-        In bytes; those of C order by default.
+        Strides in bytes; C order by default.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def over_memory(
 
 
 def read_only(array: Any) -> Any:
-    """See a cupy array as one that kvcore does not write to.
+    """View a cupy array as an array that kvcore does not write to.
 
     Parameters
     ----------
@@ -126,13 +126,14 @@ def read_only(array: Any) -> Any:
     Returns
     -------
     cupy.ndarray
-        The same memory; views of it are read-only as well. cupy itself writes to it all the same.
+        A view of the same memory; its own views are also read-only. Only kvcore checks this mark:
+        cupy writes to the array.
     """
     return _marked(array, is_read_only=True)
 
 
 def own_array(array: Any) -> Any:
-    """See a cupy array as one that kvcore made, so that no library says where work on it runs.
+    """View a cupy array as an array that kvcore made, bound to no library's current stream.
 
     Parameters
     ----------
@@ -141,13 +142,13 @@ def own_array(array: Any) -> Any:
     Returns
     -------
     cupy.ndarray
-        The same memory; views of it are kvcore's as well.
+        A view of the same memory; its own views are also marked.
     """
     return _marked(array, library="kvcore")
 
 
 def pool_array(array: Any) -> Any:
-    """See a cupy array as a pool of kvcore's, whose memory goes back when the GPU is idle.
+    """View a cupy array as a kvcore pool, whose memory is freed only when the GPU is idle.
 
     Parameters
     ----------
@@ -156,30 +157,30 @@ def pool_array(array: Any) -> Any:
     Returns
     -------
     cupy.ndarray
-        The same memory; views of it are so as well.
+        A view of the same memory; its own views are also marked.
     """
     return _marked(array, library="kvcore", is_held=True)
 
 
 def is_exchanged(array: Any) -> bool:
-    """Tell whether an array came by DLPack, which put cupy's current stream behind its work."""
+    """Return true for an array from DLPack, which made cupy's current stream wait for its work."""
     return getattr(type(array), "is_exchanged", False)
 
 
 def is_lent(array: Any, is_on: Callable[[str], bool]) -> bool:
-    """Tell whether the memory of an array may go back while work on a stream still reads it.
+    """Return true if an array's memory may be reused while work on a stream still reads it.
 
     Parameters
     ----------
     array : cupy.ndarray
     is_on : callable (library) -> bool
-        Whether the stream is the current one of a library.
+        Returns true if the stream is the current stream of a library.
 
     Returns
     -------
     bool
-        Libraries use memory again in the order of their own current stream; those that kvcore does
-        not know, at once.
+        A known library reuses memory in the order of its own current stream. An unknown library
+        may reuse memory at once.
     """
     kind = type(array)
     if getattr(kind, "is_held", False):
@@ -193,12 +194,12 @@ def library_of(value: Any) -> str:
     Parameters
     ----------
     value : array
-        As a caller has it, or as ``device_array`` returns it.
+        The caller's array, or a result of ``device_array``.
 
     Returns
     -------
     {"cupy", "torch", "kvcore", ""}
-        "" for what is not on a GPU; cupy also for libraries that have no current streams.
+        "" if `value` is not on a GPU; "cupy" also for libraries that have no current streams.
     """
     found = getattr(type(value), "library", None)
     if found is not None:
@@ -210,9 +211,9 @@ def library_of(value: Any) -> str:
 
 
 def in_device_library_of(given: Any, result: Any) -> Any:
-    """Return a fresh cupy array as an array of the library that another one is of.
+    """Return a new cupy array as an array of another array's library.
 
-    torch tensors and jax arrays share the memory; other libraries get the cupy array.
+    A torch tensor or a jax array shares the memory; for other libraries, the cupy array itself.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
@@ -231,7 +232,7 @@ def in_device_library_of(given: Any, result: Any) -> Any:
 
 # ---- inside --------------------------------------------------------------------------------------
 
-# What is known of an array is said by its class, so that views of it say the same.
+# The class of an array carries its marks, so that views of the array have the same marks.
 _MARKS = ("is_exchanged", "is_foreign", "is_held", "is_read_only", "library")
 
 
@@ -241,7 +242,7 @@ def _class_of(marks: tuple[tuple[str, Any], ...]) -> type:
 
 
 def _marked(array: Any, **marks: Any) -> Any:
-    """See a cupy array as one that has these marks beside those that it has."""
+    """View a cupy array with these marks added to its own marks."""
     kind = type(array)
     known = {name: getattr(kind, name) for name in _MARKS if hasattr(kind, name)}
     return array.view(_class_of(tuple(sorted((known | marks).items()))))
@@ -256,7 +257,7 @@ def _made(
     owner: object,
     strides: tuple[int, ...] | None,
 ) -> Any:
-    """Make an array of a class of cupy's."""
+    """Make an array of a cupy array class."""
     cuda = cupy().cuda
     size = math.prod(shape) * dtype.itemsize
     if strides is not None and size:
@@ -270,14 +271,14 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
     try:
         return numpy_dtype(text) if text in _NO_DLPACK else np.dtype(text)
     except TypeError as error:
-        raise TypeError(f"{name} has dtype {text}, which numpy has not got") from error
+        raise TypeError(f"{name} has dtype {text}, which numpy lacks") from error
 
 
 def _of_torch(value: Any, name: str) -> Any:
     if not value.is_cuda:
         raise TypeError(
-            f"{name} is a torch tensor on {value.device}, must be on a GPU as the others of the "
-            f"call are; copy it there"
+            f"{name} is a torch tensor on {value.device}, must be on a GPU like the other "
+            f"arrays of the call; copy it to the GPU"
         )
     dtype = _dtype(name, str(value.dtype).removeprefix("torch."))
     strides = tuple(step * dtype.itemsize for step in value.stride())
@@ -298,7 +299,7 @@ def _of_jax(value: Any, name: str) -> Any:
 
 
 def _of_dlpack(value: Any) -> Any:
-    """See an array of another library as cupy's, whose current stream is now behind its work."""
+    """View an array of another library as cupy's; cupy's current stream waits for its work."""
     return _marked(driver.of_dlpack(value), is_exchanged=True, is_foreign=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether arrays on GPUs can be used here, and why not."""
+"""Checks that GPUs can be used, and the reason if they cannot."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NO_CUPY = "cupy is not installed; pip install 'kvcore[cuda13]'"
 
 @cache
 def _imported(name: str) -> ModuleType:
-    return importlib.import_module(name)  # a failed one is tried again
+    return importlib.import_module(name)  # the cache does not keep a failed import
 
 
 def is_built() -> bool:
-    """Tell whether this build has the module of GPU kernels."""
+    """Return true if this build has the module of GPU kernels."""
     try:
         _imported("kvcore._cuda")
     except ModuleNotFoundError:
@@ -36,7 +36,7 @@ def kernels() -> ModuleType:
     Raises
     ------
     KVCacheError
-        The build has none.
+        The build has no GPU kernels.
     """
     if not is_built():
         raise KVCacheError(f"CUDA unavailable: {_NOT_BUILT}")
@@ -44,12 +44,12 @@ def kernels() -> ModuleType:
 
 
 def cupy() -> ModuleType:
-    """Return cupy, whose arrays are what kvcore's kernels work on.
+    """Return cupy; kvcore's kernels work on its arrays.
 
     Raises
     ------
     KVCacheError
-        It is not installed.
+        cupy is not installed.
     """
     try:
         return _imported("cupy")
@@ -58,7 +58,7 @@ def cupy() -> ModuleType:
 
 
 def attention_kernels() -> ModuleType:
-    """Return the module of attention on GPUs.
+    """Return the module of GPU attention.
 
     Raises
     ------
@@ -74,12 +74,13 @@ def attention_kernels() -> ModuleType:
 
 
 def why_unavailable() -> str:
-    """Return why no GPU can be used, "" where one can.
+    """Return the reason why no GPU can be used; "" if a GPU can be used.
 
     Returns
     -------
     str
-        The build has no kernels, the driver's own words, or cupy is not installed.
+        The build has no kernels, the driver finds no GPU (its own error text), or cupy is not
+        installed.
 
     Examples
     --------
@@ -109,7 +110,7 @@ def require_devices() -> int:
     Raises
     ------
     KVCacheError
-        "CUDA unavailable: " and why.
+        No GPU can be used: "CUDA unavailable: " and the reason.
     """
     reason = why_unavailable()
     if reason:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's GPUs as a backend: cupy's arrays, the kernels of ``_cuda``."""
+"""NVIDIA GPUs as a backend: cupy arrays and the kernels of ``_cuda``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BACKEND"]
 
 
 class _CudaBackend:
-    """GPUs by cupy's arrays. See ``Backend``."""
+    """Implement ``Backend`` for GPUs with cupy arrays."""
 
     kind = "cuda"
 

@@ -22,7 +22,7 @@ class GpuCopier:
     Parameters
     ----------
     shards : list of list of Shard
-        The pools by replica and device in it.
+        The pools, by replica and by device of the replica.
     pools : GpuPools
     """
 

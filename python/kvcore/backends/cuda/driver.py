@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of cupy beyond the shape of arrays: every call that needs a driver.
+"""The calls to cupy that need a CUDA driver.
 
-Nothing here makes cupy compile: its wheels bring no NVRTC. Whatever computes is a kernel of
-kvcore's. Handles of streams are CUDA's, 0 for the legacy default stream.
+No call makes cupy compile a kernel, because its wheels do not include NVRTC: only kvcore's own
+kernels compute. Stream handles are CUDA's; 0 is the legacy default stream.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["current", "current_device", "empty", "of_dlpack", "on_device"]
 
 
 def on_device(device: int) -> Any:
-    """Return a context manager that has a device current for the thread.
+    """Return a context manager that makes a device current for the thread.
 
-    Not cupy's, nor torch's: they set the device of before again, which creates a context on it, on
-    GPU 0 in most threads.
+    The context managers of cupy and torch are not used. At exit they set the previous device again,
+    which creates a CUDA context on that device: GPU 0 in most threads.
     """
     return kernels().DeviceScope(device)
 
@@ -31,12 +31,12 @@ def current_device() -> int:
 
 
 def current(device: int) -> Any:
-    """Return cupy's current stream of a device, which lives as long as the answer is held."""
+    """Return cupy's current stream of a device; the result keeps the stream alive."""
     return cupy().cuda.get_current_stream(device)
 
 
 class _Handle:
-    """A stream of somebody's, by the protocol that cupy takes it by."""
+    """A stream of another owner, with the protocol that cupy accepts."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -54,14 +54,14 @@ def _on(device: int, stream: int) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int) -> Any:
-    """Take memory for an array out of cupy's pool, in a stream's order."""
+    """Allocate an array from cupy's memory pool, in the order of a stream."""
     with on_device(device), _on(device, stream):
         if dtype.isbuiltin == 1:
             return cupy().empty(shape, dtype)
-        # cupy makes no arrays of float8, but sees memory as such.
+        # cupy cannot allocate float8 arrays, but it can view memory as float8.
         return cupy().empty(shape, np.dtype(f"u{dtype.itemsize}")).view(dtype)
 
 
 def of_dlpack(value: Any) -> Any:
-    """See an array of another library as cupy's; the current stream waits for it."""
+    """View an array of another library as cupy's; the current stream waits for its work."""
     return cupy().from_dlpack(value)

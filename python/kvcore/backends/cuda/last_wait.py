@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait for copies of pinned memory, before its owner goes."""
+"""The wait for copies of pinned memory, before its owner is destroyed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ __all__ = ["LastWait"]
 
 
 class LastWait:
-    """Block until events or streams are done; called by ``__del__`` of their owner.
+    """Block until events or streams are done; the ``__del__`` of their owner calls it.
 
     Notes
     -----
-    Does nothing in a forked child: the copies, and the memory that they read, are the parent's.
-    Needs no module: a last call may come when the program ends and modules are gone.
+    A forked child does not wait: the copies and their memory belong to the parent. The object keeps
+    every function that it calls, because the last call may come at program exit, when modules are
+    already unloaded.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class LastWait:
         self._getpid = os.getpid
         self._event = kernels().synchronize_event
         self._stream = kernels().synchronize
-        # Raised where a device is lost, and at the end of the program.
+        # Errors of a lost device, and errors at program exit.
         self._no_error = suppress(KVCacheError, ImportError)
 
     def for_events(self, events: Iterable[Any]) -> None:

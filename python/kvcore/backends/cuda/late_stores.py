@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores to the host tier that are on their way when their pages get new owners."""
+"""Stores to the host tier that are in flight when their pages get new owners."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ __all__ = ["LateStores"]
 
 
 class LateStores:
-    """Know of a device which of its stores may not be done, so that only who must waits for them.
+    """Track the stores of a device that may be in flight, so that streams wait only if they must.
 
     Parameters
     ----------
     device : int
     late_reads : callable () -> int, or None
-        Tells the highest mark of stores whose pages were handed out since. None where pages may be
-        written again without being handed out: then everybody waits for all stores.
+        Returns the highest mark of stores whose pages were reallocated since. None if pages may be
+        written again without a new allocation: every stream waits for all stores.
 
     Notes
     -----
-    Thread-safe. One stream makes all stores of a device, so who waits for one is behind all up to
-    it. Their marks rise in the order of that stream. No call makes the host wait.
+    Thread-safe. One stream runs all stores of a device, so a wait for a store also covers all
+    earlier stores. Marks rise in the order of that stream. No call makes the host wait.
     """
 
     def __init__(self, device: int, late_reads: Callable[[], int] | None) -> None:
         self._device = device
         self._late_reads = late_reads
         self._lock = threading.Lock()
-        self._given: deque[tuple[int, Any]] = deque()  # marks, and events that follow the stores
-        self._last = 0  # mark given last
-        self._done = 0  # of stores that are known to be done
-        self._passed = 0  # that everybody who enters later is behind
+        self._given: deque[tuple[int, Any]] = deque()  # marks, and the events after their stores
+        self._last = 0  # the latest mark
+        self._done = 0  # the highest mark of completed stores
+        self._passed = 0  # every later stream is after the stores up to this mark
 
     def add(self, mark: int, stream: int) -> None:
-        """Have a mark stand for the stores that a stream has now."""
+        """Assign a mark to the stores that are enqueued on a stream now."""
         event = kernels().Event(self._device)
         kernels().record(event.ptr, self._device, stream)
         with self._lock:
@@ -48,14 +48,15 @@ class LateStores:
             self._last = mark
 
     def put_behind(self, mark: int, stream: int) -> None:
-        """Have a stream wait for the stores up to a mark, as far as they are not done."""
+        """Make a stream wait for the stores up to a mark, unless they are done."""
         with self._lock:
             self._put_behind(mark, stream)
 
     def order(self, stream: int) -> None:
-        """Put a stream that enters, and so all that enter later, behind the stores that it must.
+        """Make an entering stream wait for the stores of reallocated pages.
 
-        Streams enter one at a time, each behind those before it.
+        Streams enter one at a time, and each stream waits for the streams before it. So this wait
+        also covers all later streams.
         """
         wanted = self._last if self._late_reads is None else self._late_reads()
         if wanted > self._passed:
@@ -73,6 +74,6 @@ class LateStores:
                 return
 
     def _drop_done(self) -> None:
-        """Forget stores that are done."""
+        """Remove the events of completed stores."""
         while self._given and kernels().query(self._given[0][1].ptr, self._device):
             self._done = self._given.popleft()[0]

@@ -9,18 +9,18 @@ __all__ = ["LayerLoads"]
 
 
 class LayerLoads:
-    """Know of a device when each layer's part of the pages that were loaded last is there.
+    """Track for a device when each layer of the latest loaded pages has arrived.
 
     Parameters
     ----------
     device : int
     count : int
-        Places of layers in a page, at least 1.
+        Number of layer places in a page, at least 1.
 
     Notes
     -----
-    One stream makes all loads of a device, so the event of a place stands for all of them up to the
-    last one. No call makes the host wait.
+    One stream runs all loads of a device, so the event of a layer place covers all loads so far.
+    No call makes the host wait.
     """
 
     def __init__(self, device: int, count: int) -> None:
@@ -29,18 +29,18 @@ class LayerLoads:
         self._has_begun = False
 
     def arrived(self, position: int, stream: int) -> None:
-        """Let the event of a place stand for what the stream of the loads has to do now."""
+        """Record the event of a layer place on the stream of the loads."""
         kernels().record(self._events[position].ptr, self._device, stream)
         self._has_begun = True
 
     @property
     def is_pending(self) -> bool:
-        """Some of it may not be there yet."""
+        """True if a load may be in flight."""
         is_done = kernels().query
         return self._has_begun and not is_done(self._events[-1].ptr, self._device)
 
     def wait(self, position: int, stream: int) -> None:
-        """Let a stream wait for a place in all pages.
+        """Make a stream wait for a layer place in all pages.
 
         Raises
         ------
@@ -49,11 +49,11 @@ class LayerLoads:
         """
         if kernels().is_capturing(self._device, stream):
             raise ValueError(
-                "pages are still on their way from the host tier, which a captured stream cannot "
-                "wait for; load a GraphBatch, or call ops.wait_layer before the capture"
+                "loads from the host tier are in flight, and a captured stream cannot wait for "
+                "them; load a GraphBatch, or call ops.wait_layer before the capture"
             )
         kernels().wait(self._events[position].ptr, self._device, stream)
 
     def wait_for_all(self, stream: int) -> None:
-        """Let a stream wait for all places."""
+        """Make a stream wait for all layer places."""
         self.wait(len(self._events) - 1, stream)

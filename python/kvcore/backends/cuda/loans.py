@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that queued work reads, held until it has read them."""
+"""References to arrays that queued work reads, held until the work is done."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Loans:
 
     Notes
     -----
-    Thread-safe. A garbage collection may end a call in the middle of another call of the same
-    thread, so there is no lock: a thread takes an entry out while it looks at the entry. The host
-    waits in ``wait``, and in ``hold`` for a stream that was destroyed.
+    Thread-safe without a lock, because a garbage collection may end a call in the middle of another
+    call of the same thread. A thread removes an entry while it checks the entry. The host waits in
+    ``wait``, and in ``hold`` if the stream was destroyed.
     """
 
     def __init__(self, device: int) -> None:
@@ -32,11 +32,11 @@ class Loans:
         self._held: deque[tuple[Any, list[Any]]] = deque()  # events, and arrays
 
     def hold(self, arrays: list[Any], stream: int) -> None:
-        """Hold arrays until what a stream has to do now is done."""
+        """Hold arrays until the work that is enqueued on a stream now is done."""
         event = kernels().Event(self._device)
         try:
             if kernels().is_capturing(self._device, stream):
-                return  # the owner of a graph holds what the graph reads
+                return  # the owner of a graph holds its arrays
             kernels().record(event.ptr, self._device, stream)
         except KVCacheError:  # the stream was destroyed, its work may still run
             kernels().synchronize_device(self._device)
@@ -45,7 +45,7 @@ class Loans:
         self.drop_done()
 
     def drop_done(self) -> None:
-        """Release arrays whose work is done, up to the first event that is not."""
+        """Release arrays whose work is done, up to the first event that is not done."""
         while self._held:
             try:
                 entry = self._held.popleft()
@@ -69,16 +69,16 @@ def loans_of(device: int) -> Loans:
 
 
 class Loan:
-    """Collect arrays of a call, which are held from its end until its work is done.
+    """Collect the arrays of a call, and hold them from its end until its work is done.
 
     Parameters
     ----------
     device, stream : int
-        Where the call's work is put.
+        Device and stream of the call's work.
 
     Notes
     -----
-    The end of the call is the end of this object: the place of the call has the only reference.
+    The end of the call destroys this object: the place of the call has the only reference.
     """
 
     def __init__(self, device: int, stream: int) -> None:

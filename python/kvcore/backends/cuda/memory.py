@@ -16,22 +16,24 @@ __all__ = ["device_zeros"]
 
 
 def device_zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> Any:
-    """Allocate zeros on a GPU, exactly their size, given back with the array.
+    """Allocate zeros on a GPU, at exactly their size; the memory is freed with the array.
 
-    For pools, which live long: not out of cupy's pool, which keeps what it was given back. The host
-    waits until the zeros are there, so any stream may go on with them.
+    The function is for pools, which live long. It does not use cupy's memory pool, which keeps
+    freed memory. The host waits until the zeros are written, so any stream may use them.
 
     Raises
     ------
     MemoryError
-        Not enough memory: asked for and free, in bytes.
+        Not enough memory; the text has the requested and the free bytes.
+    ValueError
+        The machine has no GPU of this number.
     KVCacheError
-        No such GPU here: "CUDA unavailable: " and why.
+        No GPU can be used: "CUDA unavailable: " and the reason.
     """
     count = require_devices()
     if not 0 <= device < count:
         raise ValueError(f"device is cuda:{device}, this machine has {count}")
-    loans_of(device).wait()  # what arrays of others are held for, may be what is missing
+    loans_of(device).wait()  # the held arrays may occupy the memory that is missing
     memory = kernels().DeviceMemory(device, math.prod(shape) * dtype.itemsize)
     array = pool_array(over_memory(memory.ptr, shape, dtype, device, memory))
     _fill_with_zeros(memory)

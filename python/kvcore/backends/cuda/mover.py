@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host tier of pools on GPUs: pinned memory, and a copy stream in each direction."""
+"""The host tier of pools on GPUs: pinned memory, and a copy stream for each direction."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kvcore.device import Device
 
 __all__ = ["GpuMover"]
 
-# Smaller pieces are moved by a kernel: a copy call is published at 2.3 us, in which a PCIe 4 bus
-# moves about as many bytes. Not measured yet.
+# A kernel moves smaller pieces: the published cost of a copy call is 2.3 us, and a PCIe 4 bus moves
+# about 64 KiB in this time. Not measured yet.
 _ENGINE_BYTES = 64 << 10
 
-# Thread blocks of that kernel, each of which has 16 KiB under way: more than a bus needs, and few
-# of the multiprocessors that the model runs on. Not measured yet.
+# Thread blocks of that kernel, each with 16 KiB in flight: more than a bus needs, and few of the
+# multiprocessors that the model runs on. Not measured yet.
 _MOST_BLOCKS = 16
 
 
@@ -41,7 +41,7 @@ class _Part:
     device: int
     pool: Any  # uint8 [pages, 1, 1, 1, 1, bytes], axes as of a pool
     host: Any  # uint8 [host pages, 1, 1, 1, 1, bytes], pinned
-    shape: tuple[int, int]  # K and V, places of layers
+    shape: tuple[int, int]  # number of K and V, number of layer places
 
     def by_layer(self) -> tuple[Any, Any]:
         """Return host and pool as uint8 [pages, kv, places, 1, 1, bytes of a layer]."""
@@ -49,7 +49,7 @@ class _Part:
 
 
 class _Lane:
-    """Copy pages of one device in one direction, on a stream of its own."""
+    """Copy pages of one device in one direction, on its own stream."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class _Lane:
         kernels().record(self.done.ptr, device, self.stream.ptr)
 
     def wait(self, event: Any) -> None:
-        """Let the copies given from now on wait for an event."""
+        """Make all later copies wait for an event."""
         kernels().wait(event.ptr, self.device, self.stream.ptr)
 
     def copy(self, source: Any, target: Any, pairs: NDArray[np.int32]) -> None:
@@ -77,22 +77,22 @@ class _Lane:
         self.copy_layer(source, target, self.indices(pairs), 0)
 
     def indices(self, pairs: NDArray[np.int32]) -> Any:
-        """Return pairs of pages where kernels read them."""
+        """Return pairs of pages as kernels take them."""
         place = DevicePlace(self.device, self.stream.ptr)
         return place.index_array(pairs.astype(np.int64, order="C"), "pairs")
 
     def copy_layer(self, source: Any, target: Any, pairs: Any, layer: int) -> None:
-        """Copy a layer's part of pages by a kernel."""
+        """Copy one layer of the pages with a kernel."""
         caches = (tensors_of(source), False), (tensors_of(target), False)
         place = DevicePlace(self.device, self.stream.ptr)
         place.transfer(*caches, pairs, layers=(layer, 1), most_blocks=_MOST_BLOCKS, threads=1)
 
     def finish(self) -> None:
-        """Let `done` stand for the copies given so far."""
+        """Record `done` after the copies so far."""
         kernels().record(self.done.ptr, self.device, self.stream.ptr)
 
     def wait_for_all(self) -> None:
-        """Block until the copies given so far are done."""
+        """Block until the copies so far are done."""
         kernels().synchronize(self.device, self.stream.ptr)
 
 
@@ -102,33 +102,33 @@ class GpuMover:
     Parameters
     ----------
     shards : list of list of Shard
-        The pools by replica and device in it; the bytes of a page are contiguous.
+        The pools, by replica and by device of the replica; the bytes of a page are contiguous.
     devices : tuple of Device
-        Of each shard, replica-major.
+        The device of each shard, replica-major.
     num_pages : int
         Host pages of each replica, at least 1.
     gpus : GpuPools
-        Knows the streams that use the pools, and whether loads arrive layer by layer.
+        Orders the streams that use the pools; has ``loads`` if loads arrive layer by layer.
     is_whole : bool
-        What is loaded arrives at once all the same.
+        Load all layers of a page together, even if `gpus` has ``loads``.
     late_reads : callable (replica) -> int, optional
-        Tells the highest mark of ``run`` whose pages of a replica were handed out since.
+        Returns the highest mark of ``run`` whose pages the replica reallocated since.
 
     Raises
     ------
     ValueError
-        A pool whose pages are not one run of bytes.
+        The bytes of a page are not contiguous.
     KVCacheError
         The host memory cannot be pinned.
 
     Notes
     -----
-    Thread-safe. ``run`` makes the host wait for nothing. A store reads the page after the work of
-    the current stream, and whoever is handed the page later writes it after the store; nobody else
-    waits for it, unless there is no `late_reads`: then all that enter later do. A load reads after
-    the stores of its pages, writes after everything that may still read the page, and the current
-    stream goes on after the load: where pages are loaded layer by layer, only what works on a layer
-    waits for that one.
+    Thread-safe. ``run`` never makes the host wait. A store reads the page after the work of the
+    current stream, and the next owner of the page writes it after the store. No other stream waits
+    for the store, but without `late_reads` every stream that enters later does. A load reads after
+    the stores of its pages, writes after all work that may still read the page, and the current
+    stream goes on after the load. If pages are loaded layer by layer, the work on a layer waits
+    only for the load of this layer.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class GpuMover:
         self._lanes = [*self._stores.values(), *self._loads.values()]
         self._ready = {index: kernels().Event(index) for index in indices}
         self._lock = threading.Lock()
-        self._mark = 0  # of the last stores
-        # The marks of the stores that wrote each host page.
+        self._mark = 0  # of the latest stores
+        # For each host page, the mark of the store that wrote it.
         self._written = [np.zeros(num_pages, np.int64) for _ in shards]
         self._late = {
             index: LateStores(index, self._late_reads_of(index, late_reads)) for index in indices
@@ -168,7 +168,7 @@ class GpuMover:
             gpus.orders[index].follow(late)
 
     def __del__(self) -> None:
-        """Wait for copies of pinned memory, which would go before they are done."""
+        """Wait until copies of pinned memory are done, before the memory is freed."""
         self._last_wait.for_streams(lane.stream for lane in self._lanes)
 
     def memory(self, replica: int) -> NDArray[np.uint8]:
@@ -176,21 +176,21 @@ class GpuMover:
         return self._memory[replica]
 
     def wait(self, replica: int) -> None:
-        """Block until the copies of a replica's pages given so far are done."""
+        """Block until all copies of a replica's pages so far are done."""
         for device in sorted({part.device for part in self._parts[replica]}):
             self._stores[device].wait_for_all()
             self._loads[device].wait_for_all()
 
     def expect(self, replica: int, last: int) -> None:
-        """Return at once: pinned memory is present."""
+        """Return at once: pinned memory is resident."""
 
     def run(self, orders: NDArray[np.int32]) -> int:
-        """Put copies in front of everything that uses the pages later; see Mover."""
+        """Enqueue copies before all later uses of the pages; see ``Mover.run``."""
         by_replica = [
             (int(replica), orders[orders[:, 0] == replica, 2:])
             for replica in np.unique(orders[:, 0])
         ]
-        with self._lock:  # lanes and their events are one thread's at a time
+        with self._lock:  # one thread at a time uses the lanes and their events
             if orders[0, 1] == STORE:
                 return self._store_all(by_replica)
             for replica, pages in by_replica:
@@ -200,7 +200,7 @@ class GpuMover:
     def _late_reads_of(
         self, device: int, late_reads: Callable[[int], int] | None
     ) -> Callable[[], int] | None:
-        """Return what tells it of all replicas that have pages on a device."""
+        """Return a function for the maximum of `late_reads` over the replicas on a device."""
         if late_reads is None:
             return None
         on_device = [
@@ -211,7 +211,7 @@ class GpuMover:
         return lambda: max(ask() for ask in on_device)
 
     def _behind_current(self, lane: _Lane) -> int:
-        """Put a lane behind the current stream, whose handle it returns."""
+        """Make a lane wait for the current stream; return the handle of that stream."""
         stream = self._gpus.orders[lane.device].enter(by_layer=bool(self._gpus.loads))
         ready = self._ready[lane.device]
         kernels().record(ready.ptr, lane.device, stream)
@@ -233,7 +233,7 @@ class GpuMover:
         for device in sorted({part.device for part in parts}):
             lane = self._stores[device]
             self._behind_current(lane)
-            # A host page may be read there yet; a page of the pool that comes by layers, written.
+            # Loads may still read the host page or, layer by layer, write the page of the pool.
             lane.wait(self._loads[device].done)
             for part in (each for each in parts if each.device == device):
                 lane.copy(part.pool, part.host, pages)
@@ -255,7 +255,7 @@ class GpuMover:
             kernels().wait(lane.done.ptr, device, stream)
 
     def _load_by_layer(self, lane: _Lane, parts: list[_Part], pairs: NDArray[np.int32]) -> None:
-        """Have nobody wait yet: whoever works on a layer does so then."""
+        """Load pages layer by layer; the work on a layer waits for that layer."""
         wanted = lane.indices(pairs)
         views = [part.by_layer() for part in parts]
         for layer in range(parts[0].shape[1]):
@@ -269,9 +269,9 @@ class GpuMover:
 def _runs(
     targets: NDArray[np.uint64], sources: NDArray[np.uint64], size: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Join copies of `size` bytes where one goes on behind the other on both sides.
+    """Join copies of `size` bytes that are adjacent on both sides.
 
-    All pages of a side are of one allocation; what neighbours are of two is no run.
+    All pages of a side are in one allocation, because a run must not cross allocations.
     """
     begins = np.ones(len(targets), bool)
     begins[1:] = (np.diff(targets) != size) | (np.diff(sources) != size)
@@ -282,7 +282,7 @@ def _runs(
 def _make_parts(
     replica: list[Shard], devices: tuple[Device, ...], num_pages: int
 ) -> tuple[list[_Part], NDArray[np.uint8]]:
-    """Lay the parts of a replica's pages out one behind the other in pinned memory; return both."""
+    """Lay out the parts of a replica's pages in pinned memory; return the parts and the memory."""
     pools: list[tuple[int, Any, tuple[int, int]]] = []
     for shard, device in zip(replica, devices, strict=False):
         pools += [(device.index, _as_rows(each), each.shape[1:3]) for each in arrays_of(shard)]
@@ -299,18 +299,18 @@ def _make_parts(
 
 
 def _as_rows(pool: Any) -> Any:
-    """See the pages of a pool as bytes."""
+    """View the pages of a pool as bytes."""
     size = math.prod(pool.shape[1:]) * pool.itemsize
     if not pool[0].flags.c_contiguous:
         raise ValueError(
-            f"the pages of blocks {pool.shape} with strides {pool.strides} are not one run of "
-            f"bytes each, which a host tier needs; pass pools in C order"
+            f"the pages of blocks {pool.shape} with strides {pool.strides} are not contiguous, "
+            f"but a host tier needs contiguous pages; pass pools in C order"
         )
     return _rows(pool.data.ptr, len(pool), pool.strides[0], size, pool.data.device_id, pool)
 
 
 def _split(rows: Any, shape: tuple[int, int]) -> Any:
-    """See pages [n, 1, 1, 1, 1, bytes] as [n, kv, places, 1, 1, bytes of a layer]."""
+    """View pages [n, 1, 1, 1, 1, bytes] as [n, kv, places, 1, 1, bytes of a layer]."""
     kv, places = shape
     size = rows.shape[-1] // (kv * places)
     return over_memory(

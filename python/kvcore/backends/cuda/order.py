@@ -23,11 +23,11 @@ _LEGACY, _PER_THREAD = 0, 2  # handles of streams that every device has
 
 
 class StreamOrder:
-    """Put each stream that a manager is called from behind those it was called from before.
+    """Order each stream that calls a manager after the streams that called it before.
 
-    A page that a request gives back may still be read by kernels that were enqueued for it. They
-    were enqueued on the stream that its batch was fetched on, or on one that ``release(after=)``
-    named: whoever is handed the page next runs behind both.
+    Kernels of a request may still read a page that the request has released. These kernels are on
+    the stream that fetched its batch, or on a stream that ``release(after=)`` named. The next owner
+    of the page runs after both streams.
 
     Parameters
     ----------
@@ -35,17 +35,17 @@ class StreamOrder:
 
     Notes
     -----
-    Thread-safe. No call makes the host wait, with one exception: after the stream of the last call
-    was destroyed, no handle names its work any more, so the host waits for the device, once.
+    Thread-safe. No call makes the host wait, with one exception: if the stream of the last call was
+    destroyed, no handle names its work any more, and the host waits once for the device.
     """
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._last: tuple[CurrentStream, int] | None = None  # entered last, and by which thread
+        self._last: tuple[CurrentStream, int] | None = None  # the last stream and its thread
         self._turn = kernels().Event(device)
-        # A stream without work that is behind all events nobody has waited for yet: what is wrong
-        # with an event shows where it is given, and its owner may record it again or destroy it.
+        # A stream without work, which waits at once for each event that a caller passes. So an
+        # invalid event raises in that call, and its owner may record it again or destroy it.
         self._gate = kernels().Stream(device)
         self._opens = kernels().Event(device)
         self._is_open = True
@@ -53,21 +53,22 @@ class StreamOrder:
         self._late: list[LateStores] = []
 
     def enter(self, *, by_layer: bool = False) -> int:
-        """Order the current stream behind everything that may use the pools; return its handle.
+        """Order the current stream after all work that may use the pools; return its handle.
 
-        Not behind loads where it waits for each layer of them by itself.
+        With `by_layer`, the stream does not wait for loads here, but for each layer when it uses
+        the layer.
 
         Raises
         ------
         ValueError
-            The stream, or the one entered last, is captured into a graph.
+            The stream, or the stream that entered last, is captured into a graph.
         """
         stream = manager_stream(self._device)
         handle = stream.handle
         if kernels().is_capturing(self._device, handle):
             raise ValueError(
-                f"the current stream of cuda:{self._device} is captured into a graph, which calls "
-                f"of a manager cannot be part of; call it before the capture"
+                f"the current stream of cuda:{self._device} is captured into a graph, which cannot "
+                f"contain calls of a manager; call the manager before the capture"
             )
         thread = threading.get_ident()
         with self._lock:
@@ -87,15 +88,15 @@ class StreamOrder:
         return handle
 
     def follow(self, stores: LateStores) -> None:
-        """Put streams that enter from now on behind these stores, as far as they have to be."""
+        """Make later streams wait for these stores, as ``LateStores.order`` requires."""
         with self._lock:
             self._late.append(stores)
 
     def _handle_of_last(self, handle: int, thread: int) -> int | None:
-        """Return the stream to wait for: None where it is the one of that handle itself.
+        """Return the stream to wait for; None if it is the stream `handle` itself.
 
-        The handle of a thread's own stream means another stream in every thread. From another one
-        it has no name, but the legacy stream waits for it.
+        The handle of the per-thread stream means a different stream in every thread. It cannot name
+        the stream of another thread, but the legacy stream waits for that stream.
         """
         if self._last is None:
             return None
@@ -108,7 +109,7 @@ class StreamOrder:
         """Order a stream after the work of the stream `before`, which may be destroyed."""
         try:
             is_captured = kernels().is_capturing(self._device, before)
-        except KVCacheError:  # the stream was destroyed, its work goes on
+        except KVCacheError:  # the stream was destroyed, its work may still run
             kernels().synchronize_device(self._device)
             return
         if is_captured:
@@ -121,33 +122,33 @@ class StreamOrder:
         kernels().wait(self._turn.ptr, self._device, handle)
 
     def put_after(self, event: int) -> None:
-        """Order every stream that enters from now on behind a recorded event, by its handle.
+        """Order every later stream after a recorded event, given by its handle.
 
         Raises
         ------
         KVCacheError
-            No event of this process.
+            The handle is not an event of this process.
         """
         with self._lock:
             kernels().wait(event, self._device, self._gate.ptr)
             self._is_open = False
 
     def put_after_loads(self, done: Any) -> None:
-        """Order every stream behind loads that enters later and does not wait by layer."""
+        """Order every later stream after loads, unless the stream waits layer by layer."""
         with self._lock:
             self._loaded = done
 
     def put_after_work(self, given: Any) -> None:
-        """Do so with the event that is given, or with what a stream has to do now.
+        """Order every later stream after an event, or after the work that a stream has now.
 
         Raises
         ------
         TypeError
-            Neither a stream nor an event.
+            `given` is neither a stream nor an event.
         ValueError
-            A stream that is captured into a graph.
+            `given` is a stream that is captured into a graph.
         KVCacheError
-            A stream or event that the driver does not know.
+            The driver has no such stream or event.
         """
         handle = event_handle(given)
         if handle is not None:
@@ -157,8 +158,8 @@ class StreamOrder:
         stream = stream_handle(given, device)
         if kernels().is_capturing(device, stream):
             raise ValueError(
-                "after is a stream that is captured into a graph, whose work is not done before "
-                "it is launched; pass an event that is recorded behind the launch"
+                "after is a stream that is captured into a graph, whose work runs only when the "
+                "graph is launched; pass an event that is recorded after the launch"
             )
         event = kernels().Event(device)
         kernels().record(event.ptr, device, stream)

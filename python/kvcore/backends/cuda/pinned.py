@@ -16,12 +16,12 @@ __all__ = ["is_pinned", "pinned_zeros"]
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Allocate zeros in pinned host memory of their exact size, given back with the array.
+    """Allocate zeros in pinned host memory, at exactly their size, freed with the array.
 
     Raises
     ------
     KVCacheError
-        No GPU here, or memory that cannot be pinned.
+        No GPU can be used, or the memory cannot be pinned.
     MemoryError
         Not enough memory.
     """
@@ -32,7 +32,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def is_pinned(array: Any) -> bool:
-    """Tell whether an array lies in memory of ``pinned_zeros``."""
+    """Return true if an array is in memory of ``pinned_zeros``."""
     kind = kernels().PinnedMemory
     while isinstance(array, np.ndarray):
         array = array.base

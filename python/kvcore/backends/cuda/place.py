@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream of a GPU as the place where the arrays of a call lie: see ``protocol.Place``."""
+"""A GPU stream as the place of a call's arrays: see ``protocol.Place``."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ __all__ = ["DevicePlace", "ManagerPlace", "device_place"]
 
 
 class DevicePlace:
-    """Enqueue work on a stream, and make arrays whose memory is used again in its order.
+    """Enqueue work on a stream, and allocate arrays whose memory is reused in stream order.
 
     Parameters
     ----------
     device : int
     stream : int
-        CUDA's handle.
+        The CUDA handle.
     """
 
     def __init__(self, device: int, stream: int) -> None:
         self.device = device
         self.stream = stream
         self._loan: Loan | None = None
-        self._on: dict[str, bool] = {}  # whether a library's current stream is this one
+        self._on: dict[str, bool] = {}  # true if this is the library's current stream
 
     @property
     def kernels(self) -> ModuleType:
         """The module of GPU kernels."""
         return kernels()
 
-    def launch_args(self, threads: int) -> tuple[int, ...]:  # noqa: ARG002 - those of the host
-        """Return device and stream, which the functions of GPU kernels take last."""
+    def launch_args(self, threads: int) -> tuple[int, ...]:  # noqa: ARG002 - for the host
+        """Return device and stream, the last arguments of the functions of GPU kernels."""
         return self.device, self.stream
 
     def checked(self, array: Any, name: str) -> Any:
@@ -63,7 +63,7 @@ class DevicePlace:
         Raises
         ------
         ValueError
-            One elsewhere.
+            The array is not on the device.
         """
         is_host = isinstance(array, np.ndarray)
         if not is_host and array.data.device_id == self.device:
@@ -71,30 +71,30 @@ class DevicePlace:
             return array
         found = "in host memory" if is_host else f"on cuda:{array.data.device_id}"
         raise ValueError(
-            f"{name} is {found}, must be on cuda:{self.device} as the other arrays of the call; "
+            f"{name} is {found}, must be on cuda:{self.device} like the other arrays of the call; "
             f"copy it there"
         )
 
     def index_array(self, array: Any, name: str) -> Any:
-        """Return an array of the device, or one of the host's together with a copy there."""
+        """Return a device array, or a host array together with its copy on the device."""
         is_host = isinstance(array, np.ndarray)
         return (array, self.from_host(array, name)) if is_host else self.checked(array, name)
 
     def reaches(self, array: Any) -> bool:
-        """Tell whether an array lies on the device, or in memory of ``pinned_zeros``."""
+        """Return true if an array is on the device, or in memory of ``pinned_zeros``."""
         if isinstance(array, np.ndarray):
             return is_pinned(array)
         return bool(array.data.device_id == self.device)
 
     def from_host(self, array: NDArray[Any], name: str = "an array") -> Any:
-        """Copy an array of the host's, which the caller may change right after."""
+        """Copy a host array to the device; the host array may change right after the call."""
         self._refuse_host(name)
         target = self.empty(array.shape, array.dtype)
         self._send(target, array)
         return target
 
     def copy_into(self, target: Any, array: NDArray[Any]) -> None:
-        """Copy an array of the host's, which may change right after, over one of the device."""
+        """Copy a host array into a device array; the host array may change right after."""
         self._refuse_host("an array")
         if not target.flags.c_contiguous:
             raise ValueError("an array that is updated in place is strided, must be in C order")
@@ -106,22 +106,22 @@ class DevicePlace:
             staging_of(self.device).copy(target.data.ptr, source, self.stream)
 
     def factors(self, values: NDArray[np.float32], heads: int, name: str) -> Any:
-        """Return scales of the host's, one or one for each head, as kernels take them.
+        """Return host scales, a single scale or a scale per head, as kernels take them.
 
-        One for all is an argument of the kernel.
+        If all scales are equal, the kernel takes the scale as a number.
         """
         if (values == values.reshape(-1)[0]).all():
             return float(values.reshape(-1)[0])
         return self.from_host(np.ascontiguousarray(np.broadcast_to(values, (heads,))), name)
 
     def copy_over(self, target: Any, array: Any) -> None:
-        """Copy an array of the device over another one in C order, if it is not that one."""
+        """Copy a device array into `target` in C order, unless both are the same array."""
         if target is not array:
             addresses = target.data.ptr, array.data.ptr
             kernels().copy(*addresses, target.nbytes, self.device, self.stream)
 
     def copy_of(self, array: Any) -> Any:
-        """Copy an array of the device."""
+        """Return a copy of a device array."""
         if not array.flags.c_contiguous:
             return self.contiguous(array)
         target = self.empty(array.shape, array.dtype)
@@ -129,10 +129,10 @@ class DevicePlace:
         return target
 
     def to_host(self, array: Any, name: str = "an array") -> NDArray[Any]:
-        """Read an array back, waiting for the stream."""
+        """Read an array back; the host waits for the stream."""
         if self._is_captured():
             raise ValueError(
-                f"{name} on cuda:{self.device} is to be read back, while the stream is captured "
+                f"{name} on cuda:{self.device} must be read back, while the stream is captured "
                 f"into a graph; pass it in host memory, or call outside of the capture"
             )
         source = self.contiguous(array)
@@ -144,12 +144,12 @@ class DevicePlace:
         return target
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
-        """Take memory out of cupy's pool."""
+        """Allocate memory from cupy's memory pool."""
         if self._is_captured():
             raise ValueError(
                 f"{name} would be new memory, while the stream is captured into a graph, whose "
-                f"replays would write to memory that is somebody else's; pass out=, or call "
-                f"outside of the capture"
+                f"replays would write to memory of another owner; pass out=, or call outside of "
+                f"the capture"
             )
         return driver.empty(shape, dtype, self.device, self.stream)
 
@@ -157,16 +157,15 @@ class DevicePlace:
         return bool(kernels().is_capturing(self.device, self.stream))
 
     def _refuse_host(self, name: str) -> None:
-        """Raise ValueError for an array of the host's where a graph would read a copy of it."""
+        """Raise ValueError for a host array in a capture: the graph would read a freed copy."""
         if self._is_captured():
             raise ValueError(
                 f"{name} is in host memory, while the stream is captured into a graph, whose "
-                f"replays would read a copy that is gone; pass it as an array on "
-                f"cuda:{self.device}"
+                f"replays would read a freed copy; pass it as an array on cuda:{self.device}"
             )
 
     def contiguous(self, array: Any, name: str = "an array") -> Any:
-        """Return an array in C order, itself where it is."""
+        """Return an array in C order: itself, or a copy."""
         if array.flags.c_contiguous:
             return array
         target = self.empty(array.shape, array.dtype, f"a copy of {name}, which is not in C order,")
@@ -174,11 +173,11 @@ class DevicePlace:
         return target
 
     def in_library_of(self, given: Any, result: Any) -> Any:
-        """Return a fresh array as one of the library that another one is of."""
+        """Return a new array as an array of the library of `given`."""
         return in_device_library_of(given, result)
 
     def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
-        """Return the digests of pages, uint64 [n], those of the second pool three times."""
+        """Return the digests of pages, uint64 [n]: of the first pool plus 3 times the second."""
         count = len(ids[0] if isinstance(ids, tuple) else ids)
         digests = self.empty((count,), np.dtype(np.uint64), "the digests")
         for pool, weight in zip(pools, (0, 3), strict=False):
@@ -186,11 +185,11 @@ class DevicePlace:
         return digests
 
     def row_offsets(self, lengths: Any, *, has_room: bool, out: Any) -> tuple[Any, int]:
-        """Return where each row begins and the last one ends, and how many tokens that is.
+        """Return the row offsets, and the number of tokens, which is their last entry.
 
-        Lengths of the host's give both; of others the sum is read back, with a wait, unless there
-        is room for the tokens already. A graph that is captured has them in `out`, other calls in
-        memory of their own: no call that fails later has written to `out`.
+        The number of tokens comes from host lengths. For device lengths it is read back, with a
+        wait; with `has_room` it is not needed, and 0. A captured graph writes the offsets to `out`.
+        Other calls write them to new memory, so that a call that fails later does not change `out`.
         """
         if isinstance(lengths, np.ndarray):
             offsets = np.zeros(len(lengths) + 1, np.uint32)
@@ -204,7 +203,7 @@ class DevicePlace:
         return ends, 0 if has_room else int(self.to_host(ends, "lengths")[-1])
 
     def page_pairs(self, sources: Any, destinations: Any) -> Any:
-        """Return int64 [n] twice as [n, 2] with a copy, or as two arrays where one is here."""
+        """Return host ids as [n, 2] with a device copy; with device ids, two device arrays."""
         given = {"source_ids": sources, "destination_ids": destinations}
         if all(isinstance(ids, np.ndarray) for ids in given.values()):
             return self.index_array(np.stack([sources, destinations], axis=1), "ids")
@@ -231,13 +230,13 @@ class DevicePlace:
         return out
 
     def append_slots(self, pools: Any, slots: Any, tokens: Any, out: Any, threads: int) -> Any:
-        """Append by slots; return int32 [1], how many were beyond the pool."""
+        """Append by slots; return int32 [1], the number of slots beyond the pool."""
         wanted, bad = self._slots_and_count(slots, out)
         kernels().append_slots(pools, wanted, tokens, bad, *self.launch_args(threads))
         return bad
 
     def append_slots_nvfp4(self, transfers: Any, slots: Any, out: Any, threads: int) -> Any:
-        """Append to pools in nvfp4; return int32 [1] likewise."""
+        """Append to nvfp4 pools; return int32 [1], the number of slots beyond the pool."""
         wanted, bad = self._slots_and_count(slots, out)
         kernels().append_slots_nvfp4(transfers, wanted, bad, *self.launch_args(threads))
         return bad
@@ -259,7 +258,7 @@ class DevicePlace:
         return found
 
     def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
-        """Write the pages of a batch, row behind row."""
+        """Write the pages of a batch, row after row."""
         there = offsets[1] if isinstance(offsets, tuple) else offsets
         attention_kernels().write_page_indices(request, there, out, self)
 
@@ -276,15 +275,16 @@ class DevicePlace:
         most_blocks: int,
         threads: int,
     ) -> None:
-        """Copy pages between caches, each with whether it is packed as vLLM's."""
+        """Copy pages between caches, each with a flag: true if K has vLLM's packed layout."""
         last = most_blocks, *self.launch_args(threads)
         kernels().transfer(*source, *destination, pairs, *layers, *last)
 
     def take_over(self, arrays: list[Any]) -> None:
-        """Have the call's work find the contents of arrays, and their memory until it is done.
+        """Order the call after the work on its arrays, and hold their memory until it is done.
 
         DLPack orders cupy's current stream after the work on an array, so this stream is ordered
-        after cupy's. An array is held if its library could use the memory before the work is done.
+        after cupy's. An array is held if its library could reuse the memory before the work is
+        done.
         """
         lent = [array for array in arrays if is_lent(array, self._is_current)]
         if lent:
@@ -327,7 +327,9 @@ class DevicePlace:
 
 
 class ManagerPlace(DevicePlace):
-    """A device and the stream that a manager's work runs on now; its arrays are of no library.
+    """The place of a manager's work: a device and its current stream.
+
+    New arrays are marked as kvcore's, bound to no library's current stream.
 
     Parameters
     ----------
@@ -338,34 +340,34 @@ class ManagerPlace(DevicePlace):
         super().__init__(device, manager_stream(device).handle)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str = "a result") -> Any:
-        """Take memory out of cupy's pool."""
+        """Allocate memory from cupy's memory pool."""
         return own_array(super().empty(shape, dtype, name))
 
 
 def _last(offsets: NDArray[np.uint32]) -> int:
-    """Return the tokens of row offsets that are not checked yet."""
+    """Return the number of tokens of row offsets that are not checked yet."""
     return int(offsets[-1]) if offsets.ndim == 1 and offsets.size else 0
 
 
 def device_place(
     stream: Any, named: list[tuple[str, Any]], beside: tuple[Any, ...] = ()
 ) -> DevicePlace:
-    """Return the place of arrays of which one at least is on a GPU.
+    """Return the place of arrays; at least one array is on a GPU.
 
     Parameters
     ----------
     stream : stream or None
-        None for the current one of the arrays' library.
+        None for the current stream of the arrays' library.
     named : list of (str, array)
     beside : tuple
-        More of the call as the caller has it, arrays and tuples of them: of whatever library, and
-        anywhere.
+        Further arrays of the call as the caller passed them, or tuples of arrays, of any library
+        and on any device.
 
     Raises
     ------
     ValueError
-        Arrays on several devices, or in host memory and on a GPU; a stream of another device;
-        arrays of two libraries that have chosen different streams.
+        The arrays are on several devices, or in host memory and on a GPU; the stream is on another
+        device; or two libraries of the arrays have chosen different streams.
     """
     first, device = next(
         (name, array.data.device_id) for name, array in named if not isinstance(array, np.ndarray)
@@ -384,7 +386,7 @@ def device_place(
 
 
 def _handle(stream: Any, device: int, named: list[tuple[str, Any]], beside: tuple[Any, ...]) -> int:
-    """Return the handle of a stream, or of the current one of the arrays' library."""
+    """Return the handle of `stream`, or of the current stream of the arrays' library."""
     if stream is not None:
         return stream_handle(stream, device)
     libraries = {library_of(array) for _, array in named}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager with pools on GPUs does beyond ids: staging of tables, order of streams."""
+"""The GPU work of a manager with pools on GPUs: staging of tables, order of streams."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _ENTRY = 4  # bytes of an entry of a table
 
 
 class GpuPools:
-    """Copy what a fetch writes to its devices, and order the streams that use the pools.
+    """Copy the tables of a fetch to its devices, and order the streams that use the pools.
 
     Parameters
     ----------
     devices : tuple of Device
-        Of each shard, replica-major.
+        The device of each shard, replica-major.
     shards_per_replica : int
     places : int
-        Of layers in a page, where loads from the host tier arrive layer by layer; else 0.
+        Number of layer places in a page if loads from the host tier arrive layer by layer; else 0.
 
     Attributes
     ----------
     orders : dict of int to StreamOrder
-        Of each device.
+        By device.
     loads : dict of int to LayerLoads
-        Likewise, where there are places.
+        By device; empty if `places` is 0.
 
     Notes
     -----
-    Thread-safe. A fetch costs each device one copy of its table and lengths out of pinned memory,
-    on the current stream of that device; the host waits for nothing. The device's arrays come
-    out of cupy's memory pool, which uses memory again in the order of that stream.
+    Thread-safe. A fetch costs each device one copy of its table and lengths from pinned memory, on
+    the current stream of that device; the host does not wait. The device arrays come from cupy's
+    memory pool, which reuses memory in the order of that stream.
     """
 
     def __init__(
         self, devices: tuple[Device, ...], shards_per_replica: int, places: int = 0
     ) -> None:
-        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and what its copy reads
+        self._in_flight: list[tuple[Any, Any, Any]] = []  # an event, and the sources of its copy
         self._last_wait = LastWait()
         self._devices = [each.index for each in devices]
         self._per_replica = shards_per_replica
@@ -60,19 +60,20 @@ class GpuPools:
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        """Wait for copies out of pinned memory, which would go before they are done."""
+        """Wait until copies of pinned memory are done, before the memory is freed."""
         self._last_wait.for_events(event for event, *_ in self._in_flight)
 
     def pinned(self, entries: int) -> NDArray[np.uint32]:
-        """Allocate uint32 [entries] of pinned memory, as an array that all views of it hold.
+        """Allocate pinned memory, uint32 [entries], as an array that all its views reference.
 
-        By its references a fetch sees whether anyone does; ``pinned_zeros`` returns a view itself.
+        A fetch reads the reference count of the array to detect views that are still in use. So
+        ``pinned_zeros`` is not suitable: it returns a view.
         """
         memory = kernels().PinnedMemory(self._devices[0], max(1, entries) * _ENTRY)
         return np.frombuffer(memory, np.uint32, entries)
 
     def enter(self, replica: int) -> None:
-        """Order the current streams of a replica's devices behind whatever uses its pools."""
+        """Order the current streams of a replica's devices after all work on its pools."""
         first = replica * self._per_replica
         for index in set(self._devices[first : first + self._per_replica]):
             self.orders[index].enter()
@@ -80,19 +81,19 @@ class GpuPools:
     def stage(
         self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
     ) -> tuple[Any, Any, Any]:
-        """Return lengths and table on a shard's device, and the event of their copy.
+        """Copy lengths and table to a shard's device; return both, and the event of the copy.
 
         Parameters
         ----------
         shard : int
         lengths : uint32 [B]
         table : uint32 [B, columns]
-            Behind `lengths` in one piece of pinned memory; rows may be strided.
+            After `lengths` in the same block of pinned memory; rows may be strided.
 
         Returns
         -------
         uint32 [B], uint32 [B, columns], event
-            Of no rows, None is the event.
+            The event is None if the table has no rows.
         """
         device = self._devices[shard]
         stream = self.orders[device].enter(by_layer=bool(self.loads))
@@ -109,21 +110,21 @@ class GpuPools:
         return own_array(staged[: len(lengths)]), own_array(rows), event
 
     def mark(self, shard: int) -> Any:
-        """Return an event that stands for what the current stream of a shard's device has now."""
+        """Return an event that is recorded on the current stream of a shard's device."""
         device = self._devices[shard]
         event = kernels().Event(device)
         kernels().record(event.ptr, device, manager_stream(device).handle)
         return event
 
     def arriving(self, shard: int) -> LayerLoads | None:
-        """Return what the layers of a shard's pages wait for; None where all of them are there."""
+        """Return the pending loads that the layers of a shard wait for; None if all are done."""
         loads = self.loads.get(self._devices[shard])
         return loads if loads is not None and loads.is_pending else None
 
     def _copy(
         self, target: Any, source: int, size: int, device: int, stream: int, held: Any
     ) -> Any:
-        """Copy out of host memory that is not written again before the copy is done; its event."""
+        """Copy host memory, and hold its arrays until the copy is done; return its event."""
         event = kernels().Event(device)
         kernels().copy(target.data.ptr, source, size, device, stream)
         kernels().record(event.ptr, device, stream)
@@ -135,26 +136,26 @@ class GpuPools:
         return event
 
     def reuse_after(self, after: Any) -> None:
-        """Let pages be written again only when a stream's work, or an event, is done.
+        """Delay all later writes to pages until a stream's current work, or an event, is done.
 
         Raises
         ------
         TypeError
-            Neither a stream nor an event.
+            `after` is neither a stream nor an event.
         ValueError
-            A stream by its handle alone, where several devices could be meant.
+            `after` is a stream handle, and the manager has several devices.
         """
         if isinstance(after, int) and len(self.orders) > 1:
             raise ValueError(
-                f"after is the handle {after}, of one of {len(self.orders)} devices; "
-                f"pass the stream itself, or an event"
+                f"after is the handle {after}, which is ambiguous on {len(self.orders)} devices; "
+                f"pass the stream object, or an event"
             )
         for order in self.orders.values():
             order.put_after_work(after)
 
 
 def make_gpu_pools(devices: tuple[Device, ...], shards_per_replica: int, places: int) -> GpuPools:
-    """Check that the driver shows the devices, all of which are GPUs."""
+    """Check that the driver shows the devices, which are all GPUs; return their pools."""
     count = require_devices()
     for device in devices:
         if device.index >= count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the host's on their way to a GPU, read before the call returns and without a wait."""
+"""Copies of host arrays to a GPU; the call reads the host array before it returns, with no wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcore.backends.cuda.last_wait import LastWait
 
 __all__ = ["staging_of"]
 
-# What the driver itself reads at once out of memory that is not pinned. For more of it the host
+# Up to this size, the driver reads unpinned memory during the call. For larger copies, the host
 # waits for the stream.
 _SHORT = 64 << 10
 
@@ -33,7 +33,7 @@ class _Buffer:
 
 
 class Staging:
-    """Copy bytes of the host's to a device through pinned memory that is used again.
+    """Copy host bytes to a device through pinned memory that is reused.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ class Staging:
 
     Notes
     -----
-    Thread-safe. What is read may change as soon as a call returns. The host waits where 64 MiB are
-    under way already.
+    Thread-safe. The source may change as soon as a call returns. The host waits if 64 MiB are
+    already in flight.
     """
 
     def __init__(self, device: int) -> None:
@@ -52,13 +52,13 @@ class Staging:
         self._last_wait = LastWait()
 
     def __del__(self) -> None:
-        """Wait for copies of pinned memory, which would go before they are done."""
+        """Wait until copies of pinned memory are done, before the memory is freed."""
         self._last_wait.for_events(buffer.event for buffer in self._busy)
 
     def copy(self, address: int, source: NDArray[np.uint8], stream: int) -> None:
         """Copy bytes to an address of the device, in the order of a stream."""
         if source.nbytes <= _SHORT:
-            # A copy, because the driver would read pinned memory later.
+            # Copy `source`: if it is pinned, the driver would read it after the call returns.
             self._enqueue(address, source.copy(), stream)
             return
         for begin in range(0, source.nbytes, _BUFFER):
@@ -92,5 +92,5 @@ class Staging:
 
 @cache
 def staging_of(device: int) -> Staging:
-    """Return the staging of a device, of which there is one."""
+    """Return the only ``Staging`` object of a device."""
     return Staging(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of other libraries by CUDA's handles."""
+"""CUDA handles of the streams of other libraries."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ __all__ = [
     "stream_handle",
 ]
 
-_DEFAULTS = (0, 1, 2)  # handles that every device has: the legacy ones, and the thread's
+_DEFAULTS = (0, 1, 2)  # handles that every device has: 0 and 1 legacy, 2 per-thread
 
 
 class CurrentStream(NamedTuple):
-    """Hold the handle of a stream, and what keeps it alive."""
+    """Hold the handle of a stream, and the object that keeps the stream alive."""
 
     handle: int
     owner: Any
 
     @property
     def is_chosen(self) -> bool:
-        """Tell whether somebody chose it: it is none that is there by default."""
+        """True if a caller chose the stream: it is not a default stream."""
         return self.handle not in _DEFAULTS
 
 
 def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
-    """Return the stream of a call that names none: the current one of its arrays' library.
+    """Return the stream of a call without `stream`: the current stream of its arrays' library.
 
     Parameters
     ----------
     device : int
     libraries : iterable of {"cupy", "torch", "kvcore"}
-        Of the call's arrays. Those that kvcore made are of all libraries.
+        The libraries of the call's arrays. Arrays that kvcore made belong to all libraries.
 
     Raises
     ------
     ValueError
-        Arrays of two libraries, which have chosen different streams.
+        The arrays are of two libraries, which have chosen different streams.
 
     Notes
     -----
-    Of several libraries the one that has chosen a stream decides. Default streams are in order with
-    each other, so that the legacy one, which waits for the others, does for all.
+    With several libraries, the call uses the stream of the library that has chosen a stream.
+    Default streams are in order with each other: the call uses the legacy stream, which waits for
+    the other default streams.
     """
     named = set(libraries)
     if named == {"kvcore"}:
@@ -63,18 +64,18 @@ def current_stream(device: int, libraries: Iterable[str]) -> CurrentStream:
         both = " and ".join(f"{stream.handle:#x} of {name}" for name, stream in chosen.items())
         raise ValueError(
             f"the arrays are of several libraries, whose current streams on cuda:{device} are "
-            f"{both}; pass stream= to say which one the call runs on"
+            f"{both}; pass stream= to select the stream of the call"
         )
     return min((chosen or found).values(), key=lambda stream: stream.handle)
 
 
 def library_stream(device: int, library: str) -> CurrentStream:
-    """Return the current stream of "cupy" or "torch", and for "kvcore" that of a manager."""
+    """Return the current stream of "cupy" or "torch"; for "kvcore", the stream of a manager."""
     return manager_stream(device) if library == "kvcore" else _CURRENT[library](device)
 
 
 def manager_stream(device: int) -> CurrentStream:
-    """Return the stream that a manager's work runs on: cupy's, or torch's if it alone chose one."""
+    """Return the stream of a manager's work: cupy's, or torch's if only torch chose a stream."""
     found = _streams(device, _all_libraries())
     mine = found["cupy"]
     theirs = found.get("torch", mine)
@@ -110,10 +111,10 @@ def stream_handle(stream: Any, device: int) -> int:
     Parameters
     ----------
     stream : stream, int or None
-        A cupy, torch or numba stream, an object with ``__cuda_stream__``, a handle; None for cupy's
-        current stream of the device.
+        A cupy, torch or numba stream, an object with ``__cuda_stream__``, or a handle; None for
+        cupy's current stream of the device.
     device : int
-        Where the arrays of the call are.
+        The device of the call's arrays.
 
     Returns
     -------
@@ -123,9 +124,9 @@ def stream_handle(stream: Any, device: int) -> int:
     Raises
     ------
     ValueError
-        A stream of another device.
+        The stream is on another device.
     TypeError
-        Something that is no stream.
+        `stream` is not a stream.
     """
     if stream is None:
         return _of_cupy(device).handle
@@ -139,7 +140,7 @@ def stream_handle(stream: Any, device: int) -> int:
 
 
 def event_handle(given: Any) -> int | None:
-    """Return the handle of an event of cupy, torch or kvcore; None for what is no event."""
+    """Return the handle of an event of cupy, torch or kvcore; None if `given` is not an event."""
     if hasattr(given, "cuda_event"):  # torch
         return int(given.cuda_event)
     is_event = type(given).__name__ == "Event" and hasattr(given, "ptr")
@@ -147,7 +148,7 @@ def event_handle(given: Any) -> int | None:
 
 
 def stream_device(stream: Any) -> int | None:
-    """Return the device that a stream names; legacy streams and handles name none."""
+    """Return the device of a stream; None for legacy streams and for handles."""
     place = getattr(stream, "device_id", None)  # cupy; -1 for streams of every device
     if place is None:
         place = getattr(stream, "device_index", None)  # torch
@@ -163,7 +164,7 @@ def _handle(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         version, handle, *_ = stream.__cuda_stream__()
         if version != 0:
-            raise TypeError(f"stream speaks version {version} of __cuda_stream__, must be 0")
+            raise TypeError(f"stream has version {version} of __cuda_stream__, must be 0")
         return operator.index(handle)
     if isinstance(stream, int) and not isinstance(stream, bool):
         return _checked(stream)

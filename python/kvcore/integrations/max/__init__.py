@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MAX's names: slots of a sequence each, views of a batch. Callers take them from `kvcore`."""
+"""Classes with MAX's names: one slot per sequence, views of a batch. Import them from `kvcore`."""

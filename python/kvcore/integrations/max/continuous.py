@@ -49,10 +49,10 @@ __all__ = [
 
 
 def as_ids(ids: Iterable[Any], slots: int, name: str = "seq_ids") -> list[int]:
-    """Return ids as a list of int; TypeError for what is none, ValueError for a duplicate.
+    """Return ids as a list of int; TypeError for another type, ValueError for a duplicate.
 
-    Of more ids than there are slots, one is returned too many: it is none of them. So a source
-    without end is not read to its end.
+    Read at most ``slots + 1`` ids, so an endless source is safe. If there are more ids than slots,
+    at least one returned id is not a slot.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise TypeError(f"{name} is a {type(ids).__name__}, must be a list of int")
@@ -67,14 +67,14 @@ def as_ids(ids: Iterable[Any], slots: int, name: str = "seq_ids") -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SlotClaims:
-    """Remember the claims of a batch's rows, to tell later whether they live.
+    """The claims of a batch's rows; a call checks that a row's claim is still valid.
 
     Attributes
     ----------
     table : SlotTable
     ids : tuple of int [B]
     serials : tuple of int [B]
-        The claims that the slots had.
+        The serial numbers of the slots' claims.
     """
 
     table: SlotTable
@@ -82,7 +82,7 @@ class SlotClaims:
     serials: tuple[int, ...]
 
     def __call__(self, row: int, column: int, page: int) -> None:  # noqa: ARG002 - a Guard
-        """Raise InvalidHandleError unless the claim of `row` lives."""
+        """Raise InvalidHandleError unless the claim of `row` is valid."""
         self.table.require_serials(self.ids[row : row + 1], self.serials[row : row + 1])
 
 
@@ -99,7 +99,7 @@ class SlotTable:
         self._lock = threading.Lock()
         self._pages = BlockPool(num_slots)
         self._max_seq_len = max_seq_len
-        self._next = 0  # where the search for a free slot goes on
+        self._next = 0  # first slot of the next search for a free slot
         self._lengths: dict[int, int] = {}
         self._serials: dict[int, int] = {}
         self._new_serial = itertools.count()
@@ -111,7 +111,7 @@ class SlotTable:
         with self._lock:
             if n > self._pages.num_free:
                 raise CapacityError(
-                    f"{n} slots are wanted, {self._pages.num_free} of {self._pages.num_blocks} "
+                    f"batch_size is {n}, {self._pages.num_free} of {self._pages.num_blocks} "
                     f"are free; release a sequence first"
                 )
             free = self._pages.allocate(self._pages.num_free)
@@ -134,7 +134,7 @@ class SlotTable:
             self._keep(ids, free[~np.isin(free, ids)])
 
     def _keep(self, taken: list[int], rest: NDArray[np.int32]) -> None:
-        """Record claims of pages that are referenced, and let the others go again."""
+        """Record claims of the pages `taken`, and free the pages `rest`."""
         self._pages.free(rest)
         self._lengths.update(dict.fromkeys(taken, 0))
         self._serials.update(zip(taken, self._new_serial, strict=False))
@@ -164,7 +164,7 @@ class SlotTable:
             return [self._lengths[slot] for slot in ids], claims
 
     def grow(self, ids: Sequence[int], added: list[int], claims: SlotClaims | None = None) -> None:
-        """Add to the lengths of slots, those of `claims` where given; all or nothing."""
+        """Add to the lengths of slots, all or nothing; `claims`, if given, must still be valid."""
         with self._lock:
             if claims is not None:
                 self._require_serials(claims.ids, claims.serials)
@@ -176,13 +176,13 @@ class SlotTable:
                 if total > self._max_seq_len:
                     raise CapacityError(
                         f"sequence {slot} would hold {self._lengths[slot]} + {more} = {total} "
-                        f"tokens, max_seq_len is {self._max_seq_len}"
+                        f"tokens, max_seq_len is {self._max_seq_len}; add fewer tokens"
                     )
             for slot, more in zip(ids, added, strict=True):
                 self._lengths[slot] += more
 
     def require_serials(self, ids: tuple[int, ...], serials: tuple[int, ...]) -> None:
-        """Raise InvalidHandleError for a slot that was released since, claimed again or not."""
+        """Raise InvalidHandleError for a slot released after its claim, even if claimed again."""
         with self._lock:
             self._require_serials(ids, serials)
 
@@ -191,7 +191,7 @@ class SlotTable:
             if self._serials.get(slot) != serial:
                 raise InvalidHandleError(
                     f"sequence {slot} was released after this view of it was made; "
-                    f"fetch its present claim"
+                    f"fetch it again"
                 )
 
     # ---- queries -------------------------------------------------------------------------
@@ -208,12 +208,12 @@ class SlotTable:
             return dict(self._lengths)
 
     def contains(self, slot: object) -> bool:
-        """Tell whether a slot is claimed."""
+        """Return true if a slot is claimed."""
         with self._lock:
             return slot in self._lengths
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless claimed == referenced == has a length."""
+        """Raise AssertionError unless the claimed slots are the referenced slots with a length."""
         with self._lock:
             self._pages.check_integrity()
             claimed = self._lengths.keys()
@@ -235,7 +235,7 @@ class SlotTable:
 
 
 class ContinuousBatchingKVCacheInputs(NamedTuple):
-    """Hold what the kernels of one device need for one batch of B sequences.
+    """The inputs of one device's kernels for one batch of B sequences.
 
     Attributes
     ----------
@@ -245,7 +245,7 @@ class ContinuousBatchingKVCacheInputs(NamedTuple):
     lookup_table : uint32 [B]
         Slot of each sequence.
     is_cache_empty : bool [1]
-        Whether all lengths are 0.
+        True if all lengths are 0.
     """
 
     blocks: Any
@@ -264,7 +264,7 @@ class SlotSymbols(NamedTuple):
 
 
 def slot_symbols(params: KVCacheParams, device: Device) -> SlotSymbols:
-    """Describe what a device's kernels are given."""
+    """Describe the inputs of a device's kernels."""
     (blocks,) = pool_symbols(params, device, "num_blocks")
     return SlotSymbols(
         blocks,
@@ -303,7 +303,7 @@ def increment_slot_lengths(
 def _advance_on_gpus(
     inputs: Sequence[tuple[Any, Any, Any, Any]], prev_model_inputs: Any
 ) -> list[ContinuousBatchingKVCacheInputs]:
-    """Advance the lengths of each device on its current stream; nothing is read back."""
+    """Advance the lengths of each device on its current stream, without a copy to the host."""
     offsets, _ = checked_offsets(prev_model_inputs, [len(inputs[0][1])])
     advanced = []
     for blocks, lengths, table, _ in inputs:
@@ -325,15 +325,15 @@ class ContinuousBatchingKVCacheManager:
     Parameters
     ----------
     params : KVCacheParams
-        `num_layers` and `page_size` are re-derived from the arguments; prefix caching and the host
-        tier do not apply to slots. KV heads are spread over the devices.
+        `num_layers` and `page_size` come from the arguments below; prefix caching and the host tier
+        do not apply to slots. KV heads are spread over the devices.
     max_cache_batch_size : int
-        Slots.
+        The number of slots.
     max_seq_len : int
         Tokens per slot.
     num_layers : int
     devices : sequence of str or Device
-        As many as ``params.n_devices``.
+        ``params.n_devices`` devices.
     session
         Accepted for call compatibility, not used.
 
@@ -346,7 +346,7 @@ class ContinuousBatchingKVCacheManager:
     Notes
     -----
     Thread-safe: any number of threads may call any method. A call that raises leaves everything as
-    it was. Slots are not cleared when they are claimed again: a length says how much is valid.
+    it was. A new claim does not clear its slot: the length is the number of valid tokens.
 
     Examples
     --------
@@ -382,7 +382,7 @@ class ContinuousBatchingKVCacheManager:
     # ---- sizes ---------------------------------------------------------------------------
 
     def block_shape(self, n_sequences: int) -> list[int]:
-        """Return the shape of a device's pool for so many sequences.
+        """Return the shape of a device's pool for `n_sequences` sequences.
 
         Returns
         -------
@@ -401,7 +401,7 @@ class ContinuousBatchingKVCacheManager:
         num_layers: int,
         devices: Sequence[Device | str],
     ) -> int:
-        """Return the bytes of the slots, and of lengths and table, over all devices."""
+        """Return the bytes of the slots, lengths and tables on all devices together."""
         require_count(max_cache_batch_size=max_cache_batch_size)
         params = _slot_params(params, max_seq_len, num_layers)
         slot = params.bytes_per_page // params.tensor_parallel_degree
@@ -409,7 +409,7 @@ class ContinuousBatchingKVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Slots, the same as ``max_batch_size``."""
+        """The number of slots, equal to ``max_batch_size``."""
         return self.max_batch_size
 
     @property
@@ -419,7 +419,7 @@ class ContinuousBatchingKVCacheManager:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """The number of layers of the model."""
         return self.params.num_layers
 
     @property
@@ -429,7 +429,7 @@ class ContinuousBatchingKVCacheManager:
 
     @property
     def cache_lengths(self) -> dict[int, int]:
-        """Tokens that each claimed sequence holds, by id; a copy."""
+        """The number of tokens of each claimed sequence, by id; a copy."""
         return self._slots.lengths()
 
     @property
@@ -440,7 +440,7 @@ class ContinuousBatchingKVCacheManager:
     # ---- sequences -----------------------------------------------------------------------
 
     def claim(self, batch_size: SupportsIndex) -> list[int]:
-        """Claim slots for new sequences, round robin over the free ones; all or nothing.
+        """Claim slots for new sequences, round robin over the free slots; all or nothing.
 
         Returns
         -------
@@ -450,7 +450,7 @@ class ContinuousBatchingKVCacheManager:
         Raises
         ------
         CapacityError
-            Fewer slots are free.
+            Fewer than `batch_size` slots are free.
         ValueError
             A negative `batch_size`.
         """
@@ -463,32 +463,32 @@ class ContinuousBatchingKVCacheManager:
         ------
         AlreadyClaimedError
         ValueError
-            An id outside ``0 .. max_batch_size - 1``, or one named twice.
+            An id outside ``0 .. max_batch_size - 1``, or an id named twice.
         """
         self._slots.claim_ids(as_ids(seq_ids, self.num_blocks))
 
     def contains(self, seq_id: object) -> bool:
-        """Tell whether a sequence is claimed now."""
+        """Return true if a sequence is claimed."""
         return self._slots.contains(seq_id)
 
     def release(self, seq_id: SupportsIndex) -> None:
-        """Free a sequence's slot; RequestNotFoundError when it is not claimed."""
+        """Free a sequence's slot; RequestNotFoundError if the sequence is not claimed."""
         self._slots.release(integer("seq_id", seq_id))
 
     def fetch(self, seq_ids: Iterable[SupportsIndex]) -> list[ContinuousBatchingKVCacheInputs]:
-        """Hand out what the kernels need for a batch.
+        """Return the inputs of the kernels for a batch.
 
         Returns
         -------
         list of tuple (blocks, cache_lengths, lookup_table, is_cache_empty)
-            One per device; the arrays never change later, the pool does.
+            One per device. Later calls change only the pool, not the other arrays.
 
         Raises
         ------
         RequestNotFoundError
             A sequence that is not claimed.
         ValueError
-            One named twice.
+            A sequence named twice.
         """
         ids = as_ids(seq_ids, self.num_blocks)
         return self._inputs(ids, self._slots.rows(ids)[0])
@@ -503,7 +503,7 @@ class ContinuousBatchingKVCacheManager:
     def fetch_collection(
         self, seq_ids: Iterable[SupportsIndex], new_tokens: int | Sequence[int] = 1
     ) -> list[ContinuousBatchingKVCacheCollection]:
-        """Hand out the same as one view per device.
+        """Return the inputs of a batch as one view per device.
 
         Parameters
         ----------
@@ -520,7 +520,7 @@ class ContinuousBatchingKVCacheManager:
 
         Notes
         -----
-        Loads and stores of a view raise InvalidHandleError once their sequence was released.
+        Loads and stores of a view raise InvalidHandleError after their sequence was released.
         """
         ids = as_ids(seq_ids, self.num_blocks)
         lengths, claims = self._slots.rows(ids)
@@ -541,12 +541,12 @@ class ContinuousBatchingKVCacheManager:
         | Sequence[ContinuousBatchingKVCacheCollection]
         | None = None,
     ) -> None:
-        """Note the tokens that a step has written; all or nothing.
+        """Add the tokens that a step has written to the lengths; all or nothing.
 
         Parameters
         ----------
         valid_lengths : dict of id to count, or list of counts [B]
-        seq_ids : list of int [B], or what ``fetch_collection`` returned
+        seq_ids : list of int [B], or the result of ``fetch_collection``
             The sequences of a list of counts.
 
         Raises
@@ -554,11 +554,11 @@ class ContinuousBatchingKVCacheManager:
         RequestNotFoundError
             A sequence that is not claimed.
         InvalidHandleError
-            A sequence of the collection that was released since.
+            A sequence of the collection was released after the fetch.
         CapacityError
             A sequence would be longer than `max_seq_len`.
         ValueError
-            Counts below 0, or not one per sequence.
+            A count below 0, or a number of counts other than the number of sequences.
         """
         if isinstance(valid_lengths, Mapping):
             if seq_ids is not None:
@@ -581,18 +581,20 @@ class ContinuousBatchingKVCacheManager:
         self._slots.grow(ids, counts, claims)
 
     def _sequences(self, given: Any) -> tuple[list[int], SlotClaims | None]:
-        """Return the ids that a step names, and the claims they must still have."""
+        """Return the ids that a step names, and the claims that must still be valid."""
         if given is None:
             raise ValueError("valid_lengths is a list without seq_ids; pass them, or a dict")
         if isinstance(given, list | tuple) and given and isinstance(given[0], self.CollectionType):
-            given = given[0]  # one per device, all of the same rows
+            given = given[0]  # each device's view has the same rows
         if not isinstance(given, self.CollectionType):
             return as_ids(given, self.num_blocks), None
         claims = given.guard
         if not isinstance(claims, SlotClaims):
             return as_ids(host_copy(given.lookup_table), self.num_blocks), None
         if claims.table is not self._slots:
-            raise ValueError("the collection is another manager's; pass one that this one fetched")
+            raise ValueError(
+                "the collection is another manager's; pass a collection of this manager's"
+            )
         return list(claims.ids), claims
 
     # ---- multi-step ----------------------------------------------------------------------
@@ -621,13 +623,13 @@ class ContinuousBatchingKVCacheManager:
         Raises
         ------
         ValueError
-            Row offsets that do not belong to these inputs, or not one input per device.
+            Row offsets that do not fit these inputs, or another number of inputs than devices.
         CapacityError
-            A sequence would be longer than `max_seq_len`. Not on GPUs, where nothing is read back.
+            A sequence would be longer than `max_seq_len`. GPUs do not check this: no readback.
 
         Notes
         -----
-        The manager's own lengths move only in ``step``.
+        Only ``step`` changes the manager's own lengths.
         """
         if not isinstance(kv_cache_inputs, list | tuple):
             raise TypeError(f"inputs are a {type(kv_cache_inputs).__name__}, must be a list")
@@ -660,7 +662,7 @@ class ContinuousBatchingKVCacheManager:
 
 
 def _parsed(devices: Iterable[Device | str]) -> tuple[Device, ...]:
-    """Return devices that may be others than a manager's own."""
+    """Return the devices of a list; they may differ from a manager's own."""
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise TypeError(f"devices is a {type(devices).__name__}, must be a list of devices")
     return tuple(Device.parse(device) for device in devices)

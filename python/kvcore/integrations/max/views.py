@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a batch's KV cache: all layers, from which each layer's keys and values are taken."""
+"""Views of a batch's KV cache: a view of all layers, and of each layer's keys or values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def host_copy(array: Any) -> NDArray[Any]:
-    """Return a numpy array as it is, one on a GPU as a copy, waiting for its current stream."""
+    """Return a numpy array itself, or a copy of a GPU array; wait for its current stream."""
     return place_of(None, {"the array": array}).to_host(array)
 
 
@@ -64,21 +64,21 @@ def write_element(array: Any, index: tuple[int, ...], value: Any) -> None:
 
 
 def on_device(device: Device, arrays: tuple[NDArray[Any], ...]) -> tuple[Any, ...]:
-    """Return arrays of the host's, copied where a device is a GPU, on its current stream."""
+    """Return host arrays; if the device is a GPU, copy them to it on its current stream."""
     place = backend_of(device.kind).current_place(device.index)
     return tuple(place.from_host(array) for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPart:
-    """Hold one array of a pool, 6-D, and its scales."""
+    """One array of a pool, 6-D, and its scales."""
 
     blocks: NDArray[Any]
     scales: NDArray[np.float32] | None
 
 
 def require_array(name: str, value: Any, rank: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """See an array as numpy's or cupy's; ValueError for another rank or dtype."""
+    """Return an array as a numpy or cupy array; ValueError for another rank or dtype."""
     array: NDArray[Any] = any_array(value, name)
     if array.ndim != rank or array.dtype != dtype:
         raise ValueError(
@@ -98,14 +98,14 @@ def pool_parts(
     blocks : array [num_blocks, kv_dim, layers, block_size, heads, head_dim], or pair of K and V
     scales : float32 [num_blocks, kv_dim, layers, block_size, heads, groups], or pair, or None
     params : KVCacheParams or None
-        Read off the arrays where None. Layers and block size are always the arrays'.
+        If None, derived from the arrays. Layers and block size always come from the arrays.
 
     Raises
     ------
     ValueError
-        Another rank, dtype or shape than each other's and the params'.
+        The arrays and the params disagree in rank, dtype or shape.
     TypeError
-        No arrays.
+        An argument is no array.
     """
     if blocks is None:
         raise ValueError("blocks is None: a view needs a pool, this manager hands out page ids")
@@ -114,7 +114,7 @@ def pool_parts(
     if len(arrays) > 2 or len(given) != len(arrays):
         raise ValueError(
             f"blocks holds {len(arrays)} arrays and scales {len(given)}, must both hold one, or "
-            f"two where K and V have widths of their own"
+            f"two if K and V differ in width"
         )
     if params is None:
         params = _described(arrays, given)
@@ -172,7 +172,7 @@ def _as_dtype(array: NDArray[Any], params: KVCacheParams) -> NDArray[Any]:
     if array.dtype == dtype:
         return array
     if array.dtype.kind in "uV" and array.dtype.itemsize == dtype.itemsize:
-        return array.view(dtype)  # a caller's pool may hold the bits alone
+        return array.view(dtype)  # a caller's pool may hold only the bits
     raise ValueError(f"blocks has dtype {array.dtype}, must be {dtype} as the params say")
 
 
@@ -197,7 +197,7 @@ Guard = Callable[[int, int, int], None]
 
 
 def require_index(name: str, value: SupportsIndex, count: int, what: str) -> int:
-    """Return the index as an int; IndexError outside ``0 .. count - 1``, TypeError for no int."""
+    """Return the index as an int; IndexError outside ``0 .. count - 1``, TypeError if no int."""
     index = integer(name, value)
     if not 0 <= index < count:
         raise IndexError(f"{name} is {index}, must be at least 0 and below {count}, the {what}")
@@ -205,7 +205,7 @@ def require_index(name: str, value: SupportsIndex, count: int, what: str) -> int
 
 
 class KVCacheLayer(ABC):
-    """See the keys or the values of one layer, without owning or copying them.
+    """A view of the keys or the values of one layer; it neither owns nor copies them.
 
     Parameters
     ----------
@@ -216,16 +216,16 @@ class KVCacheLayer(ABC):
     lookup_table : uint32
         The blocks of each sequence; ids from ``num_blocks`` on mean "unassigned".
     max_seq_length, max_cache_length : int
-        Longest count of new tokens; longest of cached and new together.
+        The longest count of new tokens; the longest sum of cached and new tokens.
     scales : float32 [num_blocks, block_size, heads, groups], optional
-        A stored element times the scale of its group is the value.
+        A value is the stored element times the scale of its group.
     guard : callable, optional
-        Called with (row, column, page) before each access; raises where the row has lost it.
+        Called with (row, column, page) before each access; raises if the row has lost the page.
 
     Notes
     -----
-    ``load`` and ``store`` are for looking and for tests: one element per call, and on a GPU the
-    host waits for each. Kernels take ``blocks``.
+    ``load`` and ``store`` are for debugging and tests: each call handles one element, and on a GPU
+    the host waits for it. Kernels take ``blocks``.
     """
 
     __slots__ = (
@@ -273,14 +273,14 @@ class KVCacheLayer(ABC):
         Returns
         -------
         scalar
-            Of the pool's dtype; float32, multiplied by its scale, where there are scales.
+            The element in the pool's dtype; with scales, float32 multiplied by its scale.
 
         Raises
         ------
         IndexError
             An index out of range or negative, or a position without a block.
         InvalidHandleError
-            The sequence was released, or has lost the block, since the view was made.
+            After the view was made, the sequence was released or lost the block.
         """
         place = self._locate(bs, head, tok, dim)
         scale = self._scale(place)
@@ -295,9 +295,9 @@ class KVCacheLayer(ABC):
         dim: SupportsIndex,
         value: SupportsFloat,
     ) -> None:
-        """Write one element, divided by its scale where there are scales, to the nearest.
+        """Write one element, rounded to nearest; with scales, divided by its scale.
 
-        Beyond the range of fp8 and int8 the largest finite value is stored.
+        A value beyond the range of fp8 or int8 is stored as the largest finite value.
 
         Raises
         ------
@@ -307,7 +307,7 @@ class KVCacheLayer(ABC):
             A scale that is 0 or not finite: write the scale first. NaN into int8. A pool that is
             read-only, or whose elements share memory.
         TypeError
-            A value that is no number, an index that is no int.
+            A value that is no number, or an index that is no int.
         """
         place = self._locate(bs, head, tok, dim)
         scale = self._scale(place)
@@ -328,7 +328,7 @@ class KVCacheLayer(ABC):
         return int(read_element(self.cache_lengths, (row,)))
 
     def empty_cache(self) -> bool:
-        """Tell whether no sequence of the batch held a token before this step."""
+        """Return true if no sequence of the batch held a token before this step."""
         return not host_copy(self.cache_lengths).any()
 
     def max_prompt_length(self) -> int:
@@ -336,12 +336,12 @@ class KVCacheLayer(ABC):
         return self._max_seq_length
 
     def max_context_length(self) -> int:
-        """Return the longest of cached and new tokens together."""
+        """Return the longest sum of cached and new tokens."""
         return self._max_cache_length
 
     @abstractmethod
     def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
-        """Return the table's column, the page there and the place inside it."""
+        """Return a token's column of the table, its page, and its place inside the page."""
 
     def _locate(
         self, bs: SupportsIndex, head: SupportsIndex, tok: SupportsIndex, dim: SupportsIndex
@@ -379,7 +379,7 @@ class KVCacheLayer(ABC):
 
 
 class ContinuousBatchingKVCache(KVCacheLayer):
-    """See one layer's keys or values where a sequence has one slot; table uint32 [B]."""
+    """A view of one layer's keys or values in slots, one per sequence; table uint32 [B]."""
 
     __slots__ = ()
 
@@ -389,14 +389,14 @@ class ContinuousBatchingKVCache(KVCacheLayer):
 
 
 class PagedKVCacheLayer(KVCacheLayer):
-    """See one layer's keys or values where a sequence has pages; table uint32 [B, pages]."""
+    """A view of one layer's keys or values in pages; table uint32 [B, pages]."""
 
     __slots__ = ()
 
     def _entry(self, row: int, tok: SupportsIndex) -> tuple[int, int, int]:
         page_size = self.blocks.shape[1]
         room = self.lookup_table.shape[1] * page_size
-        position = require_index("tok", tok, room, "tokens that the table has columns for")
+        position = require_index("tok", tok, room, "tokens in the table's columns")
         column, offset = divmod(position, page_size)
         return column, int(read_element(self.lookup_table, (row, column))), offset
 
@@ -405,29 +405,29 @@ class PagedKVCacheLayer(KVCacheLayer):
 
 
 class KVCacheCollection(ABC):
-    """See the KV cache of one batch on one device, without owning or copying it.
+    """A view of one batch's KV cache on one device; it neither owns nor copies the cache.
 
     Attributes
     ----------
     blocks : array [num_blocks, kv_dim, layers, block_size, heads, head_dim], or pair
-        The pool; (K pool, V pool) when V has a width of its own.
+        The pool; (K pool, V pool) if V has another width than K.
     cache_lengths : uint32 [B]
         Tokens of each sequence before this step.
     lookup_table : uint32 [B] (slots) or [B, pages]
     max_seq_length : int
         Longest count of new tokens of this step.
     max_cache_length : int
-        Longest of cached and new tokens together.
+        Longest sum of cached and new tokens.
     scales : float32 [num_blocks, kv_dim, layers, block_size, heads, groups], or pair, or None
     kv_params : KVCacheParams
-        What the pool holds; `page_size` is the block's size.
+        The parameters of the pool; `page_size` is the block's size.
     guard : callable or None
-        Of a view that a manager made: raises InvalidHandleError once a row was released or has lost
-        a block.
+        The check of a view that a manager made: it raises InvalidHandleError after a row was
+        released or has lost a block.
 
     Notes
     -----
-    Building one costs the checks of ranks, dtypes and shapes, independent of the batch.
+    Building a view costs the checks of ranks, dtypes and shapes, whatever the size of the batch.
     """
 
     name_str: ClassVar[str]
@@ -460,7 +460,7 @@ class KVCacheCollection(ABC):
             raise TypeError(f"guard is a {type(guard).__name__}, must be callable or None")
         self.guard = guard
 
-    # ---- what it holds -------------------------------------------------------------------
+    # ---- contents ------------------------------------------------------------------------
 
     @property
     def blocks(self) -> Any:
@@ -483,7 +483,7 @@ class KVCacheCollection(ABC):
 
     @property
     def scale_dtype(self) -> np.dtype[np.float32] | None:
-        """Dtype of the scales, None without."""
+        """Dtype of the scales; None without scales."""
         return None if self._parts[0].scales is None else np.dtype(np.float32)
 
     @property
@@ -506,7 +506,7 @@ class KVCacheCollection(ABC):
     # ---- layers --------------------------------------------------------------------------
 
     def get_key_cache(self, layer_idx: SupportsIndex) -> KVCacheLayer:
-        """See the keys of one layer, or its latent rows; IndexError for a layer out of range.
+        """Return a view of one layer's keys or latent rows; IndexError for a layer out of range.
 
         Notes
         -----
@@ -515,7 +515,7 @@ class KVCacheCollection(ABC):
         return self._layer(0, 0, layer_idx)
 
     def get_value_cache(self, layer_idx: SupportsIndex) -> KVCacheLayer:
-        """See the values of one layer.
+        """Return a view of the values of one layer.
 
         Raises
         ------
@@ -527,7 +527,7 @@ class KVCacheCollection(ABC):
         if self.kv_params.is_mla:
             raise ValueError(
                 "the pool holds latent rows (is_mla) and has no value cache; "
-                "get_key_cache has the rows"
+                "call get_key_cache for the rows"
             )
         part = len(self._parts) - 1
         return self._layer(part, 1 - part, layer_idx)
@@ -554,7 +554,7 @@ class KVCacheCollection(ABC):
 
 
 class ContinuousBatchingKVCacheCollection(KVCacheCollection):
-    """See the KV cache of a batch whose sequences have one slot each.
+    """A view of the KV cache of a batch in which each sequence has one slot.
 
     Parameters
     ----------
@@ -565,7 +565,7 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection):
     max_seq_length, max_cache_length : int
     scales : float32 [slots, kv_dim, layers, max_seq_len, heads, groups], optional
     kv_params : KVCacheParams, optional
-        Read off the arrays by default.
+        By default, derived from the arrays.
     guard : callable, optional
         See KVCacheCollection.
 
@@ -593,15 +593,15 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection):
 
 
 class PagedKVCacheCollection(KVCacheCollection):
-    """See the KV cache of a batch whose sequences have pages.
+    """A view of the KV cache of a batch whose sequences have pages.
 
     Parameters
     ----------
     inputs : RaggedKVCacheInputs
-        Of one device, as fetched.
+        The inputs of one device, as fetched.
     kv_params : KVCacheParams, optional
-        Read off the arrays by default.
-    guard : callable, or tuple of one for each bundle, optional
+        By default, derived from the arrays.
+    guard : callable, or tuple of a callable for each bundle, optional
         See KVCacheCollection.
 
     Raises
@@ -609,12 +609,12 @@ class PagedKVCacheCollection(KVCacheCollection):
     ValueError
         Inputs without a pool, or with another rank, dtype or shape.
     TypeError
-        No inputs.
+        `inputs` is no RaggedKVCacheInputs.
 
     Notes
     -----
-    Positions of ``load`` and ``store`` count from the start of the sequence. Storing to a position
-    that is written already changes it for every sequence that shares the page.
+    Positions of ``load`` and ``store`` count from the start of the sequence. A store to a
+    written position changes it for every sequence that shares the page.
 
     Examples
     --------
@@ -683,14 +683,14 @@ class PagedKVCacheCollection(KVCacheCollection):
 def longest_lengths(
     cache_lengths: NDArray[np.uint32], new_tokens: int | Sequence[int], max_seq_len: int
 ) -> tuple[int, int]:
-    """Return the longest count of new tokens and the longest of cached and new together.
+    """Return the longest count of new tokens and the longest sum of cached and new tokens.
 
     Raises
     ------
     CapacityError
         A sequence would be longer than its slot.
     ValueError
-        A negative count, or not one per sequence.
+        A negative count, or a number of counts other than the number of sequences.
     TypeError
         Counts that are no integers.
     """
@@ -702,7 +702,7 @@ def longest_lengths(
         )
     if rows == 0:
         return 0, 0
-    total = cache_lengths + np.minimum(new, MOST_UINT32)  # of which the sum does not wrap
+    total = cache_lengths + np.minimum(new, MOST_UINT32)  # clamped: the uint32 sum must not wrap
     if total.max() > max_seq_len:
         raise CapacityError(
             f"row {int(total.argmax())} would hold {int(total.max())} tokens, a slot holds "
@@ -712,12 +712,12 @@ def longest_lengths(
 
 
 class FetchContinuousBatchingKVCacheCollection:
-    """Build the view of a batch from what ``ContinuousBatchingKVCacheManager.fetch`` hands out.
+    """Build the view of a batch from the result of ``ContinuousBatchingKVCacheManager.fetch``.
 
     Parameters
     ----------
     kv_params : KVCacheParams
-        Of the manager; layers and slot size are read off the arrays.
+        The manager's parameters; layers and slot size come from the arrays.
 
     Examples
     --------
@@ -754,7 +754,7 @@ class FetchContinuousBatchingKVCacheCollection:
         Raises
         ------
         ValueError
-            Another rank, dtype or shape than these and the params'.
+            Another rank, dtype or shape than described here and by the params.
         CapacityError
             A sequence would be longer than its slot.
         """

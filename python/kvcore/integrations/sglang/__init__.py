@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's prefix cache on kvcore: ``--radix-cache-backend kvcore``.
 
-SGLang calls `register` by itself, as kvcore is installed beside it. Importing this imports nothing
-of SGLang.
+SGLang calls `register` itself if kvcore is installed. This package does not import SGLang before
+it is called.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Make the backend known to SGLang; what its plug-in entry point calls, once per process.
+    """Register the backend with SGLang; SGLang's plug-in entry point calls it once per process.
 
-    Where this fails, SGLang has its own caches only, which one line of the log says.
+    If this fails, SGLang has only its own caches, and one log line gives the reason.
     """
     try:
         from sglang.srt.mem_cache.registry import register_radix_cache_backend
@@ -32,9 +32,9 @@ def register() -> None:
         register_radix_cache_backend("kvcore", make_cache)
     except ImportError:
         _log.warning("this SGLang has no --radix-cache-backend; kvcore serves %s", _served())
-    except Exception as error:  # noqa: BLE001 - whatever it is, SGLang goes on without kvcore
+    except Exception as error:  # noqa: BLE001 - after any error, SGLang runs without kvcore
         _log.warning(
-            "SGLang has no --radix-cache-backend kvcore: it refused it with %s: %s",
+            "SGLang has no --radix-cache-backend kvcore: SGLang refused it with %s: %s",
             type(error).__name__,
             error,
         )
@@ -50,22 +50,22 @@ def make_cache(context: Any) -> Any:
     Returns
     -------
     sglang BasePrefixCache
-        Of kvcore. SGLang's own, with a line in the log: for a version of SGLang that is not one of
-        `SERVED_VERSIONS`, where prefixes are not to be cached, where SGLang passes or calls what
-        kvcore does not know, and where kvcore fails.
+        kvcore's cache. SGLang's own, with a log line, if its version is not in `SERVED_VERSIONS`,
+        if prefix caching is off, if SGLang passes an argument or makes a call that kvcore does not
+        support, or if kvcore fails.
 
     Raises
     ------
     NotImplementedError
-        What the model or the options need is not served; the text says what. Or a version of SGLang
-        that is not served has no cache of its own where this one looks for it.
+        kvcore does not serve a feature of the model or the options; the text names it. Or SGLang
+        has an unsupported version, and its own cache is not at the place that kvcore imports.
     """
     try:
         from sglang.srt.mem_cache.registry import default_radix_cache_factory
         from sglang.version import __version__
     except ImportError as error:
         raise NotImplementedError(
-            f"kvcore serves SGLang {_served()}, and finds no cache of this one's own ({error}); "
+            f"kvcore serves SGLang {_served()}, and cannot import this one's own cache ({error}); "
             f"leave out --radix-cache-backend kvcore"
         ) from error
 
@@ -74,7 +74,7 @@ def make_cache(context: Any) -> Any:
         made = _make(context, __version__, own)
     except NotImplementedError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, SGLang goes on without kvcore
+    except Exception as error:  # noqa: BLE001 - after any error, SGLang runs without kvcore
         made = f"{own}kvcore failed with {type(error).__name__}: {error}"
     if isinstance(made, str):
         _log.warning(made)
@@ -84,7 +84,7 @@ def make_cache(context: Any) -> Any:
 
 
 def _make(context: Any, version: str, own: str) -> Any:
-    """Return a cache, or as text why SGLang keeps its own."""
+    """Return a cache, or a text with the reason why SGLang keeps its own."""
     if not is_served(version, SERVED_VERSIONS):
         return f"{own}kvcore serves {_served()}"
     if context.disable_radix_cache:

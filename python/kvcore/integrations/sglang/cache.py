@@ -24,10 +24,11 @@ _NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class KVCoreRadixCache(base.BasePrefixCache):
-    """Serve what SGLang's scheduler asks of a prefix cache.
+    """The prefix cache of SGLang's scheduler.
 
-    Invariant: a page is the tree's from the call on that puts it in, which also locks it for its
-    request; what fails later in a checkpoint leaves nothing with two owners or none.
+    Invariant: the tree owns a page from the insert on, and the insert of a checkpoint also pins the
+    page for its request. So a later failure in a checkpoint leaves no page with two owners, and no
+    page without an owner.
     """
 
     POLICIES = ("lru", "lfu", "slru", "fifo", "priority")
@@ -46,18 +47,18 @@ class KVCoreRadixCache(base.BasePrefixCache):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all; SGLang clears its allocator by itself."""
+        """Empty the cache; SGLang clears its allocator itself."""
         shape: Any = {"token_dtype": np.int64, "paired": self.is_eagle}
         tree = PrefixTree(self.page_size, self.eviction_policy, **shape)
-        root = tree.match(_NOTHING)[1]  # where it fails, nothing has changed
+        root = tree.match(_NOTHING)[1]  # if this fails, nothing has changed
         self.tree, self.root_node = tree, root
-        self._unfreed = _NOTHING  # evicted, and not given back yet
+        self._unfreed = _NOTHING  # evicted pages that are not freed yet
         self.kv_events.record_all_cleared()
 
     def match_prefix(self, params: Any) -> Any:
-        """Find the longest cached prefix; a use of it by recency alone.
+        """Find the longest cached prefix, and update its recency but not its number of uses.
 
-        SGLang counts uses where it inserts.
+        SGLang counts uses at inserts.
         """
         key, _ = params.key.maybe_to_bigram_view(self.is_eagle)
         tokens = np.asarray(key.token_ids, np.int64)[: key.limit]
@@ -68,11 +69,11 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return base.MatchResult(handle.num_pages * self.page_size, handle, handle, handle)
 
     def touch_prefix(self, key: Any) -> None:
-        """Count a use of a prefix by recency."""
+        """Update the recency of a prefix."""
         self.match_prefix(base.MatchPrefixParams(key))
 
     def insert(self, params: Any) -> Any:
-        """Put the whole pages of a key in; those that it had already stay the caller's."""
+        """Insert the whole pages of a key; the caller keeps pages that the tree already had."""
         key, value = params.key.maybe_to_bigram_view(self.is_eagle, params.value)
         pages = self._pages(value[: len(key) // self.page_size * self.page_size])
         ids, known, handle = self._put(key, pages, params.priority or 0)
@@ -80,7 +81,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return base.InsertResult(known * self.page_size, last_device_node=handle)
 
     def _put(self, key: Any, pages: NDArray[Any], rank: int, after: Any = None, **how: Any) -> Any:
-        """SGLang's priorities from -50 to 50 are those of the tree; beyond, the nearest."""
+        """Insert pages; SGLang's priorities -50 .. 50 become the tree's 0 .. 100, clamped."""
         name = () if after else (key.extra_key, key.cache_salt)
         tokens = np.asarray(key.token_ids, np.int64)[: len(pages) * self.page_size + self.is_eagle]
         how |= {"priority": min(max(50 + rank, 0), 100), "return_handle": True, "after": after}
@@ -92,10 +93,10 @@ class KVCoreRadixCache(base.BasePrefixCache):
             self.kv_events.stored(key[new], ids[:known] if known else front, ids[known:])
 
     def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
-        """Put in what a request has computed since it last did, and lock it."""
+        """Insert the pages that a request has computed since its last checkpoint, and pin them."""
         kv, size, last, old = req.kv, self.page_size, req.last_node, req.lock
         done, end = kv.cache_protected_len, max(up_to - self.is_eagle, 0) // size * size
-        if kv.swa_evict_floor:  # behind it windows have slid
+        if kv.swa_evict_floor:  # windows have left tokens after it
             end = min(end, -(-kv.swa_evict_floor // size) * size)
         if end < done:
             return
@@ -103,7 +104,8 @@ class KVCoreRadixCache(base.BasePrefixCache):
         first, after = (done, last) if goes_on else (0, None)
         key = self._key(req, first, end)
         pages = self._pages(self.req_to_token_pool.req_to_token[kv.req_pool_idx, first:end])
-        tells = self.kv_events.enabled and goes_on  # asked first: what fails here is told later
+        # Read `front` before the insert: after a failure here, a later call records the pages.
+        tells = self.kv_events.enabled and goes_on
         front = self.tree.pages_of(last, done // size - 1) if tells else _NOTHING
         ids, known, handle = self._put(key, pages, req.priority or 0, after, pin=True)
         kv.cache_protected_len, kv.cache_inserted_len = end, max(kv.cache_inserted_len, end)
@@ -121,7 +123,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return RadixKey(tokens, req.extra_key, self.is_eagle, cache_salt=req.cache_salt)
 
     def _prefer_prompt(self, req: Any, handle: PrefixHandle) -> None:
-        """Rank a prompt above its output, as SGLang does; without priorities tails go first."""
+        """Rank a prompt above its output, as SGLang does; other policies evict tails first."""
         end = max(len(req.origin_input_ids) - self.is_eagle, 0) // self.page_size
         if self.eviction_policy == "priority" and 0 < end < handle.num_pages:
             key, pages = self._key(req, 0, end * self.page_size), self.tree.pages_of(handle)
@@ -132,7 +134,7 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return self._slots(self.tree.pages_of(node))
 
     def evict(self, params: Any) -> Any:
-        """Free at least so many tokens, by pages and not by leaves."""
+        """Evict at least the requested tokens; the unit of eviction is a page, not a leaf."""
         start = perf_counter()
         if not self._unfreed.size:
             tokens = max(params.num_tokens, params.swa_num_tokens, 0)
@@ -145,37 +147,37 @@ class KVCoreRadixCache(base.BasePrefixCache):
         return base.EvictResult(pages.size * self.page_size)
 
     def lock(self, node: PrefixHandle) -> Any:
-        """Keep a prefix; the handle is its own receipt."""
+        """Pin a prefix; its handle is also the receipt for `unlock`."""
         self.tree.pin(node)
         return node
 
     def unlock(self, lock: Any) -> None:
-        """Let a prefix go."""
+        """Unpin a prefix."""
         if lock is not None:
             self.tree.unpin(lock)
 
     def inc_lock_ref(self, node: PrefixHandle) -> Any:
-        """Lock a prefix; return by how many tokens fewer may go."""
+        """Pin a prefix; return the change in evictable tokens."""
         before = self.evictable_size()
         self.tree.pin(node)
         return base.IncLockRefResult(delta=self.evictable_size() - before)
 
     def dec_lock_ref(self, node: PrefixHandle, params: Any = None) -> Any:  # noqa: ARG002
-        """Unlock a prefix; return by how many tokens more may go."""
+        """Unpin a prefix; return the change in evictable tokens."""
         before = self.evictable_size()
         self.tree.unpin(node)
         return base.DecLockRefResult(delta=self.evictable_size() - before)
 
     def evictable_size(self) -> int:
-        """Return the tokens that may go."""
+        """Return the number of evictable tokens."""
         return int(self.tree.num_evictable * self.page_size)
 
     def protected_size(self) -> int:
-        """Return the tokens that are locked."""
+        """Return the number of pinned tokens."""
         return self.total_size() - self.evictable_size()
 
     def total_size(self) -> int:
-        """Return the tokens in the tree."""
+        """Return the number of tokens in the tree."""
         return int(self.tree.num_cached * self.page_size)
 
     def all_values_flatten(self) -> torch.Tensor:
@@ -203,9 +205,9 @@ class KVCoreRadixCache(base.BasePrefixCache):
 
 
 class KVCoreWindowCache(KVCoreRadixCache):
-    """Serve models all of whose layers have a sliding window.
+    """The prefix cache of models in which every layer has a sliding window.
 
-    Kept is the start of a prompt, which no window had left when the request was checkpointed.
+    It keeps the start of a prompt up to the first page that a window had left at the checkpoint.
     """
 
     supports_swa = PureSWARadixCache.supports_swa

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang publishes of its cache: which pages come and go, by the hashes that it gives them."""
+"""The events that SGLang publishes about its cache: new and removed pages, by their hashes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 
 
 class PageEvents(KVCacheEventRecorder):
-    """SGLang's recorder with the hashes of cached pages, by page id, in one array."""
+    """SGLang's recorder, with the hashes of cached pages in one array by page id."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(
@@ -26,13 +26,13 @@ class PageEvents(KVCacheEventRecorder):
         self._hashes = np.zeros(size, [("chain", "u1", 32), ("block", "i8")])
 
     def enqueue(self, event: Any) -> None:
-        """Queue an event; of new pages also remember by which hashes."""
+        """Queue an event; for new pages, also collect their hashes."""
         if isinstance(event, BlockStored):
             self._told += event.block_hashes
         super().enqueue(event)
 
     def stored(self, key: Any, front: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
-        """Record new pages with the tokens of `key`, behind the pages `front`."""
+        """Record new pages with the tokens of `key`; the pages `front` precede them."""
         plain = key.extra_key is None and key.cache_salt is None
         parent = _node(None, key[:0], [], [])
         if front.size:
@@ -53,5 +53,5 @@ class PageEvents(KVCacheEventRecorder):
 
 
 def _node(parent: Any, key: Any, hashes: list[str] | None, named: list[str] | None) -> Any:
-    """Return what the recorder reads of a node of SGLang's tree."""
+    """Return an object with the fields that the recorder reads from a node of SGLang's tree."""
     return SimpleNamespace(parent=parent, key=key, hash_value=hashes, event_hash_value=named)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order waiting requests share most: SGLang's schedule policy dfs-weight."""
+"""The order in which waiting requests share most pages: SGLang's schedule policy dfs-weight."""
 
 from __future__ import annotations
 
 
 def dfs_weight_order(paths: list[list[int]]) -> list[int]:
-    """Return the indices of requests as a walk meets their prefixes, given by page ids.
+    """Return the indices of requests in the order of a walk over their paths of page ids.
 
-    Of the ways on from a prefix those of more requests come first, its own requests last.
+    After a prefix, the branch with the most requests comes first. Requests whose path ends at the
+    prefix come last.
     """
     order: list[int] = []
-    # Requests, how many pages they are known to share, and whether nothing is left to be walked.
+    # Entries: requests, the number of pages they are known to share, true after the walk below.
     left: list[tuple[list[int], int, bool]] = [([*range(len(paths))], 0, False)]
     while left:
         members, depth, is_walked = left.pop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cache serves, and what it refuses."""
+"""Checks of SGLang's arguments and options: the cache class, or the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.srt.runtime_context import get_disagg, get_memory
 from kvcore.integrations.gate import refused_calls
 from kvcore.integrations.sglang.cache import KVCoreRadixCache, KVCoreWindowCache
 
-# What SGLang says of a cache to be made; kvcore was looked at for each of them.
+# SGLang's arguments for a new cache; kvcore was reviewed for each of them.
 _CONTEXT = frozenset(
     {
         *("server_args", "params", "is_hybrid_swa", "is_hybrid_ssm", "enable_hierarchical_cache"),
@@ -33,7 +33,7 @@ _PARAMS = frozenset(
     }
 )
 
-# Options of SGLang that bring a tier, a tree or a pool of their own.
+# Options of SGLang that have their own tier, tree or pool.
 _OTHERS = (
     *("enable_hierarchical_cache", "enable_lmcache", "enable_flexkv", "enable_unified_memory"),
     *("enable_unified_cache_external_linker", "enable_session_radix_cache"),
@@ -41,7 +41,7 @@ _OTHERS = (
 
 
 def unknown(context: Any) -> str | None:
-    """Return what SGLang says of a cache, or asks of it, that kvcore does not know."""
+    """Return the arguments or calls of SGLang that kvcore does not support; None if all fit."""
     names = (vars(context).keys() - _CONTEXT) | (vars(context.params).keys() - _PARAMS)
     if names:
         return f"kvcore does not know the cache's arguments {', '.join(sorted(names))}"
@@ -51,7 +51,7 @@ def unknown(context: Any) -> str | None:
 
 
 def cache_class(context: Any) -> type[KVCoreRadixCache]:
-    """Return the class of a model's cache. NotImplementedError for what it does not serve."""
+    """Return a model's cache class; raise NotImplementedError for an unsupported feature."""
     memory, params = get_memory(), context.params
     allocator = params.token_to_kv_pool_allocator
     policy, config = params.eviction_policy, params.eviction_policy_config
@@ -59,7 +59,7 @@ def cache_class(context: Any) -> type[KVCoreRadixCache]:
     windows = context.is_hybrid_swa and context.full_tokens_per_layer == 0
     refused = {f"--{each.replace('_', '-')}": getattr(memory, each) for each in _OTHERS} | {
         "Mamba or other recurrent states": context.is_hybrid_ssm,
-        "full attention beside sliding windows": context.is_hybrid_swa and not windows,
+        "full attention together with sliding windows": context.is_hybrid_swa and not windows,
         f"--disaggregation-decode-retraction-backup {backup}": backup == "host_pool",
         f"--radix-eviction-policy {policy}": policy.lower() not in KVCoreRadixCache.POLICIES,
         f"--radix-eviction-policy-config {config}": config and config != {"protected_threshold": 2},

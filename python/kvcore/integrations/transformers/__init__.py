@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers on kvcore: generation over a paged pool, and the parts it is made of.
+"""Hugging Face transformers on kvcore: generation over a paged pool, and its parts.
 
-Importing this registers the attention implementation "kvcore".
+Importing this package registers the attention implementation "kvcore".
 """
 
 from __future__ import annotations

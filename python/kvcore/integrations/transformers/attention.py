@@ -17,12 +17,12 @@ __all__ = ["MASK_WINDOWS", "NAME", "attention_forward", "padding_mask", "registe
 
 NAME = "kvcore"
 
-#: Where set: takes the windows and chunk sizes of the masks that a model asks for.
+#: If set, collects the windows and chunk sizes of the masks that a model asks for.
 MASK_WINDOWS: ContextVar[set[int] | None] = ContextVar("MASK_WINDOWS", default=None)
 
 
 def register() -> None:
-    """Make "kvcore" known to ``attn_implementation=`` and ``model.set_attn_implementation``."""
+    """Register "kvcore" for ``attn_implementation=`` and ``model.set_attn_implementation``."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, padding_mask)
 
@@ -37,19 +37,19 @@ def attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend for one layer of a model, in the form that transformers calls.
+    """Attend for one layer of a model, with the signature that transformers calls.
 
-    With ``kvcore_batch=`` given to the model, the new k and v go into their pages and the queries
-    attend over all pages of their rows. Without it, over the k and v that arrive.
+    If the model is called with ``kvcore_batch=``, the new k and v go into their pages and the
+    queries attend over all pages of their rows. Otherwise they attend over the k and v of the call.
 
     Parameters
     ----------
     module : Module
         The layer's attention: its ``layer_idx`` names the layer of the pool.
     query, key, value : tensor [1, heads, T, head_dim]
-        T new tokens of all rows of a packed batch; [B, heads, T or S, head_dim] without one.
+        T new tokens of all rows of a packed batch; [B, heads, T or S, head_dim] without a batch.
     attention_mask : tensor, optional
-        None for a packed batch: its pages tell who sees what.
+        None for a packed batch: its pages define the tokens that a query sees.
     scaling, dropout, **kwargs
         As the model passes them.
 
@@ -61,7 +61,7 @@ def attention_forward(
     Raises
     ------
     ValueError
-        A mask in a packed batch, or what `kwargs` ask for and kvcore does not know.
+        A mask in a packed batch, or an argument in `kwargs` that kvcore does not support.
     """
     rule = rule_of(module, scaling, dropout, kwargs)
     batch = kwargs.get("kvcore_batch")
@@ -69,8 +69,8 @@ def attention_forward(
         return dense_attention(query, key, value, attention_mask, rule), None
     if attention_mask is not None:
         raise ValueError(
-            f"{type(module).__name__} brings an attention mask of its own, which a packed batch "
-            f"cannot follow; keep the model's own attention"
+            f"{type(module).__name__} passes an attention mask of its own, which a packed batch "
+            f"cannot apply; keep the model's own attention"
         )
     return batch.attend(module, query, key, value, rule), None
 
@@ -89,22 +89,22 @@ def padding_mask(
     device: torch.device | None = None,
     **__: Any,
 ) -> torch.Tensor | None:
-    """Hand the caller's padding on: ``attention_forward`` adds what is causal by itself.
+    """Return the caller's padding mask: ``attention_forward`` itself adds the causal mask.
 
-    Chunks begin behind the padding of a row. Where there is some, or where the keys do not begin
-    with the first token, it returns all that may be seen.
+    A row's chunks begin after its padding. So layers with chunks get the full mask if there is
+    padding, or if the keys do not begin with the first token.
 
     Raises
     ------
     ValueError
-        The model wants more than causal attention: tokens of an image that see each other, rows
-        packed by their positions, masks of its own. Or the last query does not stand where the last
-        key does, as with a static cache.
+        The model needs more than causal attention: tokens of an image that see each other, rows
+        packed by their positions, or its own masks. Or the last query and the last key have
+        different positions, as with a static cache.
     """
     if not allow_is_causal_skip:
         raise ValueError(
             "the model asks for an attention mask of its own, beyond causal and padding, which "
-            "kvcore's attention cannot follow; keep the model's own attention"
+            "kvcore's attention cannot apply; keep the model's own attention"
         )
     windows = MASK_WINDOWS.get()
     if windows is not None and local_size is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of different lengths as one forward: the tokens, the positions and the pages."""
+"""Rows of different lengths in one forward: the tokens, the positions and the pages."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ class PackedBatch:
     Parameters
     ----------
     inputs : RaggedKVCacheInputs
-        What ``fetch`` handed out for `contexts`.
+        The result of ``fetch`` for `contexts`.
     contexts : sequence of contexts
-        The batch, in the same order, not updated since.
+        The batch, in the same order, not updated after the fetch.
     threads : int, optional
-        Threads that attention on the CPU may use; as many as torch uses by default.
+        Threads that attention on the CPU may use; by default, torch's number of threads.
     manager : PagedKVCacheManager, optional
-        Which fetched. Models with recurrent layers need it: their states lie there. Such a batch
-        runs once, for a forward moves the states on.
+        The manager of `inputs`. Models with recurrent layers need it, because it holds their
+        states. Such a batch can run only once, because a forward advances the states.
 
     Raises
     ------
     ValueError
-        No contexts, or not as many as were fetched; states on several devices. On a GPU, cupy and
-        torch whose current streams are two.
+        No contexts, or another number of contexts than fetched; states on several devices. On a
+        GPU, different current streams of cupy and torch.
 
     Attributes
     ----------
     row_offsets : uint32 array [B + 1]
-        Where each row's tokens begin in the forward.
+        The first token of each row in the forward.
     last_rows : int64 array [B]
-        The last token of each row, whose logits tell what comes next.
+        The last token of each row; its logits give the row's next token.
 
     Notes
     -----
-    Runs where the pool is. On a GPU all work is on torch's current stream, and the host waits for
-    none of it.
+    Runs on the pool's device. On a GPU all work runs on torch's current stream, and the host does
+    not wait for it.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class PackedBatch:
     ) -> None:
         packed = ops.pack(inputs, contexts)
         if not len(packed.last_rows):
-            raise ValueError("the batch has no contexts; pass at least one, those fetched")
+            raise ValueError("the batch has no contexts; pass the fetched contexts, at least one")
         self._inputs = inputs
         self._threads = torch.get_num_threads() if threads is None else threads
         self._tensors = devices.tensors_on(devices.pool_device(inputs.blocks))
@@ -111,18 +111,18 @@ class PackedBatch:
             self._states = BatchStates(manager, inputs, self.row_offsets, begun, self._tensors)
 
     def model_inputs(self, rows: Any = None) -> dict[str, Any]:
-        """Name the arguments for ``model(**packed.model_inputs())``.
+        """Return the arguments for ``model(**packed.model_inputs())``.
 
         Parameters
         ----------
         rows : int array, optional
-            Tokens whose logits are wanted; ``last_rows`` by default.
+            The tokens whose logits the model returns; ``last_rows`` by default.
 
         Returns
         -------
         dict
-            ``input_ids`` and ``position_ids`` int64 [1, T], ``logits_to_keep`` int64 [n], where the
-            pool is, and what carries the pages to the layers.
+            ``input_ids`` and ``position_ids`` int64 [1, T] and ``logits_to_keep`` int64 [n] on the
+            pool's device, and the arguments that carry the pages to the layers.
         """
         return {
             "input_ids": self._tokens[None],
@@ -141,12 +141,12 @@ class PackedBatch:
         value: torch.Tensor,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        """Write a layer's new K and V into their pages and attend over all of them.
+        """Write a layer's new K and V into their pages and attend over all pages of the rows.
 
         Parameters
         ----------
         module : Module
-            Its ``layer_idx`` names the layer, where it has one.
+            Its ``layer_idx`` names the layer, if it has one.
         query, key, value : tensor [1, heads, T, head_dim]
         rule : AttentionRule
 
@@ -157,7 +157,7 @@ class PackedBatch:
         Raises
         ------
         ValueError, TypeError, IndexError
-            What does not fit the pool.
+            A tensor or a layer that does not fit the pool.
         """
         layer = self._tray.layer_of(module)
         if keeps_latents(module):
@@ -173,7 +173,7 @@ class PackedBatch:
     def _mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
         if self._states is None:
             raise ValueError(
-                f"layer {module.layer_idx} keeps a state, whose slots the batch does not know; "
+                f"layer {module.layer_idx} keeps a state, but the batch has no manager; "
                 f"make it with PackedBatch(..., manager=)"
             )
         return self._states.mix(module, hidden, run)
@@ -187,8 +187,8 @@ class PackedBatch:
         return layer.values(out)[None]
 
     def _writes(self, layer: int) -> bool:
-        """Tell whether a layer has K and V of its own, or reads those of another one."""
-        layers = self._inputs._layers  # noqa: SLF001 - None where a page has all layers
+        """Return true if a layer has its own K and V, false if it reads another layer's."""
+        layers = self._inputs._layers  # noqa: SLF001 - None if a page has all layers
         return layers is None or layers[layer].owner is None
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -206,7 +206,7 @@ class PackedBatch:
         self, layer: int, q: torch.Tensor, v_head_dim: int, rule: AttentionRule
     ) -> torch.Tensor:
         tensors = self._tensors
-        out = q.new_empty((*q.shape[:2], v_head_dim))  # of torch's memory, on a GPU too
+        out = q.new_empty((*q.shape[:2], v_head_dim))  # in torch's memory, also on a GPU
         ops.attention(
             self._inputs,
             layer,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCoreCache: a cache for ``model.generate(cache=...)`` whose K and V lie in pages."""
+"""KVCoreCache: a cache for ``model.generate(cache=...)`` with K and V in pages."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ if TYPE_CHECKING:
 
 __all__ = ["KVCoreCache", "KVCoreCacheLayer"]
 
-# A layer without K and V of its own; before transformers 5.16 such a layer was left out.
+# A layer without its own K and V; transformers before 5.16 leaves out such a layer.
 _DUMMY = getattr(cache_utils, "DummyLayer", ())
 
 
 class KVCoreCache(Cache):
-    """Hold the K and V of a batch in pages, for any attention implementation of a model.
+    """A batch's K and V in pages, for any attention implementation of a model.
 
     Parameters
     ----------
     config : transformers config
-        ``model.config``; of a multimodal model its language model is cached.
+        ``model.config``; for a multimodal model, the cache is for its language model.
     page_size : int
         Tokens per page.
     num_pages : int, optional
         Pages of the pool.
     available_cache_memory : int, optional
-        Bytes of the pool, in place of `num_pages`. With neither it may grow to half of the memory
-        that is free when the first tokens come, at most 2**20 tokens; host memory is taken as pages
-        are first written, a GPU's at once.
+        Bytes of the pool, instead of `num_pages`. Without both, the pool may grow to half of the
+        memory that is free at the first tokens, at most 2**20 tokens. Host memory is taken when a
+        page is first written, GPU memory at once.
     groups : bool
-        Layers with a window or chunk keep that alone, in models that also have layers without. Then
-        ``crop`` goes back by the tokens of the last forward pass at most, as assisted generation
-        does. By default every layer keeps every token.
+        Layers with a window or chunk keep only its tokens, if the model also has other layers.
+        ``crop`` can then remove at most the tokens of the last forward pass, which is enough for
+        assisted generation. By default every layer keeps every token.
     threads : int
         Threads that copy K and V in host memory.
 
     Raises
     ------
     ValueError
-        A model that keeps more than K and V of one shape: a recurrent state, indexer keys, cross
-        attention, or layers whose heads differ.
+        A model whose cache has more than K and V of one shape: a recurrent state, indexer keys,
+        cross attention, or layers whose heads differ.
     TypeError
-        No config.
+        `config` is no transformers config.
 
     Notes
     -----
-    Works wherever DynamicCache does: greedy search with padding, beams, sampling, assisted
+    Works wherever DynamicCache works: greedy search with padding, beams, sampling, assisted
     generation, prompt lookup, several turns. Masks apply windows.
-    Latents of MLA models are stored as they come. Beams, ``batch_repeat_interleave`` and
-    ``copy.deepcopy`` share pages, and copy one when they write into it. The pool is where the K and
-    V of the first tokens are: in host memory, or on a GPU (which needs cupy and a build with nvcc).
-    One thread at a time uses a cache.
+    Latents of MLA models are stored unchanged. Beams, ``batch_repeat_interleave`` and
+    ``copy.deepcopy`` share pages, and copy a page before they write into it. The pool is on the
+    device of the first K and V: in host memory, or on a GPU (which needs cupy and a build with
+    nvcc). Only one thread at a time may use a cache.
 
     A forward pass costs the append of its tokens and a gather of all K and V into new tensors. On a
-    GPU both run on torch's current stream, and the host waits for neither.
+    GPU both run on torch's current stream, and the host does not wait for them.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class KVCoreCache(Cache):
     (6, 2)
     """
 
-    is_croppable = True  # not of the base before transformers 5.16
+    is_croppable = True  # the base lacks it before transformers 5.16
 
     def __init__(
         self,
@@ -117,21 +117,21 @@ class KVCoreCache(Cache):
 
     @property
     def held_pages(self) -> int:
-        """Pages that the rows hold, each counted once however many rows share it."""
+        """The number of pages that the rows hold; a shared page counts once."""
         return len(self._rows.held())
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' name
-        """Return -1: no fixed length. The name that ``get_max_length`` had up to 5.17."""
+        """Return -1: no fixed length. Up to 5.17, ``get_max_length`` had this name."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget tokens at the end of every row; pages that are empty then are free.
+        """Remove tokens at the end of every row, and free the pages that become empty.
 
         Parameters
         ----------
         tokens_to_remove : int
-            ``-n`` forgets n tokens, 0 none. A positive number is the length to keep, as it was up
-            to transformers 5.17.
+            ``-n`` removes n tokens, 0 removes no token. A positive number is the length to keep, as
+            in transformers up to 5.17.
         """
         change = int(tokens_to_remove)  # some versions pass a tensor
         self._rows.crop(change if change > 0 else max(0, self._rows.length + change))
@@ -139,7 +139,7 @@ class KVCoreCache(Cache):
             layer.length = min(layer.length, self._rows.length)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Make row i what row ``beam_idx[i]`` was: pages are shared, none is copied now.
+        """Make row i a copy of row ``beam_idx[i]`` that shares its pages; this copies no page.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class KVCoreCache(Cache):
             self._rows.select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Put `repeats` copies of each row behind one another; they share their pages."""
+        """Replace each row by `repeats` consecutive copies, which share their pages."""
         require_count(repeats=repeats)
         self._rows.select([row for row in range(len(self._rows)) for _ in range(repeats)])
 
@@ -164,7 +164,7 @@ class KVCoreCache(Cache):
             self._rows.select(torch.arange(len(self._rows))[indices].tolist())
 
     def reset(self) -> None:
-        """Give all pages back; the pool stays for what comes next."""
+        """Release all pages; the pool stays for later tokens."""
         self._rows.release()
         for layer in self._own_layers():
             layer.length = 0
@@ -175,19 +175,19 @@ class KVCoreCache(Cache):
 
 
 class KVCoreCacheLayer(CacheLayerMixin):
-    """Be one layer of a KVCoreCache.
+    """One layer of a KVCoreCache.
 
     Attributes
     ----------
     length : int
-        Tokens that this layer has of each row.
+        The number of tokens that this layer has in each row.
     """
 
     is_compileable = False
     is_croppable = True
 
     def __init__(self, rows: CacheRows, index: int, window: int | None) -> None:
-        # Not the base's: keys and values are properties here.
+        # Skips the base's constructor: keys and values are properties here.
         self._rows = rows
         self._index = index
         self._window = window
@@ -196,24 +196,24 @@ class KVCoreCacheLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # noqa: ARG002
-        """Count as initialized; pages are taken when there are tokens."""
+        """Count as initialized; the first tokens take pages."""
         self.is_initialized = True
 
-    # A compiled model leaves its graph here.
+    # torch.compile breaks the graph here.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002 - what other caches take
+        *args: Any,  # noqa: ARG002 - arguments of other caches
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the K and V of new tokens to the pages and return all that they read.
+        """Append the K and V of new tokens to the pages and return all K and V that they read.
 
         Parameters
         ----------
         key_states, value_states : tensor [rows, heads, new tokens, dim]
-            In host memory or on a GPU, where those before are; the last dimensions may differ.
+            In host memory or on a GPU, like earlier K and V; the last dimensions may differ.
 
         Returns
         -------
@@ -224,9 +224,9 @@ class KVCoreCacheLayer(CacheLayerMixin):
         InsufficientBlocksError, CapacityError
             The pool is full; the cache is as it was before the forward pass.
         ValueError, TypeError
-            K and V that do not fit what the cache holds, or are elsewhere.
+            K and V that do not fit the cache, or are on another device.
         KVCacheError
-            K and V on a GPU, and no kernels for it here, with the reason.
+            K and V are on a GPU and kvcore has no kernels for it here, with the reason.
         """
         _check(key_states, value_states)
         before = self.length
@@ -247,23 +247,23 @@ class KVCoreCacheLayer(CacheLayerMixin):
             self._rows.begin(len(k), tokens, dtype, k.shape[1], widths, device)
         elif self.length + tokens != length:
             raise ValueError(
-                f"layer {self._index} has {self.length} tokens and gets {tokens}, another one has "
-                f"{length}; crop() the cache after a forward pass that failed"
+                f"layer {self._index} has {self.length} tokens and gets {tokens}, another layer "
+                f"has {length}; crop() the cache after a forward pass that failed"
             )
         else:
             self._rows.require_device(device)
 
     @property
     def is_sliding(self) -> bool:
-        """Whether it keeps a window of tokens; transformers makes the masks by it."""
+        """True if the layer keeps a window of tokens; transformers makes the masks from it."""
         return self._window is not None
 
     def _first(self, length: int) -> int:
-        """Return the first token that is read once so many are written."""
+        """Return the first token that is read after `length` tokens are written."""
         return 0 if self._window is None else max(0, length - self._window + 1)
 
     def _read(self, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather the tokens from one on into new tensors."""
+        """Gather the tokens from `first` on into new tensors."""
         assert self._rows.manager is not None
         params = self._rows.manager.params
         dtype = getattr(torch, params.dtype)
@@ -280,20 +280,20 @@ class KVCoreCacheLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """K that are kept, [rows, heads, tokens, dim], gathered now; None of an empty layer."""
+        """The kept K, [rows, heads, tokens, dim], gathered now; None for an empty layer."""
         return self._read(self._first(self.length))[0] if self.length else None
 
     @property
     def values(self) -> torch.Tensor | None:
-        """V that are kept, as `keys`."""
+        """The kept V, like `keys`."""
         return self._read(self._first(self.length))[1] if self.length else None
 
     def get_seq_length(self) -> int:
-        """Return the tokens of each row."""
+        """Return the number of tokens of each row."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length of what ``update`` will return, and where it begins."""
+        """Return the length and the first token of the next result of ``update``."""
         first = self._first(self.length)
         return self.length + query_length - first, first
 
@@ -322,7 +322,7 @@ class KVCoreCacheLayer(CacheLayerMixin):
 
 
 def _check(k: torch.Tensor, v: torch.Tensor) -> None:
-    """Refuse K and V that no pool of the host can hold."""
+    """Refuse K and V that no pool can hold."""
     if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
         raise ValueError(
             f"K is {k.dtype} {tuple(k.shape)} and V {v.dtype} {tuple(v.shape)}, must be of one "
@@ -333,38 +333,38 @@ def _check(k: torch.Tensor, v: torch.Tensor) -> None:
     if device_of(k.device) is None or k.device != v.device:
         raise TypeError(
             f"K is on {k.device} and V on {v.device}, must both be in host memory or on one NVIDIA "
-            f"GPU; use a model that is"
+            f"GPU; load the model there"
         )
     if k.requires_grad or v.requires_grad:
         raise ValueError("K or V requires grad, which pages do not keep; use torch.no_grad()")
 
 
 def _flat(states: torch.Tensor) -> torch.Tensor:
-    """See [rows, heads, tokens, dim] as [rows * tokens, heads, dim]; copy where no view does."""
+    """Return states as [rows * tokens, heads, dim]; a view if possible, else a copy."""
     rows, heads, tokens, dim = states.shape
     flat = states.transpose(1, 2).reshape(rows * tokens, heads, dim)
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _windows_of(layers: list[Any]) -> tuple[int | None, ...]:
-    """Return the tokens that each layer keeps, None for all.
+    """Return the number of tokens that each layer keeps, None for all tokens.
 
-    Of a chunk it is as many as a chunk has, for chunks begin behind the padding of a row. Where no
-    layer keeps all, every layer does: a manager of windows alone needs room for the columns of as
-    many rows as there may ever be, which this one does not know.
+    A layer with chunks keeps the number of tokens of one chunk, because a row's chunks begin after
+    its padding. If no layer keeps all tokens, every layer does: a manager with only windows needs
+    room for the columns of the most rows at any time, and a cache has no limit of its rows.
     """
     windows = tuple(getattr(layer, "sliding_window", None) for layer in layers)
     return windows if None in windows else (None,) * len(layers)
 
 
 def _layers_of(config: Any) -> list[Any]:
-    """Return the layers that transformers itself would cache a model with, if they fit pages."""
+    """Return the layers of transformers' own cache of a model; refuse layers that fit no pages."""
     if not hasattr(config, "get_text_config"):
         raise TypeError(
             f"config is a {type(config).__name__}, must be that of a transformers model"
         )
     if config.is_encoder_decoder:
-        raise ValueError(f"{config.model_type} caches cross attention too, which kvcore does not")
+        raise ValueError(f"{config.model_type} also caches cross attention, which kvcore does not")
     text = config.get_text_config(decoder=True)
     shapes = {
         (getattr(layer, "head_dim", None), getattr(layer, "num_key_value_heads", None))

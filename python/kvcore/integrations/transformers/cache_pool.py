@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool under a KVCoreCache: sized from what is free, shaped by the first K and V it gets."""
+"""The pool of a KVCoreCache: its size from the free memory, its shape from the first K and V."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from kvcore.support.dtypes import numpy_dtype
 
 __all__ = ["PoolPlan"]
 
-_MOST_TOKENS = 1 << 20  # of a pool that nobody gave a size
-_MOST_ROWS = 1 << 20  # claims cost nothing until they are made
+_MOST_TOKENS = 1 << 20  # of a pool without a given size
+_MOST_ROWS = 1 << 20  # unclaimed rows cost nothing
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Say how large the pool will be, before the shape of its pages is known.
+    """The size of the pool, before the shape of its pages is known.
 
     Parameters
     ----------
     windows : tuple of int or None
-        For each layer that writes K and V the tokens that it keeps, None for all.
+        For each layer that writes K and V, the number of tokens that it keeps; None for all.
     page_size : int
         Tokens per page.
     num_pages : int, optional
     available_cache_memory : int, optional
-        Bytes; of this and `num_pages` at most one is given. With neither the pool has half of the
-        memory that is free, at most 2**20 tokens.
+        Bytes of the pool; give this or `num_pages`, not both. Without both, the pool has half of
+        the free memory, at most 2**20 tokens.
 
     Raises
     ------
@@ -55,11 +55,11 @@ class PoolPlan:
         if self.num_pages is not None and self.available_cache_memory is not None:
             raise ValueError(
                 f"num_pages is {self.num_pages} and available_cache_memory "
-                f"{self.available_cache_memory}, at most one of them may be given"
+                f"{self.available_cache_memory}, at most one may be given; leave one out"
             )
 
     def params(self, dtype: str, heads: int, k_dim: int, v_dim: int) -> KVCacheParams:
-        """Return what describes pages of K [heads, k_dim] and V [heads, v_dim] per token."""
+        """Return the params of pages with K [heads, k_dim] and V [heads, v_dim] per token."""
         return KVCacheParams(
             dtype,
             n_kv_heads=heads,
@@ -88,12 +88,12 @@ class PoolPlan:
         CapacityError
             The memory does not hold one page.
         MemoryError
-            A GPU has less memory free.
+            A GPU has less free memory than the pool needs.
 
         Notes
         -----
-        In host memory the pool is address space: the system hands memory out as pages are first
-        written. On a GPU all of it is taken now.
+        In host memory the pool is address space: the system assigns memory when a page is first
+        written. On a GPU the call takes all memory of the pool.
         """
         pages = self._pages(params, device)
         return PagedKVCacheManager(

@@ -32,28 +32,28 @@ __all__ = ["CacheRows"]
 
 
 class CacheRows:
-    """Own the pages of a batch of sequences that are all of one length.
+    """Own the pages of a batch of sequences of equal length.
 
     Parameters
     ----------
     plan : PoolPlan
-        Of the pool, which is made when the first tokens come.
+        The plan of the pool; the first tokens make the pool.
     threads : int
-        That copy K and V in host memory.
+        Threads that copy K and V in host memory.
 
     Attributes
     ----------
     manager : PagedKVCacheManager, or None
         None before the first tokens. Copies of the rows share it.
     length : int
-        Tokens of each row, those of the forward pass under way included.
+        The number of tokens of each row, including the forward pass in flight.
 
     Notes
     -----
-    A cache is never told its tokens, so all of them are 0 and the manager caches no prefixes: what
-    it does here is to own, share and copy pages. Between two forward passes each context stands
-    behind its written tokens with one more to run, as `fork` and `truncate` want it. A call that
-    raises changes nothing. One thread at a time.
+    A cache never gets token ids, so all tokens are 0 and the manager caches no prefixes: it only
+    owns, shares and copies pages. Between two forward passes, each context has one token to run
+    after its written tokens, as `fork` and `truncate` require. A call that raises changes nothing.
+    One thread at a time.
     """
 
     def __init__(self, plan: PoolPlan, threads: int) -> None:
@@ -61,7 +61,7 @@ class CacheRows:
         self._threads = threads
         self._names: Iterator[int] = itertools.count()
         self._contexts: list[TextGenerationContext] = []
-        self._inputs: RaggedKVCacheInputs | None = None  # of the forward pass under way
+        self._inputs: RaggedKVCacheInputs | None = None  # of the forward pass in flight
         self._offsets: Any = None
         self._blocks: Any = None
         self._tensors = devices.tensors_on(Device("cpu"))
@@ -91,16 +91,16 @@ class CacheRows:
         dtype : str
         heads : int
         widths : (int, int)
-            Of the K and V to come: their heads and the elements of each.
+            The heads of the new K and V, and the elements of a head of K and of V.
         device : Device
-            Where they are; of the first ones, where the pool will be.
+            The device of the K and V; the first K and V decide the pool's device.
 
         Raises
         ------
         InsufficientBlocksError, CapacityError
-            The pool does not hold them.
+            The pool has too few free pages.
         ValueError
-            Another number of rows, or K and V of another shape than those before, or elsewhere.
+            Another number of rows, or K and V of another shape or device than before.
         """
         self._settle()
         self._open(batch, self._plan.params(dtype, heads, *widths), device)
@@ -121,7 +121,7 @@ class CacheRows:
         self.length += tokens
 
     def _open(self, batch: int, shape: KVCacheParams, device: Device) -> None:
-        """Claim the rows of an empty cache; of another one check that they fit."""
+        """Claim the rows of an empty cache, or check that the rows fit the cache."""
         if self.manager is None:
             self.manager = self._plan.manager(shape, device)
             self._tensors = devices.tensors_on(device)
@@ -142,18 +142,18 @@ class CacheRows:
             )
 
     def require_device(self, device: Device) -> None:
-        """Raise ValueError for K and V that are elsewhere than the pool."""
+        """Raise ValueError for K and V on another device than the pool."""
         if device != self._tensors.device:
             raise ValueError(
                 f"K and V are on {device}, the pool is on {self._tensors.device}: all layers must "
-                f"be on one device; load the model on one, or make another cache"
+                f"be on one device; load the model on one device, or make another cache"
             )
 
     def _context(self, tokens: int) -> TextGenerationContext:
         return TextGenerationContext(f"row {next(self._names)}", _placeholders(tokens))
 
     def _settle(self) -> None:
-        """End the forward pass under way: what it was to write counts as written."""
+        """End the forward pass in flight: its tokens count as written."""
         if self._inputs is None:
             return
         assert self.manager is not None
@@ -189,9 +189,9 @@ class CacheRows:
         ----------
         layer : int
         page : int
-            The first one that is read, for layers that have left those before it.
+            The first page to read, for layers that have left the pages before it.
         length : int
-            Tokens from there on.
+            The number of tokens from that page on.
         out : (tensor, tensor)
         """
         tensors = self._tensors
@@ -204,7 +204,7 @@ class CacheRows:
         ops.gather(inputs, layer, lengths=lengths, out=targets, **tensors.options(self._threads))
 
     def _settled_inputs(self) -> RaggedKVCacheInputs:
-        """Name the pages between two forward passes; a fetch would reserve the next ones."""
+        """Return the inputs between two forward passes; a fetch would reserve the next pages."""
         tables = [np.array(self.pages(bundle), np.uint32) for bundle in range(self._num_bundles)]
         lengths, device = np.full(len(self), self.length, np.uint32), self._tensors.device
         place = backend_of(device.kind).current_place(device.index)
@@ -224,7 +224,7 @@ class CacheRows:
     def pages(self, bundle: int = 0) -> list[list[int]]:
         """Return the page ids of each row, in the order of its tokens.
 
-        What layers have left behind, or have no page for yet, is the number of pages.
+        If layers have left a page, or have no page yet, its id is the number of pages.
         """
         if self.manager is None:
             return []
@@ -232,7 +232,7 @@ class CacheRows:
         return [self.manager.get_req_blocks(name, bundle) for name in names]
 
     def held(self) -> set[int]:
-        """Return the ids of the pages that rows hold, of every bundle."""
+        """Return the ids of the pages that rows hold, in all bundles."""
         if self.manager is None:
             return set()
         tables = [self.pages(bundle) for bundle in range(self._num_bundles)]
@@ -249,7 +249,7 @@ class CacheRows:
         return len(bundles(self.manager.params))
 
     def select(self, rows: Sequence[int]) -> None:
-        """Make row i what row ``rows[i]`` was; pages are shared until one of them writes.
+        """Make row i a copy of row ``rows[i]``; copies share a page until a row writes to it.
 
         Raises
         ------
@@ -280,7 +280,7 @@ class CacheRows:
         return child
 
     def crop(self, length: int) -> None:
-        """Forget the tokens of each row behind the first `length`, and the pages they filled."""
+        """Remove the tokens of each row after the first `length`, and the pages they filled."""
         if self._has_windows:
             self._crop_pass(length)
         self._settle()
@@ -293,15 +293,15 @@ class CacheRows:
         self.length = length
 
     def _crop_pass(self, length: int) -> None:
-        """Take tokens out of the pass under way, before windows leave what is read without them."""
+        """Remove tokens of the pass in flight, before windows leave pages that are still read."""
         assert self.manager is not None
         begin = self.length
         if self._inputs is not None:
             begin = self._contexts[0].start_idx
         if length < begin:
             raise ValueError(
-                f"crop to {length} tokens, layers with windows have left what those before the "
-                f"last forward pass read: must be at least {begin}; make the cache with "
+                f"crop to {length} tokens, layers with windows have left the pages that tokens "
+                f"before the last forward pass read: must be at least {begin}; make the cache with "
                 f"groups=False to go further back"
             )
         if length >= self.length:
@@ -315,7 +315,7 @@ class CacheRows:
             self._inputs = None
 
     def release(self) -> None:
-        """Give all pages back."""
+        """Release all pages."""
         dropped, self._contexts = self._contexts, []
         self._inputs = None
         self.length = 0
@@ -327,7 +327,7 @@ class CacheRows:
             self.manager.release(context.request_id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CacheRows:
-        """Return rows that begin alike, over the same pages until one of them writes."""
+        """Return rows with the same tokens; copies share a page until a row writes to it."""
         self._settle()
         copy = CacheRows(self._plan, self._threads)
         copy.manager, copy._blocks, copy._names = self.manager, self._blocks, self._names

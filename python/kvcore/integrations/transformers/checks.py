@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models run on pages, how far, and what their pages hold."""
+"""Checks of models and managers: supported models, their longest sequence, and their pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Limits", "cache_params", "check_manager", "check_model"]
 
 @dataclass(frozen=True)
 class _Probed:
-    """Hold what the layers of a model brought."""
+    """The results of a probe of a model's layers."""
 
     dtype: str
     layers: Mapping[int, LayerRow]
@@ -48,15 +48,15 @@ _PROBED: weakref.WeakKeyDictionary[Any, _Probed] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Limits:
-    """Say where a model is, and how far its packed forward is what the model alone computes.
+    """A model's device, and the length up to which its packed forward equals the model's own.
 
     Attributes
     ----------
     device : Device
     length : int, or None
-        Tokens of a sequence.
+        The most tokens of a sequence; None for no limit.
     reason : str
-        What sets them.
+        The reason of the limit.
     """
 
     device: Device
@@ -65,16 +65,16 @@ class Limits:
 
 
 def check_model(model: Any) -> Limits:
-    """Refuse a model that cannot run on pages; nothing of it is run.
+    """Refuse a model that cannot run on pages, without running it.
 
     Raises
     ------
     TypeError
-        No model of transformers that generates.
+        `model` is no transformers model that can generate.
     ValueError
-        The model, with the reason.
+        The model cannot run on pages, with the reason.
     KVCacheError
-        It is on a GPU, on which attention does not run here, with the reason.
+        The model is on a GPU on which attention cannot run here, with the reason.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise TypeError(
@@ -82,11 +82,11 @@ def check_model(model: Any) -> Limits:
             f"such as AutoModelForCausalLM.from_pretrained gives"
         )
     if getattr(model.config, "is_encoder_decoder", False):
-        raise refused(model, "it is an encoder-decoder, which caches cross attention too")
+        raise refused(model, "it is an encoder-decoder, which also caches cross attention")
     device = _device_of(model)
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "index_topk", None) is not None:
-        raise refused(model, "an indexer chooses tokens for its layers, and caches them")
+        raise refused(model, "an indexer chooses and caches tokens for its layers")
     _kept(model, config)
     return _rope_limits(model, config, device)
 
@@ -101,14 +101,14 @@ def _device_of(model: Any) -> Device:
 
 
 def _kept(model: Any, config: Any) -> tuple[set[int], set[int]]:
-    """Return the layers that keep K and V, or read those of others, and those that keep states.
+    """Return the layers with K and V, their own or another layer's, and the layers with states.
 
     Raises
     ------
     ValueError
-        Layers that keep something else.
+        A layer keeps other data.
     """
-    # Fields that kvcore has no rule for are no matter here: a forward shows what layers bring.
+    # Unsupported fields do not matter here: the probe's forward shows the layers' K and V.
     fields = config.to_dict()
     try:
         flat = read_config(fields, "float32", refuse=False).shape
@@ -137,12 +137,12 @@ def _rope_limits(model: Any, config: Any, device: Device) -> Limits:
     if "longrope" in kinds:
         found = [part.get("original_max_position_embeddings") for part in _ropes(config)]
         line = found[0] or getattr(config, "original_max_position_embeddings", None)
-        return Limits(device, line, "longrope has other frequencies beyond that")
+        return Limits(device, line, "longrope has other frequencies beyond this length")
     return Limits(device)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Return the rope parameters: one set, or one per type of layer."""
+    """Return the rope parameters: one set, or one set per type of layer."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "rope_type" in found:
         return [found]
@@ -161,9 +161,10 @@ def cache_params(
     page_size : int
         Tokens per page.
     groups : bool
-        Layers with windows or chunks keep those, recurrent layers a state, and layers that read the
-        K and V of another one nothing; where a model has such layers the params have groups.
-        False: every layer keeps every token, which is a ValueError for models with states.
+        True: layers with windows or chunks keep only their tokens, recurrent layers keep a state,
+        and layers that read another layer's K and V keep nothing. A model with these layers gets
+        params with groups. False: every layer keeps every token; a ValueError for models with
+        states.
     **overrides
         Other fields of KVCacheParams; ``enable_prefix_caching`` is True by default.
 
@@ -172,12 +173,12 @@ def cache_params(
     TypeError, ValueError
         The model cannot run on pages, with the reason.
     KVCacheError
-        The model is on a GPU, and kvcore, cupy or Triton is missing there, with the reason.
+        The model is on a GPU, and kvcore's kernels, cupy or Triton are missing, with the reason.
 
     Notes
     -----
-    Runs one token through the model, once for each model object: what its layers bring is the
-    truth, whatever the config says.
+    Runs one token through the model, once for each model object. The params follow the K and V of
+    this forward, even if the config differs.
     """
     device = check_model(model).device
     flag("groups", groups)
@@ -202,7 +203,7 @@ def cache_params(
 
 
 def _check_heads(model: Any, rows: Iterable[LayerRow], device: Device) -> None:
-    """Refuse heads that attention on a GPU has no room for; of latents it may say so itself."""
+    """Refuse heads that are too wide for attention on a GPU; attention itself checks latents."""
     widest = max((max(row.shape[2:]) for row in rows if not row.shape[0]), default=0)
     most = devices.most_head_dim(device)
     if most is not None and widest > most:
@@ -237,7 +238,7 @@ def _probed(model: Any) -> _Probed:
         )
     if {layer for layer, arrays in probe.states.items() if arrays} != recurrent:
         raise refused(
-            model, f"layers {sorted(probe.states)} keep states, not {sorted(recurrent)} alone"
+            model, f"layers {sorted(probe.states)} keep states, not only {sorted(recurrent)}"
         )
     if probe.spans != masks:
         raise refused(
@@ -247,7 +248,7 @@ def _probed(model: Any) -> _Probed:
 
 
 def check_manager(manager: Any, params: KVCacheParams, device: Device) -> None:
-    """Refuse a manager whose pages do not hold what a model brings, or are not where it is.
+    """Refuse a manager whose pages do not fit a model, or are on another device.
 
     Raises
     ------
@@ -281,7 +282,7 @@ def check_manager(manager: Any, params: KVCacheParams, device: Device) -> None:
 
 
 def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:
-    """Refuse pages that do not hold what a layer brings as long as it is read."""
+    """Refuse pages that do not keep a layer's K and V as long as the layer reads them."""
     pages, needed = LayerMap(given), LayerMap(params)
     attending = set(range(params.num_layers))
     if params.groups is not None:
@@ -305,7 +306,7 @@ def _check_groups(given: KVCacheParams, params: KVCacheParams) -> None:
 
 
 def _check_states(given: KVCacheParams, params: KVCacheParams) -> None:
-    """Refuse slots that do not hold the states of a layer."""
+    """Refuse slots that do not fit the states of a layer."""
     slots = {layer: group.arrays for group in given.state_groups for layer in group.layers}
     for group in params.state_groups:
         for layer in group.layers:
@@ -317,7 +318,7 @@ def _check_states(given: KVCacheParams, params: KVCacheParams) -> None:
 
 
 def _keeps(kept: LayerPlace, read: LayerPlace) -> bool:
-    """Tell whether a layer reads nothing that its pages leave behind."""
+    """Return true if a layer's pages keep every token that the layer reads."""
     if kept.window is not None:
         return read.window is not None and read.window <= kept.window
     if kept.chunk is not None:

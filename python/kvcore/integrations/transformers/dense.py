@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over the k and v that a call brings along, for calls without a packed batch."""
+"""Attention over the k and v of the call itself, for calls without a packed batch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def dense_attention(
     mask: torch.Tensor | None,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    """Attend causally; the last query stands where the last key does.
+    """Attend causally; the last query and the last key have the same position.
 
     Parameters
     ----------
     query : tensor [B, q_heads, T, head_dim]
     key, value : tensor [B, heads, S, head_dim] and [B, heads, S, v_head_dim]
     mask : bool tensor [B, S], bool or float tensor [B, 1, T, S], or None
-        Padding, or all that may be seen: then `rule` adds no window and no chunks.
+        [B, S] is the padding. [B, 1, T, S] is the full mask: `rule` adds no window and no chunks.
     rule : AttentionRule
 
     Returns
     -------
     tensor [B, T, q_heads, v_head_dim]
-        Rows that see nothing are zeros.
+        Rows that see no token are zeros.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -44,7 +44,7 @@ def dense_attention(
 
 
 def _bias(scores: torch.Tensor, mask: torch.Tensor | None, rule: AttentionRule) -> torch.Tensor:
-    """Return what is added to the scores: 0, or -inf for what is not seen."""
+    """Return the tensor to add to the scores: 0 for visible tokens, -inf for the others."""
     if mask is not None and mask.ndim == 4 and mask.dtype != torch.bool:
         return mask[..., : scores.shape[-1]]
     if mask is not None and mask.ndim == 4:
@@ -63,7 +63,7 @@ def _causal(scores: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
     seen = queries_at >= keys_at
     if rule.window is not None:
         seen = seen & (queries_at - keys_at < rule.window)
-    if rule.chunk is not None:  # without a mask the first key is that of token 0
+    if rule.chunk is not None:  # without a mask, key 0 is token 0
         seen = seen & (queries_at // rule.chunk == keys_at // rule.chunk)
     return seen
 

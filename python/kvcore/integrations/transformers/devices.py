@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model is, and how its tensors get to ``kvcore.ops`` and back there."""
+"""The device of a model, and the conversion of its tensors for ``kvcore.ops`` and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Tensors(Protocol):
-    """Take the tensors of a model on one device to ``kvcore.ops`` and back, without copying them.
+    """Convert a model's tensors on one device for ``kvcore.ops`` and back, without a copy.
 
     Attributes
     ----------
@@ -40,22 +40,22 @@ class Tensors(Protocol):
     device: Device
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a tensor of the device with what a host array has; the host does not wait."""
+        """Return a host array as a tensor of the device; the host does not wait."""
 
     def offsets(self, array: NDArray[np.uint32]) -> Any:
         """Return row offsets for many calls of ``kvcore.ops``."""
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """See a tensor as ``kvcore.ops`` takes it."""
+        """View a tensor in the form that ``kvcore.ops`` takes."""
 
     def tensor(self, array: Any) -> torch.Tensor:
-        """See an array of a manager's as a tensor."""
+        """View a manager's array as a tensor."""
 
     def options(self, threads: int) -> dict[str, Any]:
-        """Return what a call of ``kvcore.ops`` needs to run beside the model: stream or threads."""
+        """Return options for calls of ``kvcore.ops``: the model's stream, or threads."""
 
     def require_order(self) -> None:
-        """Raise ValueError where a manager's work and the model's are in no order."""
+        """Raise ValueError if a manager's work is on another stream than the model's."""
 
 
 class HostTensors:
@@ -103,7 +103,7 @@ class GpuTensors:
         found: torch.Tensor = in_device_library_of(torch.empty(0), array)
         return found
 
-    def options(self, threads: int) -> dict[str, Any]:  # noqa: ARG002 - of the host
+    def options(self, threads: int) -> dict[str, Any]:  # noqa: ARG002 - for the host
         return {"stream": self._stream()}
 
     def require_order(self) -> None:
@@ -123,12 +123,12 @@ _HOST = HostTensors()
 
 
 def tensors_on(device: Device) -> Tensors:
-    """Return what takes tensors of a device to ``kvcore.ops``."""
+    """Return the converter of a device's tensors."""
     return _HOST if device.kind == "cpu" else GpuTensors(device.index)
 
 
 def pool_device(blocks: Any) -> Device:
-    """Return the device of a manager's pool: an array, a pair of them, or None."""
+    """Return the device of a manager's pool: an array, a pair of arrays, or None."""
     if blocks is None:
         return _HOST.device
     array = blocks[0] if isinstance(blocks, tuple) else blocks
@@ -136,27 +136,27 @@ def pool_device(blocks: Any) -> Device:
 
 
 def device_of(where: torch.device) -> Device | None:
-    """Return a device of torch's as kvcore's; None for one whose memory kvcore does not know."""
+    """Return a torch device as a kvcore device; None if kvcore does not support its memory."""
     if where.type not in ("cpu", "cuda"):
         return None
     return Device(where.type, where.index or 0)
 
 
 def device_of_model(model: Any) -> Device:
-    """Return where a model is.
+    """Return the device of a model.
 
     Raises
     ------
     ValueError
-        It is on several devices, or on one that kvcore does not know; the text is the end of a
-        sentence on the model.
+        The model is on several devices, or on a device that kvcore does not support; the text is
+        the end of a sentence about the model.
     """
     places = {parameter.device for parameter in model.parameters()}
     if len(places) > 1:
         named = ", ".join(sorted(map(str, places)))
         raise ValueError(
-            f"its weights are on several devices ({named}), its K and V would be too, and a pool "
-            f"is on one; load it on one, such as with device_map='cuda:0'"
+            f"its weights are on several devices ({named}), its K and V must be on one; load it on "
+            f"one device, for example with device_map='cuda:0'"
         )
     (place,) = places
     device = device_of(place)
@@ -166,12 +166,13 @@ def device_of_model(model: Any) -> Device:
 
 
 def require_attention(device: Device) -> None:
-    """Refuse a device that attention does not run on here.
+    """Raise an error if attention cannot run on a device.
 
     Raises
     ------
     KVCacheError
-        "CUDA unavailable: " and why, or "attention on GPUs unavailable: " and what is missing.
+        "CUDA unavailable: " and the reason, or "attention on GPUs unavailable: " and the missing
+        part.
     """
     if device.kind != "cpu":
         require_devices()
@@ -179,14 +180,14 @@ def require_attention(device: Device) -> None:
 
 
 def most_head_dim(device: Device) -> int | None:
-    """Return how many elements of a head attention takes on a device, None for any number."""
+    """Return the most elements of a head in attention on a device; None for any number."""
     if device.kind == "cpu":
         return None
-    from kvcore.backends.cuda.attention.checks import MOST_DIM  # which imports Triton
+    from kvcore.backends.cuda.attention.checks import MOST_DIM  # imports Triton
 
     return MOST_DIM
 
 
 def free_device_memory(index: int) -> int:
-    """Return the bytes of a GPU that nobody has taken; what torch keeps for later is taken."""
+    """Return the free bytes of a GPU; memory that torch reserves is not free."""
     return int(kernels().memory_info(index)[0])

@@ -46,7 +46,7 @@ def generate(
     stream: Stream | None = None,
     progress: bool | Report | None = None,
 ) -> list[GenerationResult]:
-    """Generate from prompts, all together, over the pages of a manager.
+    """Generate from all prompts together, over the pages of a manager.
 
     Parameters
     ----------
@@ -55,29 +55,29 @@ def generate(
     prompts : iterable of list of int
         Token ids.
     manager : PagedKVCacheManager, optional
-        Keep one for a model to reuse the prefixes of earlier calls; ``cache_params(model)`` gives
-        its params.
-        By default one for this call, with what half the free memory holds at most, where the model
-        is.
+        Pass the same manager in each call for a model to reuse the prefixes of earlier calls;
+        ``cache_params(model)`` returns its params. By default, the call makes a manager on the
+        model's device, in at most half the free memory.
     max_new_tokens : int
         Per sequence.
     eos_token_id : int, list of int, "auto" or None
-        What ends a sequence: "auto" is the model's generation config, None is nothing.
+        The tokens that end a sequence: "auto" takes them from the model's generation config; None
+        means that no token ends a sequence.
     num_return_sequences : int
         Sequences per prompt; they share the prompt's pages.
     do_sample : bool
-        Draw from the distribution; the likeliest token otherwise.
+        Draw from the distribution; otherwise take the likeliest token.
     temperature : float
         Divides the logits before drawing.
     seed : int, optional
-        Makes drawing reproducible, whatever runs beside it; out of torch's generator by default.
+        Makes drawing reproducible, whatever else runs; by default, drawn from torch's generator.
     max_batch_tokens : int
         Tokens of one forward; longer prompts run in chunks.
     stream : callable(prompt_index, token_id), optional
-        Called with every token as it comes. What it raises ends the call.
+        Called with each new token. An exception that it raises ends the call.
     progress : bool or callable(sequences, tokens), optional
-        True shows a bar on the terminal; a callable is told after each forward how many sequences
-        have ended and how many tokens there are.
+        True shows a bar on the terminal; a callable is called after each forward with the number of
+        finished sequences and the number of generated tokens.
 
     Returns
     -------
@@ -87,22 +87,23 @@ def generate(
     Raises
     ------
     TypeError, ValueError
-        A model that cannot run on pages, with the reason; prompts, numbers or a manager that do not
-        fit. Nothing has been run.
+        A model that cannot run on pages, with the reason; or prompts, numbers or a manager that do
+        not fit. No forward has run.
     CapacityError
         A sequence that the pool or the manager's ``max_seq_len`` can never hold.
     KVCacheError
-        The model is on a GPU, and kvcore, cupy or Triton is missing there, with the reason.
+        The model is on a GPU, and kvcore's kernels, cupy or Triton are missing, with the reason.
     InsufficientBlocksError
-        Other requests of the manager hold so many pages that nothing fits.
+        The manager's other requests hold pages, and the free pages suffice for no sequence.
 
     Notes
     -----
-    However it ends, the manager holds no request of this call and the model's attention setting is
-    what it was. One thread at a time is inside for a model.
+    After the call, even if it raises, the manager holds no request of this call and the model has
+    its former attention setting. Calls for one model run one after the other: a second thread
+    waits.
 
-    On a GPU all work is on torch's current stream. The host waits once for each forward, for the
-    tokens that come next.
+    On a GPU all work runs on torch's current stream. The host waits once for each forward, for the
+    next tokens.
     """
     limits = check_model(model)
     require_count(
@@ -141,8 +142,8 @@ def _check_lengths(limits: Limits, requests: Sequence[Request]) -> None:
     longest = max(map(written_tokens, requests))
     if limits.length is not None and longest > limits.length:
         raise ValueError(
-            f"a sequence comes to {longest} tokens with max_new_tokens, this model goes up to "
-            f"{limits.length} through kvcore: {limits.reason}; ask for fewer"
+            f"a sequence has up to {longest} tokens with max_new_tokens, this model goes up to "
+            f"{limits.length} through kvcore: {limits.reason}; reduce max_new_tokens"
         )
 
 
@@ -161,7 +162,7 @@ def _manager_for(
 
 
 class _Run:
-    """Run the requests of a call, step by step."""
+    """The run of a call's requests, step by step."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class _Run:
         self._generated = 0
 
     def to_the_end(self, report: Report | None) -> None:
-        """Step until every sequence has ended; release all of them in any case."""
+        """Step until every sequence has ended; always release all sequences."""
         try:
             with paged_attention(self._model), torch.inference_mode():
                 while batch := self._next_batch():
@@ -198,12 +199,12 @@ class _Run:
                         report(self._ended, self._generated)
         finally:
             self._scheduler.close()
-            for request in self.requests:  # a call may have been cut short beside the books
+            for request in self.requests:  # an interrupt may have left a claim
                 if self._manager.contains(request.context.request_id):
                     self._manager.release(request.context.request_id)
 
     def _next_batch(self) -> Batch | None:
-        # From a preemption until a request ends nobody comes: who takes the pages goes next.
+        # After a preemption, admit no request until one ends: it would be the next to be preempted.
         batch = self._scheduler.next_batch(admit=self._may_admit or not self._scheduler.num_running)
         if batch is not None and batch.preempted:
             self._may_admit = False
@@ -211,11 +212,11 @@ class _Run:
 
     def _step(self, batch: Batch) -> None:
         packed = PackedBatch(batch.inputs[0], batch.contexts, manager=self._manager)
-        # A prompt that goes on has no next token; its siblings' come out of the same logits.
+        # A prompt with a further chunk has no next token yet; siblings share one row of logits.
         rows, places = np.unique(batch.rows, return_inverse=True)
         wanted = packed.last_rows[rows] if len(rows) else packed.last_rows[:1]
         logits = self._model(**packed.model_inputs(wanted)).logits[0]
-        if len(logits) != len(wanted):  # a model without logits_to_keep answers all
+        if len(logits) != len(wanted):  # without logits_to_keep, a model returns all logits
             logits = logits[torch.from_numpy(wanted).to(logits.device)]
         if len(rows) < len(places):
             logits = logits[torch.from_numpy(places).to(logits.device)]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention: one row per token in the pages, expanded never.
+"""Multi-head latent attention: the pages hold one latent row per token, which is never expanded.
 
-A query times the expanded key is the query times the expanding matrix, times the latent; so the
-matrix goes to the query, and that of the values to the result (arXiv:2405.04434, 2.1.2).
+A query times the expanded key is the query times the expanding matrix, times the latent. So the
+keys' matrix is applied to the query, and the values' matrix to the result (arXiv:2405.04434,
+2.1.2).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ __all__ = ["LatentLayer", "keeps_latents"]
 
 
 def keeps_latents(module: torch.nn.Module) -> bool:
-    """Tell whether a layer hands its latents to the cache before it expands them."""
+    """Return true if a layer passes its latents to the cache before it expands them."""
     return hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class LatentLayer:
-    """Hold one layer's expanding matrices.
+    """The expanding matrices of one layer.
 
     Attributes
     ----------
@@ -40,7 +41,7 @@ class LatentLayer:
         Raises
         ------
         ValueError
-            ``kv_b_proj`` is no plain linear layer, such as a quantised one.
+            ``kv_b_proj`` is no plain linear layer, for example a quantised layer.
         """
         weight: Any = getattr(module.kv_b_proj, "weight", None)
         nope, width = module.qk_nope_head_dim, module.qk_nope_head_dim + module.v_head_dim
@@ -55,7 +56,7 @@ class LatentLayer:
         return cls(both[:, :nope], both[:, nope:].transpose(1, 2))
 
     def query(self, query: torch.Tensor) -> torch.Tensor:
-        """Turn queries [heads, T, nope + rope_dim] to latent ones [T, heads, rank + rope_dim]."""
+        """Turn queries [heads, T, nope + rope_dim] to latents [T, heads, rank + rope_dim]."""
         nope = self.to_keys.shape[1]
         latent = torch.bmm(query[..., :nope], self.to_keys)
         return torch.cat((latent, query[..., nope:]), dim=-1).transpose(0, 1)

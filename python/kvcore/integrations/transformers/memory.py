@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free memory, a manager for one call of ``generate``, and whether requests fit a given one."""
+"""Free memory, a manager for one call of ``generate``, and the check of a given manager."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 def make_manager(
     params: KVCacheParams, requests: Sequence[Request], max_batch_tokens: int, device: Device
 ) -> PagedKVCacheManager:
-    """Make a manager with pages for all sequences, or as many as half the free memory holds.
+    """Make a manager with pages for all sequences, but at most half the free memory.
 
-    Where layers keep a state, slots for the requests that run come out of the same half.
+    If layers keep a state, the slots of the running requests come out of the same half.
 
     Parameters
     ----------
     params : KVCacheParams
     requests : sequence of Request
     max_batch_tokens : int
-        Tokens of a forward, which windows need pages for.
+        Tokens of a forward; windows need pages for them.
     device : Device
-        Of the pool.
+        The device of the pool.
 
     Raises
     ------
     CapacityError
-        That memory does not hold the longest sequence.
+        Half the free memory does not hold the longest sequence.
     """
     lengths = [written_tokens(r) for r in requests for _ in range(1 + len(r.siblings))]
     pages = [pages_per_sequence(params, length, max_batch_tokens) for length in lengths]
@@ -57,7 +57,7 @@ def make_manager(
         raise CapacityError(
             f"the longest sequence needs {max(pages)} pages of {params.bytes_per_page} bytes"
             f"{f' beside {beside} bytes of states' if beside else ''}, half the free memory holds "
-            f"{budget}; ask for fewer max_new_tokens or pass a manager"
+            f"{budget}; reduce max_new_tokens or pass a manager"
         )
     return PagedKVCacheManager(
         params,
@@ -72,7 +72,7 @@ def make_manager(
 def check_capacity(
     manager: PagedKVCacheManager, requests: Sequence[Request], max_batch_tokens: int
 ) -> None:
-    """Refuse a sequence that the manager can never hold, in forwards of so many tokens.
+    """Refuse a sequence that the manager can never hold, with forwards of `max_batch_tokens`.
 
     Raises
     ------
@@ -85,23 +85,23 @@ def check_capacity(
             raise CapacityError(
                 f"prompt {request.owner.prompt_index} of {request.num_prompt} tokens comes to "
                 f"{needed} with max_new_tokens, the manager holds {pool} and max_seq_len is "
-                f"{manager.max_seq_len}; ask for fewer or give it more"
+                f"{manager.max_seq_len}; reduce max_new_tokens or enlarge the manager"
             )
 
 
 def written_tokens(request: Request) -> int:
-    """Count the tokens whose K and V a sequence writes at most: all but the last."""
+    """Return the most tokens whose K and V a sequence writes: all but its last token."""
     return request.num_prompt + request.left - 1
 
 
 def free_memory(device: Device) -> int:
-    """Return the bytes of a device's memory that this process may still take.
+    """Return the bytes of a device's memory that this process can still take.
 
     Returns
     -------
     int
-        Of a GPU what nobody has taken. Of the host what the system calls available, within the
-        limit of the process' control group.
+        For a GPU, its free memory. For the host, the memory that the system reports as available,
+        within the limit of the process' control group.
     """
     if device.kind != "cpu":
         return free_device_memory(device.index)

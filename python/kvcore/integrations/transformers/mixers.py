@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recurrent layers of a model: found, and led to the states of a packed batch.
+"""The recurrent layers of a model: how to find them and run them on a packed batch's states.
 
-Such a layer of transformers runs rows of one length from the states of a cache object. A packed
-batch has rows of all lengths in one, so the layer's ``forward`` is wrapped for the time of a call:
-it hands what comes in to the tray, which runs it row by row, or many rows of one token at once.
+A recurrent layer of transformers runs rows of one length from the states of a cache object. A
+packed batch has rows of all lengths, so the layer's ``forward`` is wrapped for the time of a call.
+The wrapper passes the layer's input to the tray, which runs the layer row by row, or for many rows
+of one token at once.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ States = dict[str, torch.Tensor]
 
 _NAMES = ("conv_states", "recurrent_states")
 
-# By module: whether several tokens at once go on from a state.
+# By module: true if several tokens at once continue from a state.
 _GOES_ON: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def mixers_of(model: Any) -> list[Any]:
-    """Return the modules of a model that keep states in a cache: those with a convolution."""
+    """Return the modules of a model that keep states in a cache: modules with a convolution."""
     return [
         module
         for module in model.modules()
@@ -41,9 +42,9 @@ def mixers_of(model: Any) -> list[Any]:
 
 @contextmanager
 def mixing(model: Any) -> Iterator[None]:
-    """Lead what comes into recurrent layers to the tray of a packed batch, inside the block.
+    """Inside the block, pass the inputs of recurrent layers to the tray of a packed batch.
 
-    Calls without such a tray run as ever.
+    Calls without a tray run unchanged.
     """
     before = [(module, vars(module).get("forward")) for module in mixers_of(model)]
     try:
@@ -60,7 +61,7 @@ def mixing(model: Any) -> Iterator[None]:
 
 def _led(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        # By place or name: in some versions the signature is hidden by a decorator.
+        # Search by position and name: in some versions a decorator hides the signature.
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         cached = next((key for key, each in given.items() if isinstance(each, LayerTray)), None)
         if cached is None:
@@ -68,7 +69,7 @@ def _led(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         if given.get("attention_mask") is not None:
             raise ValueError(
                 f"{type(module).__name__} gets an attention mask of its own, which a packed batch "
-                f"cannot follow; keep the model's own attention"
+                f"cannot apply; keep the model's own attention"
             )
         incoming: Any = 0 if args else "hidden_states"
 
@@ -91,9 +92,9 @@ def cache_of(layer: int, states: Mapping[str, torch.Tensor], *, is_new: bool) ->
     ----------
     layer : int
     states : mapping of str to tensor [B, ...]
-        Which the layer writes; empty for those that it makes itself.
+        The states that the layer updates; a state that is missing here is made by the layer.
     is_new : bool
-        Start without a state: what `states` contain is not read.
+        Start without a state: the layer does not read the contents of `states`.
     """
     kept = LinearAttentionLayer()
     for name, value in states.items():
@@ -103,35 +104,35 @@ def cache_of(layer: int, states: Mapping[str, torch.Tensor], *, is_new: bool) ->
     if "conv_states" in states:
         kept.conv_kernel_size[0] = states["conv_states"].shape[-1]
     kept.has_previous_state[0] = not is_new
-    # Some ask for the state of the last layer, whichever that is.
+    # Some layers ask for the state of the cache's last layer.
     return Cache(layers=[kept] * (layer + 1))
 
 
 def states_of(cache: Cache) -> States:
-    """Return what a layer has left in a cache of ``cache_of``."""
+    """Return the states that a layer has left in a cache of ``cache_of``."""
     kept = cache.layers[-1]
     found = {name: getattr(kept, name)[0] for name in _NAMES}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def goes_on(module: Any, width: int, states: States, run: RunMixer) -> bool:
-    """Tell whether a layer takes several tokens at once from a state, as the next of a row.
+    """Return true if a layer continues from a state when it gets several tokens at once.
 
-    Some classes read the state for a single token alone, and start anew with several. So two tokens
-    are run from states of noise: each state has to change what comes out.
+    Some classes read the state only for a single token, and start anew with several tokens. So the
+    check runs two tokens from states of noise: a change of any state must change the output.
 
     Parameters
     ----------
     module : Module
     width : int
-        Of what comes in.
+        The width of the layer's input.
     states : dict of str to tensor
-        Their shapes and dtypes.
+        States with the shapes and dtypes of the layer's own.
     run : RunMixer
 
     Notes
     -----
-    Runs the layer once for each module, and then knows.
+    Checks each module once, and keeps the answer.
     """
     known = _GOES_ON.get(module)
     if known is None:
@@ -155,5 +156,5 @@ def _reads_states(module: Any, width: int, states: States, run: RunMixer) -> boo
 
     told = out(first)
     if not torch.isfinite(told).all():
-        return False  # which tells nothing: one token at a time is exact
+        return False  # inconclusive: one token at a time is exact
     return all(not torch.equal(out(first | {name: noise(first[name])}), told) for name in first)

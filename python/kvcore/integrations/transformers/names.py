@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers calls the argument and the output that a model has its cache in."""
+"""The name of the argument and the output field in which a model has its cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import transformers
 
 __all__ = ["CACHE"]
 
-#: Renamed in 5.24; with the old name models of the library warn from then on.
+#: Renamed in 5.24; the library's models warn about the old name from that version on.
 CACHE = (
     "cache"
     if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a model brings to its attention, and the pages that this takes."""
+"""A probe of the K, V and states of each layer of a model, and the params of their pages."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Arrays", "LayerRow", "Probe", "flat_params", "grouped_params"]
 
 Shape = tuple[bool, int, int, int]
 Kind = tuple[int | None, int | None, Shape]
-Arrays = dict[str, tuple[tuple[int, ...], str]]  # what a layer keeps of a request
+Arrays = dict[str, tuple[tuple[int, ...], str]]  # a layer's state of a request, by name
 
 
 class LayerRow(NamedTuple):
-    """Say what one layer keeps of a token, and for how long.
+    """The K and V that one layer keeps of a token, and its window or chunk.
 
     Attributes
     ----------
     shape : (bool, int, int, int)
-        Whether it is a latent row, heads, widths of K and of V.
+        True for a latent row; the number of heads; the widths of K and V.
     window, chunk : int, or None
-        Tokens that it reads.
+        The number of tokens that the layer reads.
     owner : int, or None
-        The layer before it whose K and V it reads, having none itself.
+        The earlier layer whose K and V it reads, if it has no K and V of its own.
     """
 
     shape: Shape
@@ -43,14 +43,14 @@ class LayerRow(NamedTuple):
 
 
 class Probe:
-    """Stand in for a packed batch: note what each layer brings, answer zeros.
+    """A replacement of a packed batch that records each layer's K and V, and returns zeros.
 
     Attributes
     ----------
     tray : LayerTray
     layers : dict of int to LayerRow
     states : dict of int to dict
-        By name, shape and dtype of each array that a layer keeps of a request.
+        By layer and name, the shape and dtype of each array of a request's state.
     dtype : str
     """
 
@@ -60,11 +60,11 @@ class Probe:
         self.states: dict[int, Arrays] = {}
         self.dtype = ""
         self._writers: dict[int, int] = {}
-        self._held: list[torch.Tensor] = []  # so that no memory is used twice
+        self._held: list[torch.Tensor] = []  # so that no address is used twice
 
     @property
     def spans(self) -> set[int]:
-        """Windows and chunks of all layers."""
+        """The windows and chunks of all layers."""
         rows = self.layers.values()
         return {span for row in rows for span in (row.window, row.chunk) if span is not None}
 
@@ -76,7 +76,7 @@ class Probe:
         value: torch.Tensor,
         rule: AttentionRule,
     ) -> torch.Tensor:
-        """Take the place of ``PackedBatch.attend``."""
+        """Replace ``PackedBatch.attend``."""
         self.dtype = str(key.dtype).removeprefix("torch.")
         width, layer = value.shape[-1], self.tray.layer_of(module)
         shape = (False, key.shape[1], key.shape[-1], width)
@@ -84,7 +84,7 @@ class Probe:
         if keeps_latents(module):
             shape = (True, 1, self.tray.take().shape[-1], width)
         else:
-            # Models whose layers share K and V hand the same tensors to them.
+            # If layers share K and V, the model passes the same tensors to them.
             owner = self._writers.setdefault(key.data_ptr(), layer)
             self._held.append(key)
         self.layers[layer] = LayerRow(
@@ -93,7 +93,7 @@ class Probe:
         return query.new_zeros(1, query.shape[2], query.shape[1], width)
 
     def mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
-        """Run a recurrent layer and note what it leaves in its cache."""
+        """Run a recurrent layer and record the states in its cache."""
         cache = cache_of(module.layer_idx, {}, is_new=True)
         out = run(hidden, cache)
         self.states[module.layer_idx] = {
@@ -135,7 +135,7 @@ def flat_params(dtype: str, layers: Mapping[int, LayerRow]) -> KVCacheParams:
 def grouped_params(
     dtype: str, layers: Mapping[int, LayerRow], states: Mapping[int, Arrays], num_layers: int
 ) -> KVCacheParams:
-    """Return the params of pages for what the layers read; flat ones where all read everything.
+    """Return the params of pages for the layers' reads; flat params if all read every token.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def grouped_params(
     Raises
     ------
     ValueError
-        Rows of K and V that pages of one size do not hold.
+        Rows of K and V that do not fit pages of one size.
     """
     shared = {layer: row.owner for layer, row in layers.items() if row.owner is not None}
     own = {layer: row for layer, row in layers.items() if row.owner is None}
@@ -160,7 +160,7 @@ def grouped_params(
     fields = _fields(dtype, num_layers, base)
     if members.keys() == {(None, None, base)} and not shared and not states:
         return KVCacheParams(**fields)
-    # Full groups come first: their table is the one that a request's length shows in.
+    # Full groups come first: the length of their table follows the request's length.
     order = sorted(members, key=lambda kind: (kind[:2] != (None, None), kind[2] != base, str(kind)))
     groups: list[AttentionGroup | State] = [_group(members[kind], kind, base) for kind in order]
     groups += _state_groups(states)
@@ -181,7 +181,7 @@ def _group(layers: list[int], kind: Kind, base: Shape) -> AttentionGroup:
 
 
 def _state_groups(states: Mapping[int, Arrays]) -> list[State]:
-    """Put layers together that keep the same arrays."""
+    """Return groups of layers with equal arrays."""
     kinds: list[Arrays] = []
     for arrays in states.values():
         if arrays not in kinds:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell how far a generation is."""
+"""The progress reports of a generation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 __all__ = ["Report", "progress_reports"]
 
-#: Called with the sequences that have ended and the tokens generated so far.
+#: Called with the numbers of finished sequences and of generated tokens.
 Report = Callable[[int, int], None]
 
 
 @contextmanager
 def progress_reports(
-    wanted: bool | Report | None,  # noqa: FBT001 - generate passes what it is given
+    wanted: bool | Report | None,  # noqa: FBT001 - generate passes its argument on
     sequences: int,
 ) -> Iterator[Report | None]:
-    """Return whom to tell after each step: a bar on the terminal, the caller's own, or nobody."""
+    """Yield the callback for each step: the caller's own, a terminal bar's, or None."""
     if callable(wanted):
         yield wanted
     elif wanted:

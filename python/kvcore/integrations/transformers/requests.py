@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts in, results out."""
+"""Prompts as requests, and the results of finished requests."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FinishReason = Literal["length", "eos"]
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Hold what was generated for a prompt.
+    """The tokens generated for one sequence of a prompt.
 
     Attributes
     ----------
     prompt_index : int
-        Place of the prompt in the call.
+        The prompt's index in the call.
     token_ids : list of int
-        New tokens only; the one that ended the sequence included.
+        New tokens only, including the token that ended the sequence.
     cached_tokens : int
-        Tokens of the prompt that were in the cache; for all but the first sequence of a prompt
-        the whole prompt.
+        Tokens of the prompt that were in the cache; the whole prompt for each sequence of a prompt
+        except the first.
     finish_reason : "length" or "eos"
     """
 
@@ -43,14 +43,14 @@ class GenerationResult:
 
 @dataclass(slots=True)
 class PromptSequence:
-    """Say whose tokens a request generates.
+    """The prompt and sequence for which a request generates tokens.
 
     Attributes
     ----------
     prompt_index, number : int
-        The prompt, and which of its sequences.
+        The prompt's index, and the sequence's number among the prompt's sequences.
     draws : float64 array, or None
-        The random numbers of its tokens.
+        The random numbers for its tokens.
     """
 
     prompt_index: int
@@ -59,7 +59,7 @@ class PromptSequence:
 
 
 def result_of(request: Request) -> GenerationResult:
-    """Sum up a sequence that has ended."""
+    """Return the result of a finished sequence."""
     tokens = request.context.tokens[request.num_prompt :].tolist()
     reason: FinishReason = "eos" if request.finish_reason == "stop" else "length"
     return GenerationResult(request.owner.prompt_index, tokens, request.cached_tokens, reason)
@@ -72,14 +72,14 @@ def read_prompts(
     copies: int,
     eos: frozenset[int] = frozenset(),
 ) -> list[Request]:
-    """Check prompts and make a request of each, with siblings for its other sequences.
+    """Check prompts and make a request for each, with siblings for its other sequences.
 
     Raises
     ------
     TypeError
-        Prompts that are no sequences of ints.
+        A prompt that is no sequence of ints.
     ValueError
-        An empty prompt, a token outside the vocabulary.
+        An empty prompt, or a token outside the vocabulary.
     """
     run = f"generate-{uuid4().hex[:8]}"
     first = []

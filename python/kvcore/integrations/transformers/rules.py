@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one attention call asks for beside q, k and v."""
+"""The arguments of one attention call other than q, k and v."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 
 __all__ = ["AttentionRule", "query_scales", "rule_of"]
 
-# Sent by some model or other, without meaning for what is attended to.
+# Arguments that some models pass and that do not change the attention.
 _NOISE = frozenset(
     {
         "cache_position",
@@ -33,20 +33,20 @@ _KNOWN = _NOISE | _MEANT
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """Say how a layer attends.
+    """The rule by which a layer attends.
 
     Attributes
     ----------
     scale : float, or None
-        Of the products of q and k; ``head_dim ** -0.5`` where the model names none.
+        The factor of the products of q and k; None means ``head_dim ** -0.5``.
     window : int, or None
-        Tokens that a token sees: itself and the ``window - 1`` before it.
+        Tokens that a token sees: itself and the ``window - 1`` tokens before it.
     chunk : int, or None
-        Tokens of a chunk: a token sees itself and those before it in its own chunk.
+        Tokens of a chunk: a token sees itself and the earlier tokens of its own chunk.
     soft_cap : float, or None
         Scores become ``soft_cap * tanh(score / soft_cap)``.
     sinks : tensor [q_heads], or None
-        A score of each head that takes weight and has no value.
+        A score for each head, which takes weight and has no value.
     """
 
     scale: float | None = None
@@ -64,14 +64,14 @@ def rule_of(
     Raises
     ------
     ValueError
-        Dropout, attention that is not causal, or an argument that kvcore does not know and that may
-        change the result: a tensor or a number.
+        Dropout, attention that is not causal, or an argument that kvcore does not support and that
+        may change the result: a tensor or a number.
     """
     if dropout:
         raise ValueError(f"attention dropout is {dropout}, must be 0; call model.eval() first")
     if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError(
-            f"{type(module).__name__} attends to later tokens too (is_causal=False), "
+            f"{type(module).__name__} also attends to later tokens (is_causal=False), "
             f"kvcore's attention is causal; keep the model's own attention"
         )
     for name in kwargs.keys() - _KNOWN:
@@ -83,7 +83,7 @@ def rule_of(
 
 
 def config_chunk(module: torch.nn.Module) -> int | None:
-    """Return the chunk of a layer, which no model passes, from the config."""
+    """Return the chunk of a layer from the config, because no model passes it."""
     config: Any = getattr(module, "config", None)
     types: Any = getattr(config, "layer_types", None) or ()
     if "chunked_attention" not in types or types[module.layer_idx] != "chunked_attention":
@@ -92,7 +92,7 @@ def config_chunk(module: torch.nn.Module) -> int | None:
 
 
 def config_window(module: torch.nn.Module) -> int | None:
-    """Return the window of a layer whose model does not pass it, from the config."""
+    """Return the window of a layer from the config, for a model that does not pass it."""
     config: Any = getattr(module, "config", None)
     window: int | None = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
@@ -106,16 +106,16 @@ def _refuse_meaning(module: torch.nn.Module, name: str, value: Any) -> None:
         return
     raise ValueError(
         f"{type(module).__name__} of transformers {transformers.__version__} passes {name} "
-        f"({type(value).__name__}) to its attention, which kvcore does not know; "
+        f"({type(value).__name__}) to its attention, which kvcore does not support; "
         f"keep the model's own attention"
     )
 
 
 def query_scales(module: Any, positions: torch.Tensor) -> torch.Tensor | None:
-    """Return what the queries of packed rows still have to be multiplied by, [T, 1, 1], or None.
+    """Return the missing factor of the queries of packed rows, [T, 1, 1], or None.
 
-    Layers of Llama 4 without rope scale queries by where they stand, and take the place in the call
-    for it; in a packed batch that is not the place in the row.
+    Layers of Llama 4 without rope scale each query by its position, and use the position in the
+    call. In a packed batch that is not the position in the row; the factor corrects the difference.
     """
     if getattr(module, "use_rope", True) or not getattr(module, "attn_temperature_tuning", False):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next tokens out of logits."""
+"""The choice of the next tokens from logits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["Sampler"]
 class Sampler:
     """Choose the next token of each row.
 
-    Every sequence has random numbers of its own, by seed, prompt and sequence, so that what runs
-    beside it, in which order and how often it was preempted, changes nothing.
+    Each sequence has its own random numbers, from the seed, the prompt and the sequence's number.
+    So its tokens do not depend on the other sequences, their order or preemptions.
 
     Parameters
     ----------
     do_sample : bool
-        Draw; the likeliest token otherwise.
+        Draw; otherwise take the likeliest token.
     temperature : float
         Divides the logits.
     seed : int, optional
-        Out of torch's generator by default, which ``torch.manual_seed`` sets.
+        By default, drawn from torch's generator, which ``torch.manual_seed`` sets.
 
     Raises
     ------
@@ -47,7 +47,7 @@ class Sampler:
         self._seed = int(torch.randint(2**63 - 1, ())) if drawn else seed or 0
 
     def prepare(self, request: Request) -> None:
-        """Give a prompt's sequences their random numbers."""
+        """Draw the random numbers of a prompt's sequences."""
         if self._temperature is None:
             return
         for each in (request, *request.siblings):
@@ -62,12 +62,12 @@ class Sampler:
         ----------
         logits : tensor [rows, vocabulary]
         requests : sequence of Request
-            Whose next tokens they tell.
+            The request of each row.
 
         Returns
         -------
         int32 [rows]
-            In host memory, for which the host waits.
+            The tokens, in host memory; the host waits for them.
         """
         logits = logits.float()
         if self._temperature is None:

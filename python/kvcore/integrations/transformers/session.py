@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switch a model to kvcore's attention for a while."""
+"""A block in which a model uses kvcore's attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvcore.integrations.transformers.mixers import mixing
 
 __all__ = ["paged_attention", "refused"]
 
-# By config, which is what the setting is kept in: models may share one.
+# By the config, which has the attention setting; models may share a config.
 _GUARD = threading.Lock()
 _LOCKS: dict[int, threading.RLock] = {}
 
@@ -25,7 +25,7 @@ def refused(model: Any, reason: str) -> ValueError:
     """Make the error for a model that cannot run on kvcore's pages."""
     return ValueError(
         f"{type(model).__name__} cannot generate through kvcore: {reason}; "
-        f"model.generate works as ever"
+        f"model.generate still works"
     )
 
 
@@ -39,7 +39,7 @@ def _lock_of(config: Any) -> Any:
 
 
 def _settings(config: Any) -> dict[str, Any] | str:
-    """Return what ``set_attn_implementation`` takes to set everything as it is now."""
+    """Return the argument of ``set_attn_implementation`` that restores the present settings."""
     current: str = config._attn_implementation  # noqa: SLF001 - there is no public reader
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     settings = {name: _settings(part) for name, part in parts.items() if part is not None}
@@ -48,9 +48,9 @@ def _settings(config: Any) -> dict[str, Any] | str:
 
 @contextmanager
 def paged_attention(model: Any) -> Iterator[None]:
-    """Set a model's attention to "kvcore" inside the block and back behind it.
+    """Set a model's attention to "kvcore" inside the block, and restore it after the block.
 
-    Recurrent layers then run the rows of a packed batch from their slots.
+    Inside the block, recurrent layers run the rows of a packed batch from their slots.
 
     Parameters
     ----------
@@ -59,17 +59,17 @@ def paged_attention(model: Any) -> Iterator[None]:
     Raises
     ------
     ValueError
-        The model does not attend through the interface that transformers offers.
+        The model does not attend through transformers' attention interface.
 
     Notes
     -----
-    The setting belongs to the model's config, so one thread at a time is inside for a config. Costs
-    about 0.1 ms, and a look at every module.
+    The setting belongs to the model's config, so the block admits one thread at a time for a
+    config. Costs about 0.1 ms, and a walk over all modules.
     """
     config = model.config
     can_set = getattr(type(model), "_can_set_attn_implementation", None)
     if can_set is not None and not can_set():
-        raise refused(model, f"its attention is not open to others ({NAME} cannot be set)")
+        raise refused(model, f"its attention is not open to kvcore ({NAME} cannot be set)")
     with _lock_of(config):
         before = _settings(config)
         try:

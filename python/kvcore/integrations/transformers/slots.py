@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a batch's requests: out of their slots into recurrent layers, and back."""
+"""The recurrent states of a batch's requests: layers read them from slots and write them back."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class BatchStates:
     Parameters
     ----------
     manager : PagedKVCacheManager
-        Whose states lie on one device.
+        The manager; its states are on one device.
     inputs : RaggedKVCacheInputs
-        What it handed out for the batch.
+        The result of its ``fetch`` for the batch.
     row_offsets : uint32 array [B + 1]
-        Where each row's tokens begin.
+        The first token of each row.
     begun : bool array [B]
-        Which rows go on from a state.
+        True for a row that continues from a state.
     tensors : Tensors
-        Of the device that the states are on.
+        The tensors of the states' device.
 
     Notes
     -----
-    Rows that go on by one token run together; every other row runs by itself. Where a class starts
-    anew with several tokens, a row that goes on runs them one by one.
+    Rows that continue by one token run together; every other row runs by itself. Some layer classes
+    ignore the state if they get several tokens. For these, a row that continues runs its tokens
+    one by one.
     """
 
     def __init__(
@@ -53,11 +54,10 @@ class BatchStates:
         if any(len(each) > 1 for group in manager.states for each in group.values()):
             raise ValueError(
                 f"the manager has states on {manager.params.n_devices} devices, a packed batch "
-                f"runs over those of one"
+                f"needs all states on one; make a manager with one device"
             )
-        with torch.inference_mode(
-            mode=False
-        ):  # which what is made inside may not be written behind
+        # A tensor made in inference mode must not be written outside of it.
+        with torch.inference_mode(mode=False):
             self._arrays = [
                 {name: tensors.tensor(each[0]) for name, each in group.items()}
                 for group in manager.states
@@ -78,7 +78,7 @@ class BatchStates:
         ]
 
     def mix(self, module: Any, hidden: torch.Tensor, run: RunMixer) -> torch.Tensor:
-        """Run one layer for all rows, and write their states into their slots.
+        """Run one layer for all rows, and write the rows' states into their slots.
 
         Parameters
         ----------

@@ -15,34 +15,34 @@ from kvcore.integrations.gate import is_on, is_served
 
 __all__ = ["SERVED_VERSIONS", "register"]
 
-#: The releases whose scheduler the adapter was tested with; builds such as 0.33.0+cpu included.
+#: The releases with which the adapter was tested; a build such as 0.33.0+cpu counts as its release.
 SERVED_VERSIONS = ("0.32.0", "0.33.0")
 
-#: The variable of the environment that switches the adapter on.
+#: The environment variable that switches the adapter on.
 SWITCH = "KVCORE_VLLM"
 
 logger = logging.getLogger("vllm.kvcore")
 
 
 def register() -> None:
-    """Have vLLM's scheduler make its KV cache managers of kvcore, where ``KVCORE_VLLM=1`` says so.
+    """Make vLLM's scheduler use kvcore's KV cache manager, if ``KVCORE_VLLM=1`` is set.
 
     Raises
     ------
     ValueError
-        ``KVCORE_VLLM`` is a word that means neither on nor off.
+        ``KVCORE_VLLM`` is neither a word for on nor a word for off.
 
     Notes
     -----
-    With another release of vLLM, or where anything fails, vLLM keeps its own manager. One line of
-    the log says so: the switch is then off for the processes that this one starts. May be called
-    repeatedly.
+    With another release of vLLM, or after any failure, vLLM keeps its own manager. One log line
+    gives the reason, and the switch is off for the processes that this process starts. May be
+    called repeatedly.
     """
     if not is_on(SWITCH):
         return
     try:
         reason = _rebind()
-    except Exception as error:  # noqa: BLE001 - whatever it is, vLLM goes on without kvcore
+    except Exception as error:  # noqa: BLE001 - after any error, vLLM runs without kvcore
         reason = f"kvcore failed with {type(error).__name__}: {error}"
     if reason is not None:
         os.environ[SWITCH] = "0"
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def _rebind() -> str | None:
-    """Put kvcore in the place of vLLM's manager; return why not, and nothing is changed."""
+    """Replace vLLM's manager; return None, or the reason why nothing was changed."""
     import vllm
 
     if not is_served(vllm.__version__, SERVED_VERSIONS):

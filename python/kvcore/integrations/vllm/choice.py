@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which manager a scheduler gets: kvcore's where it can serve the cache, else vLLM's own."""
+"""The choice of a scheduler's manager: kvcore's if it can serve the cache, else vLLM's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = logging.getLogger("vllm.kvcore")
 _SIGNATURE = inspect.signature(KVCacheManager)
 _make_hasher = core.get_request_block_hasher
 _told: set[str] = set()
-_made: list[bool] = []  # whether the last manager is kvcore's
+_made: list[bool] = []  # true if the last manager is kvcore's
 
-#: What vLLM's own constructor reads, which a manager of kvcore's calls.
+#: The arguments that vLLM's own constructor reads; kvcore's manager calls that constructor.
 READ_BY_VLLM = frozenset(
     {
         *("max_model_len", "scheduler_block_size", "hash_block_size", "max_in_flight_tokens"),
@@ -38,12 +38,12 @@ READ_BY_VLLM = frozenset(
 
 
 def rebind() -> str | None:
-    """Put `make_manager` where vLLM's scheduler looks for its manager's class.
+    """Replace the manager class that vLLM's scheduler looks up by `make_manager`.
 
     Returns
     -------
     str, optional
-        Why nothing was changed; None where it was, or had been before.
+        The reason why nothing was changed; None after this or an earlier replacement.
     """
     if scheduler.KVCacheManager is make_manager:
         return None
@@ -60,22 +60,22 @@ def rebind() -> str | None:
 
 
 def lazily_hashed(*args: Any, **kwargs: Any) -> Any:
-    """Make what hashes the blocks of an engine's requests: lazily, where the last manager is ours.
+    """Make the block hasher of an engine's requests: a lazy hasher if the last manager is kvcore's.
 
-    An engine makes its scheduler, with the manager, just before.
+    An engine makes its scheduler, with the manager, directly before this call.
     """
     made = hashes.lazy(_make_hasher) if _made[-1:] == [True] else _make_hasher
     return made(*args, **kwargs)
 
 
 def make_manager(*args: Any, **kwargs: Any) -> KVCacheManager:
-    """Make kvcore's manager, or vLLM's own and say why, once for each reason."""
+    """Make kvcore's manager, or vLLM's own and log the reason, once for each reason."""
     made, reason = None, None
     try:
         reason = unserved(**_SIGNATURE.bind(*args, **kwargs).arguments)
         if reason is None:
             made = KVCoreManager(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever it is, vLLM goes on without kvcore
+    except Exception as error:  # noqa: BLE001 - after any error, vLLM runs without kvcore
         reason = f"kvcore failed with {type(error).__name__}: {error}"
     _made[:] = [made is not None]
     if made is not None:
@@ -102,7 +102,7 @@ def unserved(
     metrics_collector: object | None = None,
     **others: object,
 ) -> str | None:
-    """Return what of a manager's arguments kvcore has no answer to; None where it has all."""
+    """Return the reason why kvcore cannot serve a manager's arguments; None if it can."""
     unknown = others.keys() - READ_BY_VLLM
     if unknown:
         return f"kvcore does not know the manager's arguments {', '.join(sorted(unknown))}"
@@ -117,7 +117,7 @@ def unserved(
 
 
 def unserved_cache(kv_cache_config: Any) -> str | None:
-    """Return what of a cache's groups kvcore cannot serve; None where it can serve all."""
+    """Return the first feature of a cache's groups that kvcore cannot serve; None if it can."""
     groups = kv_cache_config.kv_cache_groups
     if kv_cache_config.num_blocks < 2:
         return "a cache without blocks"
@@ -125,7 +125,7 @@ def unserved_cache(kv_cache_config: Any) -> str | None:
         return "a model without groups of layers"
     if any(each.role is not KVCacheGroupRole.DEFAULT or each.host_resident for each in groups):
         return "HiSparse"
-    # 0, vLLM's default, keeps windows at ends of prompts alone: those that kvcore evicts last.
+    # 0, vLLM's default, keeps only the windows at ends of prompts; kvcore evicts these last.
     if kv_cache_config.prefix_cache_retention_interval:
         return "windows that are kept at intervals"
     return unserved_layers([group.kv_cache_spec for group in groups])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of vLLM's layers as groups of kvcore's: one layer stands for each group."""
+"""Groups of vLLM's layers as groups of kvcore's: one layer represents each group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcore import KVCacheParams
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow
 
 KEEP_ALL = (FullAttentionSpec, MLAAttentionSpec)
-#: What layers of other kinds do, by the name of vLLM's class.
+#: Descriptions of layers that kvcore does not serve, by the name of vLLM's class.
 NAMES = {
     "MambaSpec": "layers with a recurrent state",
     "CrossAttentionSpec": "layers that attend to an encoder",
@@ -28,18 +28,18 @@ NAMES = {
     "UniformTypeKVCacheSpecs": "layers of several sizes in one group",
     "CircularBufferSpec": "layers with a circular buffer",
 }
-#: As many groups that do not keep every token as kvcore takes.
+#: The most groups with a window or chunk that kvcore takes.
 MOST_WINDOWS = 7
 
 
 def unserved_layers(specs: Sequence[Any]) -> str | None:
-    """Return what of a model's groups kvcore cannot serve; None where it can serve all."""
+    """Return the first feature of a model's groups that kvcore cannot serve; None if it can."""
     for spec in specs:
         if type(spec) in (SlidingWindowSpec, SlidingWindowMLASpec):
             if spec.extra_retained_tokens or getattr(spec, "bounded_replay", False):
                 return "windows that keep more than they read"
         elif type(spec) not in (*KEEP_ALL, ChunkedLocalAttentionSpec):
-            return f"{NAMES.get(type(spec).__name__, 'such layers')} ({type(spec).__name__})"
+            return f"{NAMES.get(type(spec).__name__, 'other layers')} ({type(spec).__name__})"
     if len({spec.block_size for spec in specs}) > 1:
         return "groups of different block sizes"
     if sum(type(spec) not in KEEP_ALL for spec in specs) > MOST_WINDOWS:
@@ -48,7 +48,7 @@ def unserved_layers(specs: Sequence[Any]) -> str | None:
 
 
 def params_of(specs: Sequence[Any], enable_caching: bool) -> KVCacheParams:
-    """Return parameters of a pool of ids alone, whose bundles are these groups."""
+    """Return the parameters of a pool that has only page ids; its bundles are these groups."""
     groups = tuple(group_of(layer, spec) for layer, spec in enumerate(specs))
     is_plain = len(specs) == 1 and isinstance(groups[0], FullAttention)
     return KVCacheParams(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager: vLLM's calls as kvcore's."""
+"""vLLM's KV cache manager, whose calls run on kvcore."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvcore.integrations.vllm.pool import HitIds, Kept, NoPages, PageIds, Pool, 
 from kvcore.integrations.vllm.request import RequestContext
 
 RUNNING = RequestStatus.RUNNING
-#: Requests that may have pages at a time; each has one at least.
+#: The most requests that have pages at a time; each of them has at least one page.
 MOST_REQUESTS = 1 << 16
 NEVER = 2**63 - 1
 NO_PAGES = np.empty(0, np.int32)
 
 
 class KVCoreManager(KVCacheManager):
-    """vLLM's KVCacheManager on kvcore. A group of vLLM's is a bundle of kvcore's."""
+    """vLLM's KVCacheManager on kvcore. A vLLM group is a kvcore bundle."""
 
     def __init__(self, kv_cache_config: Any, max_model_len: int, *args: Any, **kwargs: Any) -> None:
         small = dataclasses.replace(kv_cache_config, num_blocks=1)
@@ -34,7 +34,7 @@ class KVCoreManager(KVCacheManager):
         self._groups = self.coordinator.single_type_managers
         self.empty_kv_cache_blocks: Any = NoPages(tuple(() for _ in self._groups))
         self.page_size = self._groups[0].block_size
-        # Whether the last block of a hit runs again: vLLM 0.32 names the groups otherwise.
+        # True if the last block of a hit runs again. vLLM 0.32 has another name for these groups.
         name = "drop_eagle_group_ids"
         name = name if hasattr(self.coordinator, name) else "eagle_group_ids"
         self._drops_last_block = bool(getattr(self.coordinator, name))
@@ -60,7 +60,7 @@ class KVCoreManager(KVCacheManager):
             dedup=False,  # vLLM's tables only grow
             partial_page_reuse=False,
             reserve_chunks=True,
-            keep_windows=True,  # what is published may not have run yet
+            keep_windows=True,  # published tokens may not have run yet
         )
 
     def _row(self, group: int, context: RequestContext) -> Row:
@@ -71,14 +71,14 @@ class KVCoreManager(KVCacheManager):
         return int(context.start_idx // self.page_size)
 
     def _pages(self, context: RequestContext, group: int, first: int = 0) -> list[int]:
-        """Return the ids of a request's pages in a group; windows have left those that are 0."""
+        """Return the ids of a request's pages in a group; 0 for pages that windows have left."""
         ids: list[int] = self.core.get_req_blocks(context.request_id, group, first=first)
         return self.block_pool.shown(ids)
 
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[KVCacheBlocks, int, int]:
-        """Find the cached pages of a request's tokens; changes nothing."""
+        """Return the cached pages of a request's tokens, without any change."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         length = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
@@ -94,7 +94,7 @@ class KVCoreManager(KVCacheManager):
         context.read(length)
         hit, pages = self._find(context, length, 0)
         if hit and self._drops_last_block:
-            hit, pages = self._find(context, hit - self.page_size, 0)  # which has to run again
+            hit, pages = self._find(context, hit - self.page_size, 0)  # the last block runs again
         rest = (self._find(context, hit, group)[1] for group in range(1, len(self._groups)))
         return (pages, *rest), hit
 
@@ -137,7 +137,7 @@ class KVCoreManager(KVCacheManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> KVCacheBlocks | None:
-        """Take pages for a request's new tokens and publish them; None where they do not fit."""
+        """Take pages for a request's new tokens and publish them; None if they do not fit."""
         context = self._contexts.get(request.request_id)
         end = request.num_computed_tokens + num_new_tokens
         is_running = request.status is RUNNING
@@ -150,7 +150,7 @@ class KVCoreManager(KVCacheManager):
         ):
             return self.empty_kv_cache_blocks
         if not num_new_tokens + num_new_computed_tokens + num_external_computed_tokens:
-            raise ValueError("num_new_tokens must be greater than 0 where nothing is computed")
+            raise ValueError("num_new_tokens is 0, must be greater than 0 if no token is computed")
         context = context or self._context_of(request)
         computed = request.num_computed_tokens + num_new_computed_tokens
         computed = min(computed + num_external_computed_tokens, self.max_model_len)
@@ -169,7 +169,7 @@ class KVCoreManager(KVCacheManager):
             if not self._reserve(context, slots, keep_free):
                 return None
             if num_external_computed_tokens:
-                self._leave(context, computed)  # which is all that is loaded
+                self._leave(context, computed)  # all these tokens are loaded
         first = held or -(-computed // self.page_size)
         zeroed = dict.fromkeys(skip_zeroing_group_ids, first)
         cached = 0 if delay_cache_blocks else min(computed + num_new_tokens, request.num_tokens)
@@ -194,7 +194,7 @@ class KVCoreManager(KVCacheManager):
         return PageIds(self.block_pool, new) if any(new) else self.empty_kv_cache_blocks
 
     def _num_ahead(self, num_tokens: int, slots: int, computed: int) -> int:
-        """Count the pages that a request needs at most, at a time, beyond those for its slots."""
+        """Return the most pages that a request needs at a time, beyond the pages for its slots."""
         wanted, held = (-(-n // self.page_size) for n in (num_tokens, slots))
         total = 0
         for group in self._groups:
@@ -207,18 +207,18 @@ class KVCoreManager(KVCacheManager):
         is_new = not context.num_pages
         done = False
         published = context.start_idx
-        # Windows may have left what was loaded and is not published yet.
+        # Windows may have left pages of loaded tokens that are not published yet.
         context.stand(max(published, min(context.left, slots - 1)), slots)
-        # Windows in front of a prompt's end are kept longest: the core has to know where that is.
+        # The core needs the prompt's end: it keeps the window before that position longest.
         context.expect(min(context.request.num_prompt_tokens, self.max_model_len))
         try:
             if is_new:
                 self.core.claim(context.request_id)
             done = self.core.reserve(context, max_hit=context.hit, keep_free=keep_free) and (
-                not is_new or context.start_idx >= context.hit  # else some was evicted since
+                not is_new or context.start_idx >= context.hit  # else pages of the hit were evicted
             )
         except CapacityError:
-            pass  # it never fits, which is no error to vLLM
+            pass  # the request never fits; vLLM expects None, no error
         finally:
             if not is_new:
                 context.start_idx = published
@@ -234,7 +234,7 @@ class KVCoreManager(KVCacheManager):
     def _note_new(
         self, context: RequestContext, held: int, first: int, zeroed: dict[int, int]
     ) -> tuple[list[int], ...]:
-        """Return the ids from `first` on, all of which are new from `held` or the hit on."""
+        """Record the pages after `held` and the hit as new; return the ids from `first` on."""
         start = max(held, context.hit // self.page_size)
         if context.num_pages <= start:
             return ()
@@ -257,7 +257,7 @@ class KVCoreManager(KVCacheManager):
         if context is None or num_computed_tokens < context.publish_at:
             return
         n = self.coordinator.get_num_cacheable_tokens(num_computed_tokens, 0)
-        n = min(n, request.num_tokens, context.room)  # with drafts vLLM may count beyond its slots
+        n = min(n, request.num_tokens, context.room)  # drafts may exceed the slots
         if n < context.publish_at:
             return
         first = context.start_idx // self.page_size
@@ -277,7 +277,7 @@ class KVCoreManager(KVCacheManager):
             self.block_pool.cache_full_blocks(request, pages, first, last, self.page_size, group)
 
     def _leave(self, context: RequestContext, num_tokens: int) -> None:
-        """Give back what windows no longer read, with so many tokens computed."""
+        """Release the pages that windows no longer read after `num_tokens` computed tokens."""
         n = min(num_tokens, context.room)
         if n >= context.leaves_at:
             context.left = n
@@ -285,11 +285,11 @@ class KVCoreManager(KVCacheManager):
             context.idle_until = min(context.publish_at, context.leaves_at)
 
     def free(self, request: Any) -> None:
-        """Let go of a request's pages; published ones stay cached."""
+        """Release a request's pages; published pages stay cached."""
         self.block_pool.free_blocks(self.pop_blocks_for_free(request))
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
-        """Forget a request; what is returned has its pages until ``block_pool.free_blocks``."""
+        """Forget a request; the result holds its pages until ``block_pool.free_blocks``."""
         context = self._contexts.pop(request.request_id, None)
         return [Kept(context.request_id)] if context is not None and context.num_pages else []
 
@@ -299,7 +299,7 @@ class KVCoreManager(KVCacheManager):
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,  # noqa: ARG002
     ) -> None:
-        """Give back what windows no longer read of so many tokens that have run."""
+        """Release the pages that windows no longer read after these computed tokens."""
         context = self._contexts.get(request_id)
         if context is not None and context.num_pages:
             self._leave(context, processed_computed_tokens)
@@ -313,11 +313,11 @@ class KVCoreManager(KVCacheManager):
         return PageIds(self.block_pool, ids, context.request, self._num_published(context))
 
     def estimate_cached_tokens(self, request: Any) -> int:
-        """Return how many tokens of a request are in pages that are published."""
+        """Return the number of a request's tokens in published pages."""
         context = self._contexts.get(request.request_id)
         return self._num_published(context) * self.page_size if context is not None else 0
 
     def num_holders(self, block_id: int) -> int:
-        """Count the requests and holds that have a page: for tests, O(everything)."""
+        """Return the number of requests and holds that have a page: for tests, O(everything)."""
         tables = [row for group in self._groups for row in group.req_to_blocks.values()]
         return sum(block_id in row.ids for row in tables) + len(self.block_pool.holds[block_id])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores below the host memory of vLLM's chunks: asked, read and written in the background."""
+"""The lower stores of vLLM's offloading: lookups, reads and writes in the background."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from kvcore.stores.tiers.memory import Places
 
 __all__ = ["Below", "Done"]
 
-#: Seconds for which an answer of a store counts, and for which a page that failed is a miss.
+#: Seconds for which a store's answer is valid, and for which a failed page is a miss.
 _FRESH = 5.0
 
-#: What is known of a chunk that no store has.
+#: The store index of a chunk that no store has.
 NOWHERE = -1
 
 
 class Done(NamedTuple):
-    """A batch that is over.
+    """A finished batch.
 
     Parameters
     ----------
     is_read : bool
-        Whether it read; else it wrote.
+        True for a read, false for a write.
     generation : int
-        How often `Below.forget` had been called when it began.
+        The number of `Below.forget` calls before the batch began.
     keys, slots : list
-        Of the batch; a page lies in the slot of its place.
+        The chunks of the batch; ``slots[i]`` is the slot of ``keys[i]``.
     served : int
-        Pages that were read, and checked: a prefix.
+        The number of pages that were read and checked: a prefix of the batch.
     handle : StoreHandle, optional
-        Of a read that took too long: the slots are nobody else's before it is done.
+        For a read that took too long: its slots stay reserved until the handle is done.
     """
 
     is_read: bool
@@ -51,19 +51,19 @@ class Done(NamedTuple):
 
 
 class Below:
-    """Ask, read and write stores in two threads of its own.
+    """Look up, read and write chunks in stores, in two threads of its own.
 
     Parameters
     ----------
     stores : list of StoreAdapter
-        In the order in which they are asked.
+        The stores in lookup order.
     region : SharedOffloadRegion
         Its rows are the slots.
     fingerprint : bytes [32]
 
     Notes
     -----
-    For one thread, the scheduler's. No call waits for a store, and none raises because one fails.
+    For one thread, the scheduler's. No call waits for a store or raises because a store fails.
     """
 
     def __init__(self, stores: Sequence[StoreAdapter], region: Any, fingerprint: bytes) -> None:
@@ -78,16 +78,16 @@ class Below:
         self._answers: deque[tuple[int, dict[bytes, int]]] = deque()
         self._done: deque[Done] = deque()
         self._known: dict[bytes, tuple[float, int]] = {}
-        self._asked: dict[bytes, bool] = {}  # whether the question is under way
+        self._asked: dict[bytes, bool] = {}  # true while the lookup is in flight
         self._writing = 0
 
     @property
     def generation(self) -> int:
-        """How often `forget` was called."""
+        """The number of `forget` calls."""
         return self._generation
 
     def find(self, key: bytes) -> bool | None:
-        """Return whether a store has a chunk; None where that is not known yet."""
+        """Return true if a store has a chunk; None while the answer is unknown."""
         until, where = self._known.get(key, (0.0, NOWHERE))
         if until > monotonic():
             return where != NOWHERE
@@ -102,7 +102,7 @@ class Below:
         return None
 
     def ask(self) -> None:
-        """Begin to ask for what `find` did not know."""
+        """Start the lookups for which `find` returned None."""
         keys = [key for key, is_under_way in self._asked.items() if not is_under_way]
         if keys:
             self._asked |= dict.fromkeys(keys, True)
@@ -112,19 +112,19 @@ class Below:
             del self._known[next(iter(self._known))]
 
     def read(self, keys: list[bytes], slots: list[int]) -> None:
-        """Begin to read chunks that were found."""
+        """Start to read chunks that `find` found."""
         by_store: dict[int, list[int]] = {}
         for i, key in enumerate(keys):
-            _, where = self._known.get(key, (0.0, 0))  # it may be too old by now
+            _, where = self._known.get(key, (0.0, 0))  # the answer may have expired
             by_store.setdefault(max(where, 0), []).append(i)
         for store, at in by_store.items():
             batch = [keys[i] for i in at], [slots[i] for i in at]
             self._reader.submit(self._read, self._generation, store, *batch, self._cleared)
 
     def write(self, keys: list[bytes], slots: list[int]) -> int:
-        """Begin to write the first of these chunks; return of how many.
+        """Start to write the first of these chunks; return how many.
 
-        Not more than half of the slots wait: the tier goes on without a slow store.
+        At most half of the slots wait for writes, so a slow store does not block the tier.
         """
         n = max(0, min(len(keys), len(self._rows) // 2 - self._writing))
         if n:
@@ -135,11 +135,11 @@ class Below:
         return n
 
     def miss(self, key: bytes) -> None:
-        """Have a chunk be a miss for some time."""
+        """Count a chunk as a miss for `_FRESH` seconds."""
         self._know(key, NOWHERE)
 
     def settled(self) -> list[Done]:
-        """Return the batches that are over."""
+        """Return the batches that finished since the last call."""
         while self._answers:
             generation, found = self._answers.popleft()
             for key, where in found.items() if generation == self._generation else ():
@@ -150,28 +150,28 @@ class Below:
         return over
 
     def forget(self) -> None:
-        """Begin to empty the stores; nothing that is in them now, or on its way, is found again."""
+        """Start to empty the stores; `find` no longer finds chunks stored or in flight before."""
         self._generation += 1
         self._known.clear()
         self._asked.clear()
         self._cleared = self._writer.submit(self._clear)
 
     def close(self) -> None:
-        """Finish what was begun, and close the stores."""
+        """Finish all reads and writes in flight, and close the stores."""
         for thread in (self._reader, self._writer):
             thread.shutdown()
         for store in self._stores:
             store.close(None)
 
     def _know(self, key: bytes, where: int) -> None:
-        self._known.pop(key, None)  # the oldest come first
+        self._known.pop(key, None)  # keeps the oldest answer first
         self._known[key] = monotonic() + _FRESH, where
 
     def _names(self, keys: Sequence[bytes]) -> list[bytes]:
         return [sha256(self._fingerprint + key).digest() for key in keys]
 
     def _ask(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the first store that has each chunk; one that raises has none."""
+        """Return the first store that has each chunk; a store that raises counts as empty."""
         names, found = self._names(keys), dict.fromkeys(keys, NOWHERE)
         for where in reversed(range(len(self._stores))):
             with suppress(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunks of vLLM's are in host memory, where, and what goes when it is full."""
+"""The manager of vLLM's chunks in host memory: their slots, lookups and evictions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = ["KVCoreOffloadingManager"]
 
 @dataclass(slots=True)
 class Chunk:
-    """A slot that is taken.
+    """A slot in use.
 
     Parameters
     ----------
     slot : int
     handle : PrefixHandle, optional
-        In the tree; None until its bytes are there.
+        The chunk's node in the tree; None until its bytes have arrived.
     jobs : int
-        Of workers, that read or write it.
+        The number of worker jobs that read or write the slot.
     """
 
     slot: int
@@ -50,12 +50,12 @@ class Chunk:
 
 @dataclass
 class Held:
-    """What a request keeps from eviction until it ends.
+    """The chunks that a request pins until it ends.
 
     Parameters
     ----------
     generation : int
-        How often the manager had been reset.
+        The number of the manager's resets before this object.
     """
 
     generation: int
@@ -64,24 +64,25 @@ class Held:
 
 
 class KVCoreOffloadingManager(OffloadingManager):
-    """Decide about slots of host memory, each of one chunk.
+    """Manage the slots of host memory; each slot holds one chunk.
 
-    A use of a chunk is a request that stores, offers or loads it. It keeps the chunk until it
-    ends; then its chunks are let go of from the deepest to the first.
+    A request uses a chunk when it stores, offers or loads it. The request pins the chunk until it
+    ends; the manager then unpins the request's chunks from the deepest to the first.
 
     Parameters
     ----------
     num_chunks : int
-        Slots.
+        The number of slots.
     eviction : str
-        What goes first, of what nobody keeps: a policy of `kvcore.PrefixTree`.
+        The eviction policy for unpinned chunks: a policy of `kvcore.PrefixTree`.
     region : SharedOffloadRegion, optional
-        Let go by `shutdown`.
+        Released by `shutdown`.
     below : Below, optional
-        Stores: what is stored goes there too, and comes back from there before it counts as a hit.
+        Lower stores. They also get each stored chunk; their chunks are read into host memory before
+        they count as hits.
     enable_events : bool
     info : mapping, optional
-        For vLLM's metric of facts.
+        The values of vLLM's metric of facts.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class KVCoreOffloadingManager(OffloadingManager):
         self._info = {} if info is None else info
         self._events: list[OffloadingEvent] | None = [] if enable_events else None
         self._generation = 0
-        self._fenced: set[int] = set()  # that jobs from before a reset still use
-        self._below_slots: set[int] = set()  # that stores read or write
+        self._fenced: set[int] = set()  # slots that jobs from before a reset still use
+        self._below_slots: set[int] = set()  # slots that stores read or write
         self._late: list[tuple[StoreHandle, list[int]]] = []
         self._start()
 
@@ -114,12 +115,12 @@ class KVCoreOffloadingManager(OffloadingManager):
         self._free = [slot for slot in reversed(range(self._num_chunks)) if slot not in taken]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Expect uses by a request."""
+        """Start to track the chunks of a request."""
         self._held(req_context)
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Say whether a chunk is in host memory, on its way there, or may be in a store."""
+        """Return whether a chunk is in host memory, in flight to it, or may be in a store."""
         if self._below is not None:
             self._settle(self._below)
         chunk = self._chunks.get(key)
@@ -136,12 +137,12 @@ class KVCoreOffloadingManager(OffloadingManager):
         return CacheHitSource.HOST
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        """Keep chunks until they are loaded.
+        """Pin chunks until they are loaded.
 
         Raises
         ------
         KeyError
-            One is not in host memory. Nothing has changed.
+            A chunk is not in host memory. Nothing has changed.
         """
         chunks = [self._ready(key) for key in keys]
         for key, (chunk, handle) in zip(keys, chunks, strict=True):
@@ -151,21 +152,21 @@ class KVCoreOffloadingManager(OffloadingManager):
         return CPULoadStoreSpec([chunk.slot for chunk, _ in chunks])
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
-        """Let chunks go that were loaded."""
+        """Unpin loaded chunks."""
         for key in keys:
             chunk, handle = self._ready(key)
             chunk.jobs -= 1
             self._tree.unpin(handle)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
-        """Count a use of each chunk that is there."""
+        """Count a use of each chunk that is in host memory."""
         for key in keys:
             self._tree.match([_token(key)], touch=True)
 
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
-        """Take slots for the chunks that are not there; None where not all of them fit."""
+        """Take slots for the chunks that have no slot; return None if they do not all fit."""
         if self._below is not None:
             self._settle(self._below)
         new = [key for key in dict.fromkeys(keys) if key not in self._chunks]
@@ -182,7 +183,7 @@ class KVCoreOffloadingManager(OffloadingManager):
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        """Have chunks be found that were stored, and forget those that were not."""
+        """Publish the written chunks, or forget them if the store failed."""
         written = [key for key in self._deepest_first(keys, req_context) if self._is_written(key)]
         stored = [key for key in written if success and self._publish(key, req_context)]
         self._drop([key for key in written if self._chunks[key].handle is None])
@@ -191,7 +192,7 @@ class KVCoreOffloadingManager(OffloadingManager):
             self._write_below(self._below, stored[::-1])
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Let go of what a request used."""
+        """Unpin the chunks that a request used."""
         held = self._held(req_context)
         held.is_over = True
         for key in self._deepest_first(held.chunks, req_context):
@@ -199,7 +200,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         held.chunks.clear()
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
-        """Begin what this step's lookups want of stores."""
+        """Start the store lookups and reads that this step's lookups need."""
         if self._below is None:
             return
         self._settle(self._below)
@@ -216,16 +217,16 @@ class KVCoreOffloadingManager(OffloadingManager):
         self._wanted.clear()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Return what was stored and evicted since the last call."""
+        """Return the events of stored and evicted chunks since the last call."""
         events, self._events = self._events or [], None if self._events is None else []
         for event in events:
-            if event.metadata_only:  # a second try may have stored them meanwhile
+            if event.metadata_only:  # a second try may have stored the keys since
                 event = replace(event, keys=[k for k in event.keys if k not in self._chunks])
             if event.keys:
                 yield event
 
     def reset_cache(self) -> None:
-        """Forget all chunks; slots that jobs use are taken again once they are over."""
+        """Forget all chunks; slots that jobs use become free after these jobs end."""
         self._generation += 1
         busy = (chunk.slot for chunk in self._chunks.values() if chunk.jobs)
         self._fenced.update(busy)
@@ -234,7 +235,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         self._start()
 
     def on_reset_flushed(self) -> None:
-        """Take the slots of jobs from before a reset again."""
+        """Free the slots of jobs from before a reset."""
         self._free += self._fenced - self._below_slots
         self._fenced.clear()
 
@@ -243,7 +244,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         return [self._info]
 
     def shutdown(self) -> None:
-        """Finish what stores do, close them, and let the memory go."""
+        """Finish the stores' work, close the stores and release the memory."""
         if self._below is not None:
             self._below.close()
             self._below = None
@@ -265,7 +266,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         return chunk, chunk.handle
 
     def _use(self, key: OffloadKey, handle: PrefixHandle, context: ReqContext) -> None:
-        """Count a use by a request, and have it keep the chunk; once for each request."""
+        """Count a use by a request, and pin the chunk for it; once for each request."""
         held = self._held(context)
         if key in held.chunks:
             return
@@ -275,7 +276,7 @@ class KVCoreOffloadingManager(OffloadingManager):
             held.chunks[key] = handle
 
     def _make_room(self, n: int) -> list[OffloadKey] | None:
-        """Have `n` slots free; return what was evicted, None where there is no room."""
+        """Make `n` slots free; return the evicted keys, or None if `n` slots cannot be free."""
         lack = n - len(self._free)
         if lack <= 0:
             return []
@@ -295,12 +296,12 @@ class KVCoreOffloadingManager(OffloadingManager):
         return slot
 
     def _is_written(self, key: OffloadKey) -> bool:
-        """Return whether a job of workers has written a chunk that is not found yet."""
+        """Return true if a worker job has written a chunk that is not published yet."""
         chunk = self._chunks.get(key)
         return chunk is not None and chunk.handle is None and chunk.jobs == 1
 
     def _publish(self, key: OffloadKey, context: ReqContext) -> bool:
-        """Have a chunk be found; False where another key looks the same to the tree."""
+        """Make lookups find a chunk; return False if another key has the same token."""
         chunk, held = self._chunks[key], self._held(context)
         found, _, handle = self._tree.insert(
             [_token(key)], [chunk.slot], return_handle=True, pin=True
@@ -315,7 +316,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         return True
 
     def _drop(self, keys: Collection[OffloadKey], *, is_free: bool = True) -> None:
-        """Forget chunks whose bytes did not come."""
+        """Forget chunks whose bytes did not arrive."""
         for key in keys:
             chunk = self._chunks.pop(key)
             if is_free:
@@ -335,7 +336,7 @@ class KVCoreOffloadingManager(OffloadingManager):
             self._tree.pin(handle)
 
     def _settle(self, below: Below) -> None:
-        """Take note of what stores have done."""
+        """Process the batches that stores have finished."""
         if self._late:
             late, self._late = self._late, []
             for handle, slots in late:
@@ -351,7 +352,7 @@ class KVCoreOffloadingManager(OffloadingManager):
                     self._tree.unpin(self._ready(OffloadKey(key))[1])
 
     def _arrived(self, below: Below, done: Done) -> None:
-        """Have chunks be found that a store brought; the others are misses for some time."""
+        """Publish the chunks that a store has read; count the others as misses for some time."""
         keys = [OffloadKey(key) for key in done.keys]
         brought = keys[: done.served]
         came = [key for key in brought if self._publish(key, self._arriving[key])]
@@ -367,7 +368,7 @@ class KVCoreOffloadingManager(OffloadingManager):
         self._tell(came, removed=False)
 
     def _release(self, handle: StoreHandle | None, slots: list[int]) -> None:
-        """Take slots of a batch again, once nobody writes to them."""
+        """Free the slots of a batch once its read no longer writes to them."""
         if handle is not None and not handle.done():
             self._late.append((handle, slots))
             return
@@ -376,12 +377,12 @@ class KVCoreOffloadingManager(OffloadingManager):
 
     @staticmethod
     def _deepest_first(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKey]:
-        """Order keys by where they end in the request, those that came last first."""
+        """Order keys by their end in the request, the deepest first; of equal ends, the last."""
         at = {key: (context.get_offload_key_position(key) or 0, i) for i, key in enumerate(keys)}
         return sorted(at, key=at.__getitem__, reverse=True)
 
 
 def _token(key: OffloadKey) -> int:
-    """Return 62 bits of a key: a hash, and its group in the last four bytes."""
+    """Return 62 bits of a key. A key is a hash and, in its last four bytes, a group."""
     high: int = int.from_bytes(key[-12:-4], "big") >> 2
     return high ^ int(key[-1]) << 48

@@ -9,11 +9,12 @@ __all__ = ["ordered_calls"]
 
 
 def ordered_calls(name: str) -> ThreadPoolExecutor:
-    """Return a pool of one thread, which runs already.
+    """Return a pool of one thread that is already running.
 
-    A pool starts its thread with its first call, and lists the thread after the start. An interrupt
-    between the two would leave a thread that the pool does not know: the next call would get a
-    second thread, and calls would no longer be made in order. An interrupt in here leaves no pool.
+    A pool starts its thread at its first call, and lists the thread after the start. An interrupt
+    between the two would leave a thread that is not in the list: the next call would start a second
+    thread, and calls would no longer run in order. After an interrupt in this function, the caller
+    has no pool.
     """
     pool = ThreadPoolExecutor(1, name)
     pool.submit(_nothing).result()

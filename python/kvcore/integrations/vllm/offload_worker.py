@@ -24,7 +24,7 @@ __all__ = ["CopyWorker"]
 
 
 class Run(NamedTuple):
-    """Blocks of one group, and where each lies in the tier."""
+    """Blocks of one group, and the place of each block in the tier."""
 
     group: int
     blocks: Any
@@ -33,15 +33,15 @@ class Run(NamedTuple):
 
 
 class CopyWorker(OffloadingWorker):
-    """Copy in order of submission, with a thread for stores, one for loads, one for urgent loads.
+    """Copy in order of submission; stores, loads and urgent loads have one thread each.
 
     Parameters
     ----------
     kv_caches : CanonicalKVCaches
-        With tensors int8 [num_blocks, page_bytes] in host memory.
+        Its tensors are int8 [num_blocks, page_bytes] in host memory.
     blocks_per_chunk, num_chunks : int
     region : SharedOffloadRegion
-        Let go by `shutdown`.
+        Released by `shutdown`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CopyWorker(OffloadingWorker):
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        """Begin to copy blocks to chunks."""
+        """Start to copy blocks to chunks."""
         return self._submit(0, job_id, src_spec, dst_spec)
 
     def submit_load(
@@ -78,20 +78,20 @@ class CopyWorker(OffloadingWorker):
         dst_spec: GPULoadStoreSpec,
         expedited: bool = False,
     ) -> bool:
-        """Begin to copy chunks to blocks; an expedited load waits for no other."""
+        """Start to copy chunks to blocks; an expedited load does not wait for normal loads."""
         return self._submit(2 if expedited else 1, job_id, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
-        """Return what is over since the last call."""
+        """Return the results of jobs that finished since the last call."""
         done = [job_id for job_id, job in self._jobs.items() if job.done()]
         return [self._jobs.pop(job_id).result() for job_id in done]
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these are over."""
+        """Block until these jobs are finished."""
         wait([self._jobs[job_id] for job_id in job_ids if job_id in self._jobs])
 
     def shutdown(self) -> None:
-        """Finish what was begun, and let the memory go."""
+        """Finish all submitted jobs, and release the memory."""
         for thread in self._threads:
             thread.shutdown()
         self._jobs.clear()
@@ -106,7 +106,7 @@ class CopyWorker(OffloadingWorker):
         return True
 
     def _runs(self, spec: GPULoadStoreSpec, chunks: Any) -> Iterator[Run]:
-        """Tell of each group where its blocks lie: a first chunk may begin in its middle."""
+        """Yield the places of each group's blocks; the first block may be inside a chunk."""
         per, block, chunk = self._blocks_per_chunk, 0, 0
         sizes = zip(spec.group_sizes, spec.block_indices, strict=True)
         for group, (size, first) in enumerate(sizes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's tiers below the GPU of vLLM 0.33, by its OffloadingConnector. See ``docs/vllm.md``."""
+"""kvcore's tiers below the GPU for vLLM 0.33's OffloadingConnector. See ``docs/vllm.md``."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ from kvcore.stores.tiers.stack import adapters_of
 
 __all__ = ["KVCoreOffloadingSpec"]
 
-#: Policies that look at nothing but uses: chunks have neither priorities nor places in a prompt.
+#: Policies that depend only on uses: chunks have neither priorities nor places in a prompt.
 POLICIES = ("arc", "fifo", "lfu", "lru", "slru")
 
 
 class KVCoreOffloadingSpec(CPUOffloadingSpec):
     """Keep vLLM's chunks of KV cache in host memory, on disks and in shared stores.
 
-    vLLM makes it, where ``kv_connector_extra_config`` has its name as ``spec_name`` and this
-    module as ``spec_module_path``. The other entries:
+    vLLM makes an instance if ``kv_connector_extra_config`` names this class as ``spec_name`` and
+    this module as ``spec_module_path``. The other entries:
 
     Parameters
     ----------
     cpu_bytes_to_use : int
         Host memory of all workers of an engine together.
     eviction_policy : {"lru", "slru", "lfu", "fifo", "arc"}
-        What leaves a full host memory first.
+        The eviction policy of the host memory.
     tiers : list of str
-        Stores below it, in the order in which they are asked, as `kvcore.stores.parse_tier` reads
-        them: ``["disk:/var/cache/kv:200GiB", "redis://cache:6379"]``.
+        Lower stores in lookup order, in the syntax of `kvcore.stores.parse_tier`:
+        ``["disk:/var/cache/kv:200GiB", "redis://cache:6379"]``.
     fingerprint : str
-        Name it anew with each change of weights: pages of other names are not found.
+        Change it with each change of the weights: pages with another fingerprint are not found.
 
     Raises
     ------
     ValueError
-        An entry is none of these; the host memory holds no chunk; or ``canonical_layout`` is asked
-        for, which is not served.
+        An entry has another value; the host memory holds no chunk; or ``canonical_layout`` is set,
+        which kvcore does not serve.
     """
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """Return none: the connector's own count bytes, times and hits."""
+        """Return no definitions: the connector's own metrics count bytes, times and hits."""
         return {}
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -79,11 +79,11 @@ class KVCoreOffloadingSpec(CPUOffloadingSpec):
             )
 
     def _uses_shared_region(self) -> bool:
-        """Return that the scheduler's process reads what the workers write."""
+        """Return true: the scheduler's process reads the workers' writes."""
         return True
 
     def get_manager(self) -> OffloadingManager:
-        """Return what decides, in the scheduler's process."""
+        """Return the manager, which runs in the scheduler's process."""
         if self._manager is None:
             region = self._region(None)
             try:
@@ -101,7 +101,7 @@ class KVCoreOffloadingSpec(CPUOffloadingSpec):
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        """Return what copies: vLLM's own worker on GPUs, kvcore's where the cache is in memory."""
+        """Return vLLM's own worker on GPUs, or kvcore's worker for a cache in host memory."""
         if self._worker is None:
             region = self._region(0 if self.replicated_layout else self.config.parallel.rank)
             kind = CPUOffloadingWorker if _has_gpu() else CopyWorker
@@ -151,7 +151,7 @@ def _has_gpu() -> bool:
 
 
 def _checked(config: OffloadingConfig) -> list[Any]:
-    """Return the tiers below host memory; raise ValueError for what is not served."""
+    """Return the tiers below host memory; raise ValueError for an unsupported option."""
     given = config.extra_config
     policy, tiers = given.get("eviction_policy", "lru"), given.get("tiers", [])
     if policy not in POLICIES:
@@ -162,12 +162,14 @@ def _checked(config: OffloadingConfig) -> list[Any]:
         raise ValueError(f"tiers is {tiers!r}, must be a list such as ['disk:/var/cache/kv:1TB']")
     parsed = [parse_tier(tier) for tier in tiers]
     if any(isinstance(tier, HostTier) for tier in parsed):
-        raise ValueError("tiers name host memory, whose size is cpu_bytes_to_use; leave it out")
+        raise ValueError(
+            "tiers has an entry for host memory, whose size is cpu_bytes_to_use; leave it out"
+        )
     return parsed
 
 
 def _fingerprint(config: OffloadingConfig, given: Mapping[str, Any]) -> bytes:
-    """Return 32 bytes that differ where the bytes of a chunk with the same key may differ."""
+    """Return 32 bytes that differ if the bytes of a chunk with the same key may differ."""
     parallel = config.parallel
     sizes = parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size
     groups = [(group.tokens_per_block, group.layer_names) for group in config.groups]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM reads beyond the methods of its manager, as views of kvcore's.
+"""Views of kvcore's state for the attributes of the manager that vLLM reads.
 
-These are ``block_pool.free_blocks``, for connectors ``block_pool.touch``;
-``coordinator.single_type_managers`` with their ``block_size`` and ``kv_cache_spec``;
-``coordinator.get_num_blocks_to_allocate`` and ``.enable_partial_hash_hits``.
-``tests/engines/vllm_checks_source.py`` looks for more. A manager's coordinator is vLLM's own, over
-a pool of one block, with `Rows` for its tables.
+Beyond the manager's methods, vLLM reads ``block_pool.free_blocks``; for connectors,
+``block_pool.touch``; ``coordinator.single_type_managers`` with ``block_size`` and
+``kv_cache_spec``; ``coordinator.get_num_blocks_to_allocate`` and ``.enable_partial_hash_hits``.
+``tests/engines/vllm_checks_source.py`` searches vLLM for more. A manager's coordinator is vLLM's
+own, over a pool of one block; its tables are `Rows`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcore import TextGenerationContext
 
 
 class Pages(dict[int, KVCacheBlock]):
-    """The blocks that somebody has asked for, by id; made when they are."""
+    """Block objects by id; a block object is made at its first lookup."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__({0: pool.null_block})
@@ -41,33 +41,33 @@ class Pages(dict[int, KVCacheBlock]):
 
 
 class Page(KVCacheBlock):
-    """A block whose count of references is read off the requests that have it."""
+    """A block whose reference count is computed from the requests that have it."""
 
     @property
     def ref_cnt(self) -> int:
-        """Count them: O(everything)."""
+        """The number of requests and holds that have the block: O(everything)."""
         return int(self.pool.manager.num_holders(self.block_id))
 
     @ref_cnt.setter
     def ref_cnt(self, value: int) -> None:
-        """Nobody but kvcore counts."""
+        """Ignore the value: only kvcore counts references."""
 
 
 class NoPages(KVCacheBlocks):
-    """No pages in any group: what most requests take in most steps."""
+    """No pages in any group: the result for most requests in most steps."""
 
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
-        """Return None where that is allowed, which needs no look at the groups."""
+        """Return None if `allow_none` is set; this does not read the groups."""
         return None if allow_none else super().get_block_ids(group_ids=group_ids)
 
 
 class PageIds(KVCacheBlocks):
-    """Pages of each group by their ids; objects for them are made for who wants those.
+    """Pages of each group as ids; block objects are made when a caller reads `blocks`.
 
-    Where these are the pages of `request` from its first token on, the first `num_published` of
-    each group have their hashes in the objects.
+    If the pages begin at the first token of `request`, the first `num_published` block objects of
+    each group have their hashes.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class PageIds(KVCacheBlocks):
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
-        """Return the ids of each group, or of some; None for none where that is allowed."""
+        """Return the ids of each group, or of `group_ids`; None for no ids if `allow_none`."""
         if allow_none and not any(self._ids):
             return None
         return self._ids if group_ids is None else tuple(self._ids[group] for group in group_ids)
 
 
 class HitIds(PageIds):
-    """Pages of a hit in each group, as arrays until somebody asks for them."""
+    """Pages of a hit in each group, kept as arrays until a caller reads the ids."""
 
     def __init__(self, pool: Pool, arrays: tuple[Any, ...], request: Any, num_pages: int) -> None:
         self._pool = pool
@@ -112,7 +112,7 @@ class HitIds(PageIds):
 
 
 class Row(Sequence[KVCacheBlock]):
-    """The blocks that a request had in a group when it was asked."""
+    """The blocks that a request had in a group when the row was made."""
 
     def __init__(
         self, pool: Pool, ids: list[int], request: Any, num_published: int, group: int
@@ -154,29 +154,29 @@ class Rows(Mapping[str, Any]):
 
 
 class Kept:
-    """Pages of a request that is gone, which steps that are under way may still write."""
+    """Pages of a finished request, which steps in flight may still write."""
 
     def __init__(self, claim: int) -> None:
         self.claim = claim
 
 
 class FreeBlocks:
-    """What vLLM has as a queue: free blocks, in the order in which kvcore hands them out."""
+    """The free blocks, in kvcore's allocation order; vLLM has a queue here."""
 
     _READ = ("get_all_free_blocks", "fake_free_list_head", "fake_free_list_tail")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._ids: list[int] | None = None  # of those in `_queue`
+        self._ids: list[int] | None = None  # ids of the blocks in `_queue`
         self._queue: Any = None
 
     @property
     def num_free_blocks(self) -> int:
-        """Count them."""
+        """The number of free blocks."""
         return self._pool.get_num_free_blocks()
 
     def __getattr__(self, name: str) -> Any:
-        """Link them as they are now, for tests: O(blocks). Nobody but kvcore takes one."""
+        """Link the present free blocks, for tests: O(blocks). Only kvcore takes blocks."""
         if name not in self._READ:
             raise AttributeError(name)
         ids = self._pool.manager.core.next_pages().tolist()
@@ -187,7 +187,7 @@ class FreeBlocks:
 
 
 class Pool(BlockPool):
-    """vLLM's pool without blocks of its own: what is free, what was hashed, and the events."""
+    """vLLM's pool without blocks of its own: free blocks, hashed blocks, and the events."""
 
     def __init__(self, manager: Any, settings: BlockPool, num_blocks: int) -> None:
         self.__dict__.update(settings.__dict__)
@@ -198,18 +198,18 @@ class Pool(BlockPool):
         self.free_block_queue = FreeBlocks(self)
 
     def get_num_free_blocks(self) -> int:
-        """Count the pages that a request could get; cached ones that nobody has are among them."""
+        """Return the number of free pages, including cached pages that no request has."""
         return int(self.manager.core.num_free_blocks)
 
     def shown(self, ids: list[int]) -> list[int]:
-        """Return ids as vLLM writes them: block 0 where a window has left its page."""
+        """Return ids as vLLM writes them: 0 for each page that a window has left."""
         end = self.num_gpu_blocks
         return [page if page < end else 0 for page in ids] if self.manager.has_windows else ids
 
     def hashed(
         self, ids: list[int], request: Any, num_published: int, group: int
     ) -> list[KVCacheBlock]:
-        """Return the blocks of a request; those that are published get the hashes they lack."""
+        """Return the blocks of a request; add missing hashes to the published blocks."""
         blocks = [self.blocks[page] for page in ids]
         published = blocks[:num_published]
         lacks = [block.block_hash is None and not block.is_null for block in published]
@@ -220,21 +220,21 @@ class Pool(BlockPool):
         return blocks
 
     def note_taken(self, ids: Iterable[int]) -> None:
-        """Drop what was cached in pages that are somebody's now."""
+        """Drop the cache entries of pages that a request has taken."""
         known = self.blocks.keys()
-        if len(known) == 1:  # the null block: most often nobody asks for others
+        if len(known) == 1:  # only the null block; callers rarely read others
             return
         for block_id in ids:
             if block_id in known:
                 self._maybe_evict_cached_block(self.blocks[block_id])
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take blocks for no request, until `free_blocks`: as many of each group."""
+        """Take blocks for no request, until `free_blocks`; each group gives the same number."""
         core, groups = self.manager.core, len(self.manager.kv_cache_config.kv_cache_groups)
         free = self.get_num_free_blocks()
         if num_blocks > free or num_blocks % groups:
             raise ValueError(
-                f"{num_blocks} blocks are asked for, must be 0 .. {free} and a multiple of {groups}"
+                f"num_blocks is {num_blocks}, must be 0 .. {free} and a multiple of {groups}"
             )
         taken: dict[int, Any] = {}
         while len(taken) < num_blocks:
@@ -253,7 +253,7 @@ class Pool(BlockPool):
         return [self.blocks[page] for page in taken]
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Give back what `pop_blocks_for_free`, `touch` and `get_new_blocks` have kept."""
+        """Release the pages that `pop_blocks_for_free`, `touch` and `get_new_blocks` hold."""
         for each in ordered_blocks:
             if isinstance(each, Kept):
                 self.manager.core.release(each.claim)
@@ -261,16 +261,16 @@ class Pool(BlockPool):
                 self.holds[each.block_id].pop().let_go()
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Keep blocks until `free_blocks`."""
+        """Hold blocks until `free_blocks`."""
         for block in blocks:
             if not block.is_null:
                 self.holds[block.block_id].append(self.manager.core.hold([block.block_id]))
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Take pages out of the cache whose contents are wrong."""
+        """Remove pages with wrong contents from the cache."""
         super().evict_blocks(block_ids)
         self.manager.core.forget(sorted(block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False where requests have pages, or something keeps some."""
+        """Empty the cache; return False if a request or a hold still has pages."""
         return bool(super().reset_prefix_cache() and self.manager.core.reset_prefix_cache())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request of vLLM's as a context of kvcore's."""
+"""A vLLM request as a kvcore context."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """The tokens of a request so far, in a buffer that grows, and the pages that it has."""
+    """The present tokens of a request, in a growing buffer, and the state of its pages."""
 
     request: Any
-    publish_at: int  # computed tokens with which the next page is full
-    leaves_at: int  # and with which windows leave one
-    # Not vLLM's: pages may be kept when a request is gone.
+    publish_at: int  # number of computed tokens that fills the next page
+    leaves_at: int  # number of computed tokens at which windows leave a page
+    # Not vLLM's id: pages may outlive the request.
     request_id: int = field(default_factory=itertools.count().__next__)
     extra_key: str | None = field(init=False)
     cache_salt: str | None = field(init=False)
     keys: list[tuple[int, int, bytes]] | None = field(init=False)
     tokens: Any = field(default_factory=lambda: np.zeros(1, np.int32))
-    num_tokens: int = 0  # of `tokens` that are read from the request
-    start_idx: int = 0  # tokens that are published
+    num_tokens: int = 0  # tokens copied from the request
+    start_idx: int = 0  # published tokens
     active_idx: int = 1
     end_idx: int = 1
     hit: int = 0  # tokens adopted from the cache
     num_pages: int = 0
     room: int = 0  # tokens that fit into its pages
-    left: int = 0  # computed tokens with which windows left a page last
+    left: int = 0  # computed tokens at which windows last left pages
     idle_until: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,17 +43,17 @@ class RequestContext:
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]] | None:
-        """Keys that start in front of ``end_idx``."""
+        """The keys that start before ``end_idx``."""
         return None if self.keys is None else [key for key in self.keys if key[0] < self.end_idx]
 
     def stand(self, start: int, end: int) -> None:
-        """Have `start` tokens published, and all up to `end` to run."""
+        """Set `start` tokens as published, and the tokens up to `end` as the next to run."""
         self._make_room(end)
         self.start_idx = start
         self.active_idx = self.end_idx = end
 
     def expect(self, end: int) -> None:
-        """Have a prompt of `end` tokens, those behind the ones that run now included."""
+        """Expect a prompt of `end` tokens; tokens after the current step count."""
         if end > self.end_idx:
             self._make_room(end)
             self.end_idx = end
@@ -65,7 +65,7 @@ class RequestContext:
             self.tokens = grown
 
     def read(self, num_tokens: int) -> None:
-        """Copy the request's first `num_tokens` tokens, those that are not here yet."""
+        """Copy the request's first `num_tokens` tokens; skip the tokens copied before."""
         prompt: Any = getattr(self.request.block_hashes, "prompt", ())
         if self.num_tokens == 0 and len(prompt) >= len(self.tokens):
             self.tokens = prompt
@@ -79,7 +79,7 @@ class RequestContext:
 
 
 def own_keys(request: Any) -> list[tuple[int, int, bytes]] | None:
-    """Return what of a request is more than its token ids: images, and embeddings it brings."""
+    """Return keys for a request's inputs other than token ids: images and prompt embeddings."""
     keys = [
         (item.mm_position.offset, item.mm_position.length, str(item.identifier).encode())
         for item in request.mm_features

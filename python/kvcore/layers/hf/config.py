@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape and the dtype of a KV cache out of a Hugging Face ``config.json``."""
+"""The shape and the dtype of a KV cache, read from a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ _REMEDY = "pass dtype= of the cache"
 # Type and bits of `kv_cache_scheme`, which compressed-tensors and ModelOpt write.
 _SCHEMES: dict[tuple[Any, Any], str] = {("float", 8): "float8_e4m3fn", ("int", 8): "int8"}
 _PLAIN = (None, "tensor", "attn_head")  # scales that do not grow with the tokens
-# Of ModelOpt.
+# Names of ModelOpt.
 _ALGORITHMS = {"FP8": "float8_e4m3fn", "INT8": "int8"}
 
 
 def quantized_dtype(whole: Fields, text: Fields) -> str | None:
-    """Return the dtype that ``quantization_config`` gives K and V, None where it gives none.
+    """Return the dtype of K and V in ``quantization_config``; None if it has no such dtype.
 
     Parameters
     ----------
     whole, text : Fields
-        The config, and that of the language model in it.
+        The whole config, and the config of the language model in it.
 
     Raises
     ------
     ValueError
-        K and V are quantised in a way that no dtype of a cache is.
+        No dtype of a cache matches the quantization of K and V.
 
     Notes
     -----
-    Read are ``kv_cache_scheme`` of compressed-tensors and ``kv_cache_quant_algo`` of ModelOpt.
+    Reads ``kv_cache_scheme`` of compressed-tensors and ``kv_cache_quant_algo`` of ModelOpt.
     """
     for fields in (text, whole):
         section = fields.part("quantization_config")
@@ -105,29 +105,29 @@ def _by_algorithm(name: Any) -> str | None:
     return _ALGORITHMS[name]
 
 
-# Fields by which layers differ.
+# Fields that make layers differ.
 _PER_LAYER = ("num_key_value_heads_per_layer", "block_configs", "per_layer_config")
 _CROSSING = ("cross_attention_layers", "add_cross_attention")
-# Classes that have layers of cross attention if the config does not list them.
+# Classes that have cross-attention layers even if the config does not list them.
 _CROSSING_CLASSES = ("mllama", "mllama_text_model")
 
 
 @dataclass(frozen=True)
 class ConfigReading:
-    """Keep the shape that a config gives a cache, and the fields that it comes from.
+    """The shape of a cache by a config, and the fields that it was read from.
 
     Attributes
     ----------
     shape : dict
         Fields of KVCacheParams.
     read : dict of str to object
-        Values of the fields that were read, by name; a field in an object is "object.field".
+        Values of the fields that were read, by name; the name of an inner field is "object.field".
     defaults : dict of str to object
         Values that the config leaves to the model's class.
     ignored : dict of str to str
-        Fields with a word of the cache that do not change it, with the reasons.
+        Fields whose names suggest the cache but that do not change it, with the reasons.
     assumed : tuple of str
-        Fields that the caller left out.
+        Fields that the caller told to ignore.
     mtp_layers : int
         MTP layers of the shape.
     """
@@ -144,29 +144,28 @@ def _check_decoder(text: Fields) -> None:
     kind = text.get("model_type", "this model")
     if text.get("is_encoder_decoder"):
         raise ValueError(
-            f"is_encoder_decoder of the config is true: {kind} caches cross attention too, which "
+            f"is_encoder_decoder of the config is true: {kind} caches cross attention, which "
             f"kvcore does not"
         )
     crossing = [name for name in _CROSSING if text.get(name)]
     if crossing:
         raise ValueError(
-            f"{crossing[0]} of the config: {kind} caches cross attention too, which kvcore does not"
+            f"{crossing[0]} of the config: {kind} caches cross attention, which kvcore does not"
         )
     if kind in _CROSSING_CLASSES and text.get(_CROSSING[0]) is None:
         raise ValueError(
-            f"{_CROSSING[0]} is missing from the config, and {kind} has such layers by default: it "
-            f"caches cross attention too, which kvcore does not; write the list, [] for none"
+            f"{_CROSSING[0]} is missing from the config, and {kind} has these layers by default: "
+            f"it caches cross attention, which kvcore does not; write the list, [] for no layers"
         )
     if text.get("n_recurrent_loops") is not None:
         raise ValueError(
             f"n_recurrent_loops of the config is {text['n_recurrent_loops']}: {kind} runs layers "
-            f"again and again, each time with K and V of their own, of which kvcore does not keep "
-            f"count"
+            f"several times with new K and V each time, which kvcore does not count"
         )
 
 
 def _check_uniform(text: Fields) -> None:
-    """Refuse what a cache without groups does not keep."""
+    """Refuse models that a cache without groups does not support."""
     kind = text.get("model_type", "this model")
     types = text.get("layer_types") or []
     if not isinstance(types, list):
@@ -195,7 +194,7 @@ def _layers(text: Fields) -> int:
         return len(blocks)
     require_agreement(text, LAYERS)
     layers = count(text, LAYERS)
-    # Each of LongCat's num_layers attends twice.
+    # Each layer of LongCat attends twice.
     attends_twice = text.get("model_type") == "longcat_flash" and not text.says(LAYERS[0])
     return 2 * layers if attends_twice else layers
 
@@ -206,7 +205,7 @@ def _most(listed: list[int]) -> int:
 
 
 def _check_shares(name: str, heads: Sequence[Any], kv_heads: list[int]) -> None:
-    """Refuse lists of heads and K/V heads that do not go together."""
+    """Refuse lists of heads and K/V heads that do not match."""
     if len(heads) != len(kv_heads):
         raise ValueError(
             f"{name} of the config is {heads!r}: it has {len(heads)} entries, must have "
@@ -277,8 +276,8 @@ def _head_dim(text: Fields, heads: int) -> int:
     hidden = count(text, HIDDEN)
     if hidden % heads != 0:
         raise ValueError(
-            f"{field(text, HIDDEN)[0]} of the config is {hidden}, no multiple of the {heads} "
-            f"of {field(text, HEADS)[0]}; such a config needs head_dim"
+            f"{field(text, HIDDEN)[0]} of the config is {hidden}, not a multiple of the {heads} "
+            f"of {field(text, HEADS)[0]}; the config needs head_dim"
         )
     return hidden // heads
 
@@ -328,16 +327,16 @@ def read_config(
     Parameters
     ----------
     config : mapping, or path of a ``config.json`` or of the directory that holds it
-        Of a multimodal model the language model is read.
+        For a multimodal model, the config of its language model is read.
     dtype : str, optional
-        In place of the dtype that ``quantization_config`` gives K and V, or else of the config's
-        ``dtype`` or ``torch_dtype``.
+        Dtype of the cache. By default, the dtype of K and V in ``quantization_config``, or the
+        config's ``dtype`` or ``torch_dtype``.
     groups : bool
-        Tell which layers keep which tokens, and take models with states.
+        Return the groups of layers, and accept models with states.
     shards : int
         Devices that a replica's states are spread over.
     mtp : bool
-        Count the MTP layers too.
+        Also count the MTP layers.
     assume : mapping of str to str, optional
         Names of fields and "ignored": the config is read as if it lacked these fields.
     refuse : bool
@@ -347,17 +346,17 @@ def read_config(
     Returns
     -------
     ConfigReading
-        Its shape has dtype, n_kv_heads, head_dim, num_layers, is_mla, and v_head_dim where V has
-        its own width; with `groups` also groups and shared, where the layers are not all alike.
+        Its shape has dtype, n_kv_heads, head_dim, num_layers, is_mla, and v_head_dim if V has its
+        own width. With `groups` it also has groups and shared, if the layers are not all alike.
 
     Raises
     ------
     ValueError
-        A field is missing or out of range, or the model's layers are not all K and V of one shape;
-        no rule reads a field that may change the cache; `assume` names a field that the config
-        does not have; what no file can be called, a file that holds no JSON.
+        A field is missing or out of range; without `groups`, the layers do not all keep K and V of
+        one shape; no rule reads a field that may change the cache; `assume` has a field that the
+        config does not have; `config` cannot be a file name, or the file is not JSON.
     TypeError
-        Neither mapping nor path.
+        `config` is neither a mapping nor a path.
     OSError
         The file cannot be read.
 
@@ -365,7 +364,7 @@ def read_config(
     -----
     Multi-head latent attention (``kv_lora_rank``) caches one row of ``kv_lora_rank +
     qk_rope_head_dim`` elements per token and layer (DeepSeek-V2, arXiv:2405.04434), and
-    ``index_head_dim`` more where layers have an indexer. Without `groups` every layer keeps every
+    ``index_head_dim`` more if layers have an indexer. Without `groups`, every layer keeps every
     token.
     """
     if dtype is not None and not isinstance(dtype, str):
@@ -385,7 +384,7 @@ def read_config(
     if mtp and not more:
         raise ValueError(
             f"the config has no number of MTP layers ({', '.join(MTP_FIELDS)}); leave out mtp, or "
-            f"write it"
+            f"add the number"
         )
     more = more if mtp else 0
     kinds = layer_kinds(text, layers, more)
@@ -408,14 +407,14 @@ def with_copied_heads(shape: dict[str, Any], shards: int) -> dict[str, Any]:
     Parameters
     ----------
     shape : dict
-        Of a `ConfigReading`.
+        The shape of a `ConfigReading`.
     shards : int
         Tensor parallel devices: a divisor or a multiple of the K/V heads of each group.
 
     Raises
     ------
     ValueError
-        Neither divides the other.
+        `shards` is neither a divisor nor a multiple of the K/V heads.
     """
     if shape["is_mla"]:
         return shape
@@ -423,8 +422,8 @@ def with_copied_heads(shape: dict[str, Any], shards: int) -> dict[str, Any]:
     def copied(heads: int) -> int:
         if heads % shards != 0 and shards % heads != 0:
             raise ValueError(
-                f"n_kv_heads {heads} does not divide over {shards} tensor parallel devices, nor do "
-                f"they over the heads; use a degree that divides the heads, or a multiple of them"
+                f"n_kv_heads {heads} does not divide over {shards} tensor parallel devices; use a "
+                f"degree that is a divisor or a multiple of the heads"
             )
         return max(heads, shards)
 

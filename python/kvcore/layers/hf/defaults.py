@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the classes of the transformers library take where a config is silent.
+"""Values of the transformers library's classes for fields that a config leaves out.
 
-A config inside a multimodal one leaves out whatever equals these; a file leaves out fields that
-its version of the library did not have.
+A config inside a multimodal config leaves out fields that equal these defaults. A file also leaves
+out fields that its version of the library did not have.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ _SIZES: dict[str, tuple[int | None, ...]] = {
     "zamba2": (54, 32, None, 2560, None),
     "zaya": (40, 8, 2, 2048, 128),
 }
-# Of windows, latents and states.
+# Defaults of the fields of windows, latents and states.
 _MORE: dict[str, dict[str, Any]] = {
     "afmoe": {"sliding_window": 1024},
     "axk1": {"v_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
@@ -390,7 +390,7 @@ _MORE: dict[str, dict[str, Any]] = {
     },
 }
 
-#: By model_type, values by the name of the field.
+#: Defaults by model_type, and by the name of the field.
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     kind: {name: value for name, value in zip(_NAMES, sizes, strict=True) if value is not None}
     | _MORE.get(kind, {})

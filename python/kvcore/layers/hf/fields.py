@@ -64,7 +64,7 @@ class Fields(Mapping[str, Any]):
     path : str
         Names of the objects around these fields, each followed by a dot.
     defaults : mapping, optional
-        What the model's class takes for a field that is missing or null.
+        Values that the model's class uses for fields that are missing or null.
 
     Notes
     -----
@@ -105,7 +105,7 @@ class Fields(Mapping[str, Any]):
         Raises
         ------
         ValueError
-            The field is no object.
+            The field is not an object.
         """
         value = self._fields.get(name)
         if not value:
@@ -119,11 +119,11 @@ class Fields(Mapping[str, Any]):
         return Fields(self._fields, self.notes, self.path, defaults)
 
     def says(self, name: str) -> bool:
-        """Return whether the config has a field with this name, without reading it."""
+        """Return true if the config has a field with this name, without reading the field."""
         return name in self._fields
 
     def holds(self, name: str, value: Any) -> bool:
-        """Return whether the config has a field with this name and value, without reading it."""
+        """Return true if the config has a field with this name and value, without reading it."""
         return name in self._fields and bool(self._fields[name] == value)
 
     def ignore(self, why: str, *names: str) -> None:
@@ -134,12 +134,12 @@ class Fields(Mapping[str, Any]):
 
 
 Config = Mapping[str, Any]
-_MOST_BYTES = 1 << 24  # a thousand times what models have
+_MOST_BYTES = 1 << 24  # a thousand times the size of usual configs
 
-# What the system says of text that cannot be the name of a file.
+# Errors of the system for a text that cannot be a file name.
 _NO_NAMES = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 
-# One thing under the names that model families give it; the most common one first.
+# The names of one field in different model families; the most common name first.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "model_dim", "dim")
@@ -152,22 +152,22 @@ KV_HEADS = (
     *("num_attention_groups", "num_query_groups"),
 )
 DTYPE = ("dtype", "torch_dtype")
-# Where a multimodal model keeps its language model; the first one may hold another.
+# Fields with the language model of a multimodal model; a thinker_config may contain another field.
 _TEXT = ("thinker_config", "text_config", "language_config", "llm_config")
-# What a config itself has to say, and nested ones leave to their class.
+# Fields that the config itself must have; a nested config may leave them to its class.
 _OF_THE_FILE = (*LAYERS, *HEADS, *HIDDEN, "sliding_window", "attention_chunk_size")
-# The file beside config.json in which ModelOpt writes what it quantised.
+# ModelOpt writes its quantization to this file, in the folder of config.json.
 _MODELOPT = "hf_quant_config.json"
 
 
 def load(config: Config | str | Path) -> Config:
-    """Return the config as a mapping, read from its file where it is a path."""
+    """Return the config as a mapping; read it from its file if `config` is a path."""
     if isinstance(config, Mapping):
         return config
     if not isinstance(config, (str, Path)):
         raise TypeError(
             f"config is a {type(config).__name__}, must be a mapping or a path; "
-            f"of a transformers config pass config.to_dict()"
+            f"for a transformers config, pass config.to_dict()"
         )
     path = Path(config)
     try:
@@ -181,8 +181,8 @@ def load(config: Config | str | Path) -> Config:
         if error.errno not in _NO_NAMES:
             raise
         raise ValueError(
-            f"config is no path, {error.strerror}: {str(config)[:50]!r}...; pass a mapping, or the "
-            f"path of a config.json"
+            f"config is not a path, {error.strerror}: {str(config)[:50]!r}...; pass a mapping, or "
+            f"the path of a config.json"
         ) from None
     return loaded
 
@@ -192,9 +192,9 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(_text(path))
     except RecursionError as error:
-        raise ValueError(f"{path}: no config: its JSON is nested too deeply") from error
+        raise ValueError(f"{path}: not a config: its JSON is nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from error
+        raise ValueError(f"{path}: not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: holds a {type(loaded).__name__}, must hold a JSON object")
     return loaded
@@ -210,13 +210,13 @@ def _text(path: Path) -> str:
 
 
 def field(config: Config, names: tuple[str, ...]) -> tuple[str, Any]:
-    """Return the name that the config uses, and its value, None where it uses none."""
+    """Return the name that the config uses, and its value; None if the field is missing."""
     name = next((name for name in names if config.get(name) is not None), names[0])
     return name, config.get(name)
 
 
 def optional_count(config: Config, names: tuple[str, ...]) -> int | None:
-    """Return a count of the config, None where it has none; ValueError for what is no count."""
+    """Return a count of the config; None if it is missing, ValueError if it is not a count."""
     name, value = field(config, names)
     if value is None:
         return None
@@ -226,19 +226,19 @@ def optional_count(config: Config, names: tuple[str, ...]) -> int | None:
 
 
 def count(config: Config, names: tuple[str, ...]) -> int:
-    """Return a count of the config; ValueError where it is missing or none."""
+    """Return a count of the config; ValueError if it is missing or not a count."""
     value = optional_count(config, names)
     if value is None:
         also = f" (or {', '.join(names[1:])})" if names[1:] else ""
         raise ValueError(
-            f"the config lacks {names[0]}{also}; it may be that of another kind of model: "
+            f"the config lacks {names[0]}{also}; it may be the config of another kind of model: "
             f"give KVCacheParams the numbers"
         )
     return value
 
 
 def flag(config: Config, name: str, *, default: bool) -> bool:
-    """Return a flag of the config; ValueError for what is no bool."""
+    """Return a flag of the config; ValueError if it is not a bool."""
     value = config.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} of the config is {value!r}, must be true or false")
@@ -246,19 +246,19 @@ def flag(config: Config, name: str, *, default: bool) -> bool:
 
 
 def require_agreement(config: Config, names: tuple[str, ...]) -> None:
-    """Raise ValueError where a config has one thing under several names, with several values."""
+    """Raise ValueError if a config has a field under several names with different values."""
     given = {name: config[name] for name in names if config.get(name) is not None}
     first = next(iter(given), None)
     for name, value in given.items():
         if first is not None and value != given[first]:
             raise ValueError(
                 f"{first} of the config is {given[first]!r} and {name} is {value!r}, must be the "
-                f"same: both name one thing; take one of them out"
+                f"same: both are names of one field; remove {first} or {name}"
             )
 
 
 def language_model(whole: Fields) -> Fields:
-    """Return the part that generates text, with what it leaves to its class filled in."""
+    """Return the config of the language model, with the defaults of its class."""
     text, is_nested = whole, False
     for name in _TEXT:
         if text.part(name):

@@ -38,7 +38,7 @@ _MAMBA_STATE = ("mamba_d_state", "ssm_state_size")
 _MAMBA_KERNEL = ("mamba_d_conv", "conv_kernel")
 _MAMBA_EXPAND = ("mamba_expand", "expand")
 _ACCUMULATED = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
-#: The fields that say how large states are.
+#: The fields that determine the size of states.
 SIZE_FIELDS = (
     *(*_MAMBA_HEADS, *_MAMBA_HEAD_DIM, *_MAMBA_GROUPS, *_MAMBA_STATE, *_MAMBA_KERNEL),
     *(*_MAMBA_EXPAND, *_ACCUMULATED, "mamba_d_ssm", "mamba_dt_rank", "conv1d_width"),
@@ -49,30 +49,30 @@ SIZE_FIELDS = (
 
 
 def state_arrays(text: Fields, dtype: str, shards: int, row: tuple[int, int]) -> Arrays:
-    """Return what one recurrent layer keeps of a request on one of `shards` devices.
+    """Return the arrays that one recurrent layer keeps for a request on one of `shards` devices.
 
     Parameters
     ----------
     text : Fields
         The config of the language model.
     dtype : str
-        Of the activations; what is summed up over all tokens is float32, unless the config says
-        otherwise.
+        Dtype of the activations. Sums over all tokens are float32, unless the config has a dtype
+        for them.
     shards : int
         Tensor parallel devices, over which heads and channels are spread.
     row : tuple of int
-        K/V heads of the layer, and the width of a head, where it has K and V too.
+        K/V heads of the layer, and the width of a head, for a layer that also has K and V.
 
     Returns
     -------
     dict of str to (shape, dtype)
-        Names, shapes and dtypes are those of the transformers library's caches: "conv_states"
+        Names, shapes and dtypes as in the transformers library's caches: "conv_states"
         [channels, kernel] and "recurrent_states".
 
     Raises
     ------
     ValueError
-        A field is missing, does not divide over the devices, or the kind is not known.
+        A field is missing or does not divide over the devices, or the kind is unknown.
     """
     if text.get("model_type") == "baichuan_m1":
         shapes = _key_value_conv(text, shards, row)
@@ -95,8 +95,8 @@ def _kind(text: Fields) -> Callable[[Fields, int], Shapes]:
         if text.get(name) is not None:
             return rule
     raise ValueError(
-        f"{kind or 'this model'} keeps states whose arrays kvcore does not know; give "
-        f"KVCacheParams a State with them in groups="
+        f"kvcore has no rule for the arrays of the states of {kind or 'this model'}; give "
+        f"KVCacheParams a State with these arrays in groups="
     )
 
 
@@ -138,7 +138,7 @@ def _mamba2(text: Fields, shards: int) -> Shapes:
     head_dim = _explicit_head_dim(text) or _mamba_width(text) // heads
     groups, state = optional_count(text, _MAMBA_GROUPS) or 1, count(text, _MAMBA_STATE)
     here = _spread(_MAMBA_HEADS[0], heads, shards)
-    # Groups that are fewer than devices are copied to several.
+    # If there are fewer groups than devices, several devices have copies of a group.
     groups_here = 1 if shards % groups == 0 else _spread(_MAMBA_GROUPS[0], groups, shards)
     channels = here * head_dim + 2 * groups_here * state
     return {
@@ -215,7 +215,7 @@ _MODELS = {
     "recurrent_gemma": _griffin,
     "zamba": _zamba,
 }
-# The first of these fields tells the kind.
+# The kind of state by field; the first field that the config has decides.
 _FIELDS = {
     "linear_num_key_heads": _gated_delta,
     "linear_attn_config": _kimi_delta,
@@ -248,7 +248,7 @@ def layer_groups(
     shards: int,
     mtp: int,
 ) -> dict[str, Any]:
-    """Read what KVCacheParams needs beside the shape of one layer.
+    """Read the groups and shared layers of a model for KVCacheParams.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def layer_groups(
     shape : mapping
         Fields of KVCacheParams: dtype, n_kv_heads, head_dim, v_head_dim, is_mla.
     kinds : list of str
-        Of each layer.
+        The kind of each layer.
     activations
         The config's name of the model's dtype, if it has one.
     shards : int
@@ -268,13 +268,13 @@ def layer_groups(
     Returns
     -------
     dict
-        groups, and shared where layers read the K and V of others; empty where every layer keeps
-        all tokens in rows of the shape.
+        ``groups``, and ``shared`` if layers read the K and V of other layers. Empty if every layer
+        keeps all tokens in rows of the shape.
 
     Raises
     ------
     ValueError
-        A layer keeps what no group describes, or a field is missing.
+        No group describes a layer, or a field is missing.
     """
     shared = shared_layers(text, kinds[: len(kinds) - mtp])
     rows = layer_rows(text, shape, kinds)
@@ -297,11 +297,12 @@ def layer_groups(
 
 
 def check_alike(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> None:
-    """Refuse layers whose rows differ, for a cache that gives every layer every token.
+    """Refuse layers with different rows, for a cache in which every layer keeps every token.
 
     Raises
     ------
     ValueError
+        The rows of a layer differ from the shape.
     """
     rows = layer_rows(text, shape, kinds)
     text.ignore("every layer keeps K and V of its own", *SHARING_FIELDS)
@@ -320,7 +321,7 @@ def check_alike(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> Non
 def _states(
     text: Fields, shape: Mapping[str, Any], dtype: str, shards: int, states: dict[Row, list[int]]
 ) -> list[State]:
-    """Return a group for each set of arrays that layers keep as their state."""
+    """Return a State group for each different set of arrays."""
     found: list[tuple[Arrays, list[int]]] = []
     for row, layers in states.items():
         heads, width = row[0] or shape["n_kv_heads"], row[1] or shape["head_dim"]
@@ -334,7 +335,7 @@ def _states(
 
 
 def _ignore_unused(text: Fields, kinds: Container[str], *, has_states: bool) -> None:
-    """Note that sizes of windows, chunks and states do not matter without such layers."""
+    """Note that sizes of windows, chunks and states do not matter if no layer has them."""
     if SLIDING not in kinds:
         text.ignore("no layer has a window", *_WINDOW, *_SLIDING_ROW)
     if CHUNKED not in kinds:
@@ -344,7 +345,7 @@ def _ignore_unused(text: Fields, kinds: Container[str], *, has_states: bool) -> 
 
 
 def _order(item: tuple[str, Row]) -> tuple[bool, bool, str]:
-    """Full groups come first: their table is the one that a request's length shows in."""
+    """Order full groups first: the table of a full group shows the length of a request."""
     kind, row = item
     return kind != FULL, row != LIKE_PARAMS, str(item)
 
@@ -360,7 +361,7 @@ def _attention(
 
 
 def _span(text: Fields, names: tuple[str, ...]) -> int:
-    """Return the size of a window or chunk; by default it is that of the model's class."""
+    """Return the size of a window or chunk; the default is that of the model's class."""
     known = CLASS_DEFAULTS.get(str(text.get("model_type")), {})
     silent = {name: known[name] for name in names if name in known and not text.says(name)}
     require_agreement(text, names)
@@ -368,6 +369,6 @@ def _span(text: Fields, names: tuple[str, ...]) -> int:
 
 
 def _activations(named: object, cache: str) -> str:
-    """Return the dtype of the model, whose states are not narrowed with its K and V."""
+    """Return the dtype of the model; states keep it even if K and V are quantized."""
     model = str(named).removeprefix("torch.")
     return next((dtype for dtype in (model, cache) if dtype in WIDE), "bfloat16")

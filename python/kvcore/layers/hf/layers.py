@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a model keeps, by its config: kinds of layers, rows of K and V."""
+"""The kinds of a model's layers, and their rows of K and V, by its config."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
     "shared_layers",
 ]
 
-#: Kinds of layers that keep K and V: all of them, of a window or of a chunk.
+#: Kinds of layers that keep K and V of all tokens, of a window or of a chunk.
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-#: A layer with an indexer: it keeps all K and V, and the indexer's key of every token.
+#: A layer with an indexer. It keeps K and V and the indexer's key of every token.
 INDEXED = "indexed_attention"
-#: One that keeps a state, one that keeps both, one that keeps neither.
+#: A layer that keeps a state, a layer that keeps K, V and a state, and a layer that keeps nothing.
 LINEAR, BOTH, NEITHER = "linear_attention", "hybrid", "mlp"
 _BOTH_SLIDING = "hybrid_sliding"
 
@@ -69,7 +69,7 @@ _NAMES = {
 }
 _LETTERS = {"M": LINEAR, "*": FULL, "-": NEITHER, "E": NEITHER}  # of Nemotron-H
 
-#: Which K and V those keep that do.
+#: For each kind that keeps K and V: the tokens whose K and V it keeps.
 KEEPS = {
     FULL: FULL,
     INDEXED: FULL,
@@ -91,10 +91,10 @@ STATE_FIELDS = (
     "linear_attn_config",
     "attention_hidden_size",  # RWKV
 )
-# Rarer ones, which convolutions of encoders have too.
+# Rarer fields of states; convolutions of encoders also have these fields.
 _MORE_STATE_FIELDS = ("number_of_conv_states", "conv_kernel_size", "cca_time0")
 
-# Every n-th layer attends to everything, the others have a window: what n is by default.
+# Defaults of n in models in which every n-th layer has full attention and the others a window.
 _EVERY = {
     "afmoe": 4,
     "cohere2": 4,
@@ -111,7 +111,7 @@ _EVERY = {
 }
 _LAST_IS_FULL = {"exaone4", "exaone_moe", "gemma4_text", "gemma4_unified_text"}
 _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
-# Every layer has the window, where there is one.
+# Models in which every layer has the window, if the config has a window.
 _ALL_WINDOWED = {
     "minimax_m2",
     "ministral",
@@ -126,7 +126,7 @@ _ALL_WINDOWED = {
 }
 
 
-# The fields that say which layers are of which kind, and of which K and V is whose.
+# The fields that determine the kind of each layer, and the layers that share K and V.
 _LISTS = ("layer_types", "layers_block_type")
 _WINDOW_KINDS = (
     *_PATTERNS,
@@ -151,7 +151,7 @@ _MTP_KINDS = ("mtp_layer_types", "mtp_layers_block_type")
 
 
 def _ignore_kinds(text: Fields, why: str, but: str) -> None:
-    """Note that the fields about kinds of layers do not change the cache, except for one."""
+    """Note that the fields about kinds of layers, except `but`, do not change the cache."""
     names = (*_LISTS, *_WINDOW_KINDS, *_STATE_KINDS)
     text.ignore(why, *(name for name in names if name != but))
     text.part("linear_attn_config").ignore(why, "full_attn_layers", "kda_layers")
@@ -171,20 +171,18 @@ def layer_kinds(text: Fields, layers: int, mtp: int = 0) -> list[str]:
     text : Fields
         The config of the language model.
     layers : int
-        Layers that every token runs through.
+        Number of layers that every token runs through.
     mtp : int
-        MTP layers at the end whose kinds are wanted too.
+        Number of MTP layers at the end whose kinds are also returned.
 
     Raises
     ------
     ValueError
-        A kind of layer that keeps something else, none that keeps K and V, more or fewer kinds
-        than layers.
+        A kind is unknown, no layer keeps K and V, or the numbers of kinds and layers differ.
     """
     if layers + mtp > MOST_LAYERS:
         raise ValueError(
-            f"num_layers is {layers + mtp}, must be at most {MOST_LAYERS} where layers are told "
-            f"apart"
+            f"num_layers is {layers + mtp}, must be at most {MOST_LAYERS} if layers have kinds"
         )
     named = next((name for name in _LISTS if text.get(name)), None)
     behind: list[str] = []
@@ -202,14 +200,14 @@ def layer_kinds(text: Fields, layers: int, mtp: int = 0) -> list[str]:
     if KEEPS.keys().isdisjoint(kinds):
         raise ValueError(
             f"all layers of {text.get('model_type', 'this model')} (model_type of the config) keep "
-            f"states or nothing: it has no K and V to keep in pages, and kvcore no use for it; "
-            f"keep its states yourself"
+            f"states or nothing, so the model has no K and V to keep in pages; keep its states "
+            f"without kvcore"
         )
     return kinds * _passes(text) + (behind or _mtp_kinds(text, kinds, mtp))[:mtp]
 
 
 def _passes(text: Fields) -> int:
-    """Return how many times a token runs through the layers; every pass has K and V of its own."""
+    """Return the number of passes of a token through the layers; each pass has its own K and V."""
     name = _PASSES.get(str(text.get("model_type")))
     return 1 if name is None else count(text, (name,))
 
@@ -230,14 +228,14 @@ def _mtp_kinds(text: Fields, kinds: list[str], mtp: int) -> list[str]:
         if len(own) == 1:
             return own * mtp
         raise ValueError(
-            f"{named} of the config has {len(found)} entries for {mtp} MTP layers, must have as "
-            f"many, or one that attends"
+            f"{named} of the config has {len(found)} entries for {mtp} MTP layers, must have "
+            f"{mtp}, or one attention entry"
         )
     keeping = sorted({kind for kind in kinds if kind in KEEPS})
     if len(keeping) > 1:
         raise ValueError(
-            f"the config has {mtp} MTP layers and nothing says of which kind: layers before them "
-            f"are {' and '.join(keeping)}; give {_LISTS[0]} an entry for each"
+            f"the config has {mtp} MTP layers of unknown kind: layers before them are "
+            f"{' and '.join(keeping)}; give {_LISTS[0]} an entry for each"
         )
     return keeping * mtp
 
@@ -251,7 +249,7 @@ def _of_list(name: str, given: Any, layers: int, names: dict[Any, str] = _NAMES)
     if unknown:
         raise ValueError(
             f"{name} of the config holds {unknown[0]!r}, must hold some of "
-            f"{', '.join(map(repr, names))}: what other layers keep is in no group"
+            f"{', '.join(map(repr, names))}: no group describes other layers"
         )
     return [names[kind] for kind in given]
 
@@ -301,14 +299,14 @@ def _indices(config: Fields, name: str, first: int = 0) -> set[int]:
 
 # -- windows -------------------------------------------------------------------------------------
 def _by_fields(text: Fields, layers: int) -> list[str]:
-    """Tell by the fields that many families have; a window that nobody claims counts as none."""
+    """Return the kinds by common fields; ignore a window that no layer of the family has."""
     kind = text.get("model_type")
     fields = (*STATE_FIELDS, *_MORE_STATE_FIELDS)
     states = next((name for name in fields if text.get(name) is not None), None)
     if states is not None:
         raise ValueError(
-            f"{states} of the config says that layers of {kind or 'this model'} keep a state, and "
-            f"nothing which; the config needs layer_types"
+            f"{states} of the config means that layers of {kind or 'this model'} keep a state, but "
+            f"not which layers; the config needs layer_types"
         )
     kinds = _windowed(text, layers)
     if text.get("index_head_dim") is None:
@@ -338,7 +336,7 @@ def _windowed(text: Fields, layers: int) -> list[str]:
 
 
 def _baichuan(text: Fields, layers: int) -> list[str]:
-    # Each layer convolves K and V over the tokens, so the last K and V are a state.
+    # Each layer convolves K and V over the tokens, so the last K and V of a request are a state.
     windowed = _indices(text, "sliding_window_layers")
     return _where(layers, windowed.__contains__, _BOTH_SLIDING, BOTH)
 
@@ -475,7 +473,7 @@ SHARING_FIELDS = ("num_kv_shared_layers", "kv_source_layers", "use_cla", "cla_sh
 
 
 def shared_layers(text: Fields, kinds: list[str]) -> dict[int, int]:
-    """Return for each layer that keeps nothing of its own the one whose K and V it reads."""
+    """Return, for each layer without K and V of its own, the layer whose K and V it reads."""
     every = _sharing(text)
     if every > 1:
         owners = {layer: layer - layer % every for layer in range(len(kinds)) if layer % every}
@@ -504,13 +502,13 @@ def shared_layers(text: Fields, kinds: list[str]) -> dict[int, int]:
     if missing:
         raise ValueError(
             f"num_kv_shared_layers of the config is {shared} of {len(kinds)} layers, which leaves "
-            f"none of {missing[0]} to read from"
+            f"no layer of {missing[0]} to read from"
         )
     return {layer: last[kinds[layer]] for layer in range(own, len(kinds))}
 
 
 def _sharing(text: Fields) -> int:
-    """Return how many layers share one K and V, by Hunyuan's fields."""
+    """Return the number of layers that share K and V, by Hunyuan's fields."""
     if flag(text, "use_cla", default=False):
         return count(text, ("cla_share_factor",))
     text.ignore("use_cla is off", "cla_share_factor")
@@ -520,7 +518,7 @@ def _sharing(text: Fields) -> int:
 # ---- rows of K and V -----------------------------------------------------------------------------
 
 
-#: K/V heads, width of K and width of V of a layer; None where it is that of the params.
+#: K/V heads, width of K and width of V of a layer; None for the value of the params.
 Row = tuple[int | None, int | None, int | None]
 LIKE_PARAMS: Row = (None, None, None)
 
@@ -538,7 +536,7 @@ _INDEX_FIELDS = (
 
 
 def layer_rows(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> list[Row]:
-    """Return for each layer what differs from the shape.
+    """Return the row of each layer; a value is None if it equals the value of the shape.
 
     Parameters
     ----------
@@ -547,12 +545,12 @@ def layer_rows(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> list
     shape : mapping
         Fields of KVCacheParams: n_kv_heads, head_dim, v_head_dim, is_mla.
     kinds : list of str
-        Of each layer.
+        The kind of each layer.
 
     Raises
     ------
     ValueError
-        A field is out of range, or a layer keeps what no row holds.
+        A field is out of range, or no row can hold the tensors of a layer.
     """
     if INDEXED not in kinds:
         text.ignore("no layer has an indexer", *_INDEX_FIELDS)
@@ -562,8 +560,8 @@ def layer_rows(text: Fields, shape: Mapping[str, Any], kinds: list[str]) -> list
         named = next((name for name in _INDEX_FIELDS if text.get(name)), "layer_types")
         raise ValueError(
             f"{named} of the config: layers of {text.get('model_type', 'this model')} keep the key "
-            f"of an indexer beside K and V of {shape['n_kv_heads']} heads, which no row holds; "
-            f"give KVCacheParams the numbers"
+            f"of an indexer and K and V of {shape['n_kv_heads']} heads, which no row holds; give "
+            f"KVCacheParams the numbers"
         )
     heads = layer_heads(text, len(kinds))
     uniform = (shape["n_kv_heads"], shape["head_dim"], shape.get("v_head_dim"))
@@ -586,18 +584,18 @@ def index_width(text: Fields) -> int:
 
 
 def _latent_rows(text: Fields, width: int, kinds: list[str]) -> list[Row]:
-    """Return the rows of latents; that of the shape includes the key of an indexer, if any."""
+    """Return the latent rows; the width of the shape includes the key of an indexer, if any."""
     if text.get("per_layer_config"):
         raise ValueError(
-            "per_layer_config of the config makes latent rows differ, which kvcore does not "
-            "keep in one pool; pass groups= of your own"
+            "per_layer_config of the config makes latent rows differ, which one pool cannot hold; "
+            "pass groups= of your own"
         )
     rows = list(zip(_lacking_keys(text, kinds), _lacking_positions(text, len(kinds)), strict=True))
     return [(None, width - sum(lacks), None) if any(lacks) else LIKE_PARAMS for lacks in rows]
 
 
 def _lacking_positions(text: Fields, layers: int) -> list[int]:
-    """Return for each layer the elements of positions that its rows do not have."""
+    """Return the number of position elements that the rows of each layer lack."""
     with_rope = text.get("no_rope_layers") or [1] * layers  # 0: a layer without positions
     if not isinstance(with_rope, (list, tuple)) or len(with_rope) != layers:
         raise ValueError(
@@ -609,7 +607,7 @@ def _lacking_positions(text: Fields, layers: int) -> list[int]:
 
 
 def _lacking_keys(text: Fields, kinds: list[str]) -> list[int]:
-    """Return for each layer the elements of an indexer's key that its rows do not have."""
+    """Return the number of indexer-key elements that the rows of each layer lack."""
     if INDEXED not in kinds:
         return [0] * len(kinds)
     text.ignore("it chooses tokens, and keeps nothing", "index_n_heads", "index_topk")
@@ -618,7 +616,7 @@ def _lacking_keys(text: Fields, kinds: list[str]) -> list[int]:
 
 
 def _own_indexers(text: Fields, kinds: list[str]) -> list[bool]:
-    """Return for each layer whether it has an indexer; the others use the one before."""
+    """Return true for each layer with an indexer; other layers use the indexer before them."""
     named = text.get("indexer_types")
     if named is None:
         return [kind == INDEXED for kind in kinds]
@@ -628,7 +626,7 @@ def _own_indexers(text: Fields, kinds: list[str]) -> list[bool]:
             f"indexer_types of the config is {named!r}, must be a list of 'full' and 'shared' for "
             f"{len(kinds)} layers"
         )
-    # The list leaves out the MTP layers, which have an indexer each.
+    # The list does not have the MTP layers; each MTP layer has an indexer.
     own = [each == "full" for each in named] + [True] * (len(kinds) - len(named))
     return [kind == INDEXED and has_key for kind, has_key in zip(kinds, own, strict=True)]
 
@@ -688,12 +686,12 @@ def _sliding_width(text: Fields) -> int | None:
     """Return the width of a head in layers with a window, if these have another number of heads."""
     width, heads = optional_count(text, ("swa_head_dim",)), optional_count(text, _SLIDING_HEADS)
     if width is not None or heads is None or optional_count(text, HEAD_DIM) is not None:
-        return width  # heads of one width, whatever their number
+        return width  # all heads have this width
     hidden = count(text, HIDDEN)
     if hidden % heads != 0:
         raise ValueError(
-            f"{field(text, HIDDEN)[0]} of the config is {hidden}, no multiple of the {heads} of "
-            f"{field(text, _SLIDING_HEADS)[0]}; such a config needs swa_head_dim"
+            f"{field(text, HIDDEN)[0]} of the config is {hidden}, not a multiple of the {heads} "
+            f"of {field(text, _SLIDING_HEADS)[0]}; the config needs swa_head_dim"
         )
     return hidden // heads
 
@@ -709,7 +707,7 @@ def _of_layer(text: Fields, layer: int) -> Config:
             if unknown:
                 raise ValueError(
                     f"per_layer_config of the config gives layer {layer} a {sorted(unknown)[0]}, "
-                    f"must give {', '.join(_ROW_FIELDS)}: other layers are in no group"
+                    f"must give {', '.join(_ROW_FIELDS)}: no group describes other layers"
                 )
             return dict(fields)
     return {}

@@ -40,13 +40,13 @@ _CACHED = re.compile(
     """,
     re.VERBOSE,
 )
-# With one of these words a field is about the cache, unless its whole name is known.
+# A field with one of these words is about the cache, unless its whole name is known.
 _KV = re.compile(r"(?<!q)(?<!rw)kv|cache|key_?value")
 _PLAIN_WORDS = re.compile(
     _KV.pattern + r"|cross|compress|window|sliding|loop|recur|latent|index|shar.*lay"
 )
 
-#: Names that match and do not change a cache, by the reason.
+#: Names that match and do not change a cache, by reason.
 _NAMES: dict[str, tuple[str, ...]] = {
     "how it is run, not what is kept": (
         *("use_cache", "cache_implementation", "use_cache_kernel", "chunk_size_feed_forward"),
@@ -101,8 +101,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         *("unfreeze_layers", "freeze_layers"),
     ),
 }
-#: Patterns of whole names that match and do not change a cache, by the reason. A name with a word
-#: of `_KV` is not one of them.
+#: Patterns of whole names that match and do not change a cache, by reason. They do not apply to
+#: names with a word of `_KV`.
 _OF_OTHERS: dict[str, str] = {
     "of images, video and sound": (
         r"(?:vision|visual|vit|image|img|video|audio|speech|speaker|mm|spatial|vq|qformer|perceiver"
@@ -114,7 +114,7 @@ _OF_OTHERS: dict[str, str] = {
         r".*_token_(?:index|ids?)|(?:pad|ignore|mask|unk|bos|eos)_index|.*token_indices"
     ),
 }
-#: The same, without the names that have a word of `_PLAIN_WORDS`.
+#: More patterns of this kind. They do not apply to names with a word of `_PLAIN_WORDS`.
 _PATTERNS: dict[str, str] = {
     "experts": r".*(?:expert|moe|router|routed).*",
     "positions": r"(?!qk_).*(?:rope|rotary|nope).*|max_position.*",
@@ -166,7 +166,7 @@ _MTP = re.compile(r"(?:^|_)(?:mtp|nextn)(?:_|$)")
 
 
 def looks_cached(name: str) -> bool:
-    """Return whether a field with this name may change the cache."""
+    """Return true if a field with this name may change the cache."""
     return _CACHED.search(_spelled(name)) is not None
 
 
@@ -176,7 +176,7 @@ def _spelled(name: str) -> str:
 
 
 def _reason(name: str, value: Any, models: Container[str], *, mtp: bool) -> str | None:
-    """Return why a field does not change the cache; None if no reason is known."""
+    """Return the reason why a field does not change the cache; None without a known reason."""
     spelled = _spelled(name)
     if spelled in _WHOLE_NAMES:
         return _WHOLE_NAMES[spelled]
@@ -199,14 +199,14 @@ def _reason(name: str, value: Any, models: Container[str], *, mtp: bool) -> str 
 def without_assumed(
     config: Mapping[str, Any], assume: Mapping[str, str] | None
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a config without the fields that the caller wants ignored, and their names.
+    """Return a config without the fields that the caller ignores, and their names.
 
     Raises
     ------
     TypeError
-        `assume` is no mapping.
+        `assume` is not a mapping.
     ValueError
-        A value is not "ignored", or the config has no field with one of the names.
+        A value is not "ignored", or the config lacks one of the fields.
     """
     if assume is None:
         return config, ()
@@ -225,8 +225,8 @@ def _without(fields: Mapping[str, Any], name: str, path: list[str]) -> Mapping[s
     inside = fields.get(path[0]) if isinstance(fields, Mapping) else None
     if not isinstance(fields, Mapping) or path[0] not in fields:
         raise ValueError(
-            f"assume names {name!r}, which the config does not have; take it out, or write it as "
-            f"the error does that asks for it"
+            f"assume names {name!r}, which the config does not have; remove it, or write the name "
+            f"as in the error about the field"
         )
     rest = {key: value for key, value in fields.items() if key != path[0]}
     return rest if len(path) == 1 else rest | {path[0]: _without(inside or {}, name, path[1:])}
@@ -241,16 +241,17 @@ def refuse_unread(config: Mapping[str, Any], notes: Notes, text: Fields, *, mtp:
     config : mapping
         The whole config.
     notes : Notes
-        The fields that were read. The call adds to `ignored` the fields with a word of the cache
-        that are known not to change it.
+        The fields that were read. The call adds the fields whose names suggest the cache, but that
+        do not change it, to `ignored`.
     text : Fields
-        The language model in it.
+        The config of the language model.
     mtp : bool
-        Whether MTP layers are counted.
+        True if MTP layers are counted.
 
     Raises
     ------
     ValueError
+        A field that no rule read may change the cache.
     """
     unread = dict(_unread(config, notes, text, mtp=mtp))
     if not unread:
@@ -277,7 +278,7 @@ def _unread(
     models = {str(value) for name, value in notes.read.items() if name.endswith("model_type")}
     entered = _objects_of((*notes.read, text.path))
     objects = [("", config)]
-    for path, fields in objects:  # grows by the objects in the fields
+    for path, fields in objects:  # the loop appends the objects in the fields
         for key, value in fields.items():
             name, full = str(key), f"{path}{key}"
             if full in notes.ignored or (full in notes.read and full not in entered):
@@ -298,7 +299,7 @@ def _unread(
 
 
 def _objects_of(names: Iterable[str]) -> set[str]:
-    """Return the paths of the objects that fields lie in."""
+    """Return the paths of all objects that contain the fields."""
     found: set[str] = set()
     for name in names:
         parts = name.split(".")
@@ -311,7 +312,7 @@ def _says_nothing(value: Any) -> bool:
 
 
 def _objects(name: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the objects in a field, with their paths."""
+    """Yield the objects in a field, with their paths."""
     if isinstance(value, Mapping):
         yield f"{name}.", value
     elif isinstance(value, (list, tuple)):

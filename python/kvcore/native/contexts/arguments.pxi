@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers pass, as C values: integers, contiguous int32 tokens, names of namespaces, ids."""
+"""Arguments as C values: integers, contiguous int32 tokens, names of namespaces, request ids."""
 
 
 cdef extern from "Python.h":
@@ -20,7 +20,7 @@ cdef extern from *:
     string join_namespace(bint has_extra, const string& extra, bint has_salt, const string& salt)
 
 
-cdef tuple HOST = (1, 3)  # DLPack's numbers of host memory, plain and pinned
+cdef tuple HOST = (1, 3)  # device types of DLPack for host memory, plain and pinned
 
 
 cdef int64_t INT32_LOW = -2147483648
@@ -28,7 +28,7 @@ cdef int64_t INT32_HIGH = 2147483647
 
 
 cdef int64_t as_int(object value, str name) except? -1:
-    """An integer argument; TypeError for what is none, ValueError beyond int64."""
+    """Return an integer argument; TypeError for another type, ValueError outside int64."""
     cdef int overflow = 0
     if type(value) is not int:
         if not PyIndex_Check(value):
@@ -41,7 +41,7 @@ cdef int64_t as_int(object value, str name) except? -1:
 
 
 cdef int32_t narrow_token(object token, Py_ssize_t position) except? -1:
-    """One token as int32; ValueError beyond its range, TypeError for what is no integer."""
+    """Return a token as int32; ValueError outside int32, TypeError if it is no integer."""
     cdef int overflow = 0
     if not PyIndex_Check(token):
         raise TypeError(f"token {position} is a {type(token).__name__}, must be an int")
@@ -65,7 +65,11 @@ cdef cnp.ndarray tokens_from_tuple(tuple tokens):
 
 
 cdef cnp.ndarray tokens_from_list(object tokens):
-    """Of plain ints, which are read where they are; others run code that may change the list."""
+    """Return tokens from a list or tuple.
+
+    Reads a list of plain ints directly. Copies a list with other items first, because these may run
+    Python code that changes the list.
+    """
     if type(tokens) is not list and type(tokens) is not tuple:
         return tokens_from_tuple(tuple(tokens))
     cdef Py_ssize_t n = len(tokens)
@@ -81,7 +85,7 @@ cdef cnp.ndarray tokens_from_list(object tokens):
             return tokens_from_tuple(tuple(tokens))
         value = PyLong_AsLongLongAndOverflow(<object>items[i], &overflow)
         if overflow or value < INT32_LOW or value > INT32_HIGH:
-            return tokens_from_tuple(tuple(tokens))  # which names it
+            return tokens_from_tuple(tuple(tokens))  # raises the error for this token
         data[i] = <int32_t>value
     return out
 
@@ -103,7 +107,7 @@ cdef cnp.ndarray tokens_from_int64(cnp.ndarray tokens):
 
 
 cdef cnp.ndarray exported_tokens(object tokens):
-    """Those of any other library; their code runs."""
+    """Return tokens from an array of another library. Python code of the array runs."""
     if not hasattr(tokens, "__dlpack_device__"):
         raise TypeError(
             f"tokens are a {type(tokens).__name__}, must be a list or an int32 or int64 array"
@@ -114,12 +118,12 @@ cdef cnp.ndarray exported_tokens(object tokens):
         return np.from_dlpack(tokens)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
-            f"tokens are a {type(tokens).__name__} that numpy cannot see: {error}"
+            f"tokens are a {type(tokens).__name__} that numpy cannot read: {error}"
         ) from error
 
 
 cdef cnp.ndarray as_tokens(object tokens):
-    """Contiguous int32 tokens [n]: the memory of the argument itself where it is that already."""
+    """Return contiguous int32 tokens [n]; without a copy if the argument already has this form."""
     cdef cnp.ndarray array
     if isinstance(tokens, (list, tuple)):
         return tokens_from_list(tokens)
@@ -144,13 +148,13 @@ cdef cnp.ndarray as_tokens(object tokens):
 
 
 cdef bytes make_namespace(object extra_key, object cache_salt):
-    """The C++ name of a namespace that has one of both."""
+    """Return the C++ name of a namespace with an extra key, a cache salt or both."""
     cdef bytes extra = None
     cdef bytes salt = None
     for name, key in (("extra_key", extra_key), ("cache_salt", cache_salt)):
         if key is not None and not isinstance(key, str):
             raise TypeError(f"{name} is a {type(key).__name__}, must be a str or None")
-    # Lone surrogates are legal in a str and must not merge into one another.
+    # A str may contain lone surrogates; different strings must have different names.
     if extra_key is not None:
         extra = (<str>extra_key).encode("utf-8", "surrogatepass")
     if cache_salt is not None:
@@ -176,7 +180,7 @@ cdef object id_of(object context):
 
 
 cdef int64_t tokens_ahead(object lookahead) except -1:
-    """How far behind the last whole page a search looks; ValueError for less than nothing."""
+    """Return `lookahead` as an integer; ValueError if it is negative."""
     cdef int64_t ahead = as_int(lookahead, "lookahead")
     if ahead < 0:
         raise ValueError(f"lookahead is {ahead}, must be at least 0 tokens")
@@ -184,7 +188,7 @@ cdef int64_t tokens_ahead(object lookahead) except -1:
 
 
 cdef int32_t* room_in(cnp.ndarray out) except NULL:
-    """Return where an array that is to be written begins; runs no code of a subclass."""
+    """Return the address of an output array's data; runs no code of a subclass."""
     if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1:
         raise TypeError("out must be an int32 array of one dimension")
     if not cnp.PyArray_ISCARRAY(out):

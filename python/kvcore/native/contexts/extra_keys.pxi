@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extra keys: what tells equal token ids apart, such as the image behind them.
+"""Extra keys: they distinguish equal token ids with different content, for example images.
 
-A request with extra keys has its tokens twice: as they are, and as the prefix tree is shown them.
-There the token at the start of keys is replaced by a stand-in, a negative id that belongs to this
-token with these keys in the whole process. So the tree goes on comparing int32 tokens, and requests
-without keys are shown as they are.
+A request with extra keys has two lists of ids: its tokens, and the ids for the prefix tree. The
+second list has a stand-in for each token at which keys start: a negative id that means this token
+with these keys in the whole process. So the tree still compares int32 ids, and requests without
+keys need no second list.
 """
 
 
 HIGHEST_STAND_IN = -(1 << 30) - 1
 
-# The keys of pages, and events, name every key over a page: n keys over n tokens would cost O(n^2).
+# Page keys and events list every extra key over a page: n keys over n tokens would cost O(n^2).
 cdef int64_t MOST_OVER_TOKEN = 64
 
-# Of the process, because a context may be used with any manager. Lives as long as it.
+# One object per process, because a context may be used with any manager. Never destroyed.
 stand_ins = new StandIns()
 
 cdef list keyed_trees = []  # weak references to all KeyedTrees with is_keyed
@@ -36,7 +36,7 @@ cdef bytes as_key(object key, Py_ssize_t i):
 
 
 cdef tuple as_extra_key(object item, Py_ssize_t i, int64_t n, bint whole):
-    """One key, checked."""
+    """Return one extra key, checked."""
     if not isinstance(item, (tuple, list)):
         raise TypeError(
             f"extra_keys[{i}] is a {type(item).__name__}, must be (start, length, bytes)"
@@ -52,7 +52,7 @@ cdef tuple as_extra_key(object item, Py_ssize_t i, int64_t n, bint whole):
     if not 0 <= start < n:
         raise ValueError(
             f"extra_keys[{i}] starts at {start}, must be 0 .. {n - 1}: there are {n} tokens; "
-            f"leave out keys of tokens that are not there"
+            f"leave out keys that start past the tokens"
         )
     if length < 1:
         raise ValueError(f"extra_keys[{i}] has length {length}, must be at least 1 token")
@@ -65,7 +65,7 @@ cdef tuple as_extra_key(object item, Py_ssize_t i, int64_t n, bint whole):
 
 
 cdef tuple checked_keys(object given, int64_t n, bint whole):
-    """The keys by (start, length, bytes), each once; None where there are none."""
+    """Return the keys sorted by (start, length, bytes), without duplicates; None without keys."""
     if isinstance(given, (str, bytes)):
         raise TypeError(
             f"extra_keys is a {type(given).__name__}, must be a list of (start, length, bytes)"
@@ -89,8 +89,8 @@ cdef tuple checked_keys(object given, int64_t n, bint whole):
 
 
 cdef int require_few_over(tuple keys) except -1:
-    """Refuse more keys over one token than a page may name. O(n log n)."""
-    cdef priority_queue[int64_t] ends  # negative, so that the first end is on top
+    """Raise ValueError for more than MOST_OVER_TOKEN keys over one token. O(n log n)."""
+    cdef priority_queue[int64_t] ends  # negated, so that the smallest end is on top
     cdef int64_t start, length
     if len(keys) <= MOST_OVER_TOKEN:
         return 0
@@ -101,8 +101,8 @@ cdef int require_few_over(tuple keys) except -1:
         if <int64_t>ends.size() > MOST_OVER_TOKEN:
             raise ValueError(
                 f"extra_keys has {ends.size()} keys over token {start}, must be at most "
-                f"{MOST_OVER_TOKEN}: every page names all keys over it; pass one digest of what "
-                f"these keys tell apart"
+                f"{MOST_OVER_TOKEN}: every page lists all keys over it; combine these keys into "
+                f"one digest"
             )
     return 0
 
@@ -113,14 +113,14 @@ def normalized(extra_keys, num_tokens):
     Parameters
     ----------
     extra_keys : list of (int, int, bytes), or None
-        Start, length in tokens, and what tells the content from others; in any order.
+        Start, length in tokens, and bytes that identify the content; in any order.
     num_tokens : int
-        Keys start in front of this; they may reach behind it.
+        Length of the prefix. Keys start before it ends; they may extend past its end.
 
     Returns
     -------
     tuple of (int, int, bytes)
-        By start, length and bytes, each once.
+        Sorted by start, length and bytes, without duplicates.
 
     Raises
     ------
@@ -158,15 +158,15 @@ cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except
 
 
 cdef tuple keys_in_front(list keys, int64_t end):
-    """Of extra keys those that start below `end`."""
+    """Return the extra keys that start before `end`."""
     return tuple([key for key in keys if key[0] < end])
 
 
-# ---- what the tree is shown ----------------------------------------------------------------------
+# ---- ids for the prefix tree ---------------------------------------------------------------------
 
 
 cdef string name_at(tuple keys, Py_ssize_t first, Py_ssize_t end, int32_t token) except *:
-    """The name of a token at which these keys start."""
+    """Return the stand-in name of a token at which these keys start."""
     cdef vector[ExtraKey] named
     cdef ExtraKey each
     cdef Py_ssize_t i
@@ -179,7 +179,7 @@ cdef string name_at(tuple keys, Py_ssize_t first, Py_ssize_t end, int32_t token)
 
 
 cdef Py_ssize_t end_of_start(tuple keys, Py_ssize_t first) noexcept:
-    """Where the keys that start with the first one end."""
+    """Return the end of the keys with the same start as key `first`."""
     cdef Py_ssize_t end = first
     cdef int64_t start = (<tuple>keys[first])[0]
     while end < len(keys) and <int64_t>(<tuple>keys[end])[0] == start:
@@ -196,9 +196,9 @@ cdef cnp.ndarray new_tokens(const int32_t* tokens, int64_t n, int64_t capacity):
 
 @cython.final
 cdef class ExtraKeys:
-    """The extra keys of a request, and its tokens as the prefix tree is shown them.
+    """The extra keys of a request, and its ids for the prefix tree.
 
-    Holds the stand-ins in it: as long as it lives, and afterwards as long as a tree has them.
+    Keeps its stand-ins alive. After its end, they live as long as a tree has them.
     """
 
     def __dealloc__(self):
@@ -215,14 +215,14 @@ cdef class ExtraKeys:
         return <const int32_t*>cnp.PyArray_DATA(self.shown)
 
     cdef int append(self, const int32_t* tokens, int64_t n, int64_t end) except -1:
-        """Show further tokens behind the first `end`."""
+        """Write further tokens after the first `end` ids."""
         if end + n > cnp.PyArray_DIM(self.shown, 0):
             self.shown = new_tokens(self.tokens(), end, (end + n) * 3 // 2 + 64)
         memcpy(<int32_t*>self.tokens() + end, tokens, n * sizeof(int32_t))
         return 0
 
     cdef int cut(self, int64_t end) except -1:
-        """Forget the keys that start from `end` on."""
+        """Remove the keys that start at `end` or later."""
         cdef size_t kept = self.held.size()
         if kept == 0 or self.held[kept - 1].position < end:
             return 0
@@ -260,7 +260,7 @@ cdef ExtraKeys show_tokens(tuple keys, const int32_t* tokens, int64_t n, int64_t
 
 
 cdef cnp.ndarray look_up_keys(KeyedTrees trees, object extra_keys, cnp.ndarray tokens):
-    """From here on until the tree is read no other code may run."""
+    """Return the ids for a query of the tree. No other code may run before the query."""
     cdef const int32_t* data = <const int32_t*>cnp.PyArray_DATA(tokens)
     cdef int64_t n = cnp.PyArray_DIM(tokens, 0)
     cdef tuple keys = as_extra_keys(extra_keys, n, False)
@@ -287,19 +287,19 @@ cdef cnp.ndarray look_up_keys(KeyedTrees trees, object extra_keys, cnp.ndarray t
     return shown
 
 
-# ---- who may hold stand-ins ----------------------------------------------------------------------
+# ---- owners of stand-ins -------------------------------------------------------------------------
 
 
 @cython.final
 cdef class KeyedTrees:
-    """Know where tokens with extra keys are kept: the trees of a manager, or one by itself."""
+    """The trees that may contain stand-ins: the trees of a manager, or a single PrefixTree."""
 
     def __dealloc__(self):
         if self.core is None:
             del self.tree
 
     cdef int find_stand_ins(self, vector[TokenId]& found) except -1:
-        """Add what may be stand-ins, of this process or another user's tokens. O(cached tokens)."""
+        """Add all cached ids up to HIGHEST_STAND_IN to `found`. O(cached tokens)."""
         if self.tree != NULL:
             self.tree.find_tokens_up_to(HIGHEST_STAND_IN, found)
             return 0
@@ -308,7 +308,10 @@ cdef class KeyedTrees:
         return 0
 
     cdef int expect_keys(self) except -1:
-        """Have no token of a request taken for a stand-in from now on; O(cached tokens), once."""
+        """Mark the trees as keyed; ValueError if they hold plain tokens as low as stand-ins.
+
+        The first call costs O(cached tokens).
+        """
         global keyed_trees
         cdef vector[TokenId] found
         if self.is_keyed:
@@ -334,14 +337,14 @@ cdef KeyedTrees trees_of_manager(object core):
 
 
 cdef KeyedTrees trees_of(CppPrefixTree* tree):
-    """Of one tree, which becomes its own."""
+    """Return the KeyedTrees of one tree; it takes ownership of the tree."""
     cdef KeyedTrees made = KeyedTrees.__new__(KeyedTrees)
     made.tree = tree
     return made
 
 
 cdef int sweep() except -1:
-    """Forget the stand-ins that no request and no tree has. O(tokens in trees with keys)."""
+    """Free the stand-ins that no request and no tree has. O(tokens in trees with keys)."""
     global is_sweeping
     cdef vector[TokenId] held
     cdef KeyedTrees trees
@@ -361,15 +364,15 @@ cdef int sweep() except -1:
 
 
 def stand_ins_capsule():
-    """The names of the tokens with keys, for who reads them in C++; they live as long as this."""
+    """Return a capsule of the process's StandIns, for readers in C++; valid for the process."""
     return PyCapsule_New(stand_ins, "kvcore.StandIns", NULL)
 
 
 def num_stand_ins():
-    """Count the tokens with keys that the process knows: of living requests, and of caches."""
+    """Return the number of stand-ins in the process: of live requests and of caches."""
     return stand_ins.size()
 
 
 def drop_unused():
-    """Forget at once the tokens with keys that no request and no cache holds."""
+    """Free now the stand-ins that no request and no cache holds."""
     sweep()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that are like contexts."""
+"""Context-like objects of other classes (foreign contexts)."""
 
 
 cdef object read_plain(object context, RequestView* view, list keep):
-    """Describe an object like a context, all but its claim and its keys; return its request id."""
+    """Fill the view of a foreign context, without claim and extra keys; return the request id."""
     cdef cnp.ndarray tokens
     cdef bytes name
     try:
@@ -30,9 +30,9 @@ cdef object read_plain(object context, RequestView* view, list keep):
 
 
 cdef object read_foreign(object context, RequestView* view, list keep):
-    """Describe it with its tokens as the prefix tree is shown them.
+    """As read_plain; with extra keys, the view has the ids for the prefix tree as its tokens.
 
-    Its keys may reach behind its tokens, as they do once it was cut within an image.
+    Keys may extend past the tokens, for example after a cut within an image.
     """
     request_id = read_plain(context, view, keep)
     cdef tuple keys = as_extra_keys(getattr(context, "extra_keys", None), view.end, False)
@@ -45,7 +45,10 @@ cdef object read_foreign(object context, RequestView* view, list keep):
 
 
 cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1:
-    """Set the indices of a foreign context that differ; `active_idx` first, which stays behind."""
+    """Set the indices of a foreign context that differ.
+
+    Sets `active_idx` first, so that it stays greater than `start_idx`.
+    """
     if to.active != given.active:
         context.active_idx = to.active
     if to.start != given.start:
@@ -54,7 +57,7 @@ cdef int move_indices(object context, const RequestView& to, const RequestView& 
 
 
 cdef int check_settable(object context) except -1:
-    """Raise before anything is reserved for a context whose indices could not be moved."""
+    """Raise, before anything is reserved, if the indices of a context cannot be set."""
     if not isinstance(context, TextGenerationContext):
         context.start_idx = context.start_idx
         context.active_idx = context.active_idx

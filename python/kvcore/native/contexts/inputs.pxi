@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fetch hands out."""
+"""The inputs of kernels that fetch returns."""
 
 
 cdef object copied(object array):
-    """A copy of an array of a fetch; of a table it is no table any more."""
+    """Return a copy of an array of a fetch; the copy of a PageTable is a plain array."""
     return np.array(array) if isinstance(array, np.ndarray) else array.copy()
 
 
 cdef class RaggedKVCacheInputs:
-    """Hold what the kernels of one device need for one batch of B requests.
+    """The inputs of the kernels of one device for one batch of B requests.
 
     Attributes
     ----------
     blocks : array [pages, kv_dim, layers, page_size, heads_per_device, head_dim], or pair, or None
-        The pool; (K pool, V pool) when V has a width of its own; None when the manager has no pool.
+        The pool; (K pool, V pool) if V has another width than K; None if the manager has no pool.
     cache_lengths : uint32 [B]
-        Tokens of each request whose KV is written.
+        Number of tokens of each request whose KV is written.
     lookup_table : uint32 [B, most pages of a request]
         Page ids in logical order, padded with the number of pages as "unassigned". Rows may be
-        strided. On the host read-only, for its memory serves later fetches. Only what DLPack makes
-        of it may be written; what is written there lasts as long as it is held.
+        strided. On the host the array is read-only, because later fetches reuse its memory. Only a
+        DLPack export of it may be written; written values last as long as the export is held.
     max_lengths : uint32 [num_steps, 2], on the host
         Row 0: longest ``active_length``, longest ``active_idx``; row k: 1, ``row0[1] + k``.
     kv_scales : float32 [pages, kv_dim, layers, page_size, heads_per_device, groups], or None
@@ -27,7 +27,7 @@ cdef class RaggedKVCacheInputs:
 
     Notes
     -----
-    The arrays never change while anyone holds them, or an array over them.
+    The arrays never change while there is a reference to them, or to an array over them.
     """
 
     def __init__(self, blocks, cache_lengths, lookup_table, max_lengths, kv_scales=None, *,
@@ -44,10 +44,10 @@ cdef class RaggedKVCacheInputs:
 
     @property
     def row_offsets(self):
-        """uint32 [B + 1]: row b's new tokens of this step are ``row_offsets[b] .. [b + 1]``.
+        """uint32 [B + 1]: the new tokens of row b in this step are ``row_offsets[b] .. [b + 1]``.
 
-        In host memory. Counted when it is asked for the first time; AttributeError for inputs made
-        by hand whose rows may have more than one new token each.
+        In host memory. Computed at the first access; AttributeError for inputs made by hand whose
+        rows may have more than one new token each.
         """
         cdef Py_ssize_t rows
         if self._row_offsets is None:
@@ -56,7 +56,9 @@ cdef class RaggedKVCacheInputs:
             if self._new_lengths is not None:
                 np.cumsum(self._new_lengths[:rows], out=offsets[1:])
             elif len(self.max_lengths) == 0 or self.max_lengths[0, 0] > 1:
-                raise AttributeError("inputs made by hand have no row_offsets; use those of fetch")
+                raise AttributeError(
+                    "inputs made by hand have no row_offsets; use the inputs that fetch returns"
+                )
             self._row_offsets = offsets
         return self._row_offsets
 
@@ -64,8 +66,8 @@ cdef class RaggedKVCacheInputs:
     def tables(self):
         """The page table of each bundle of layers, uint32 [B, pages], a tuple.
 
-        In the order of ``kvcore.groups.bundles``; where there is one, it is ``lookup_table``. Pages
-        that no layer of the bundle reads any more, or that are not reserved yet, are "unassigned".
+        In the order of ``kvcore.groups.bundles``; a single bundle has ``lookup_table``. Pages that
+        no layer of the bundle reads any more, or that are not reserved yet, are "unassigned".
         """
         return (self.lookup_table,) if self._tables is None else self._tables
 
@@ -73,8 +75,9 @@ cdef class RaggedKVCacheInputs:
     def states(self):
         """The slot of each request's state, int32 [B] for each State group, a tuple.
 
-        Rows of ``PagedKVCacheManager.states``; () without such groups. A slot contains what the
-        model left there; where ``cache_lengths`` is 0 there is no state yet, whatever it contains.
+        Rows of ``PagedKVCacheManager.states``; () without State groups. A slot contains the last
+        state that the model wrote. If ``cache_lengths`` is 0, the request has no state yet, and the
+        slot may contain anything.
         """
         return () if self._states is None else self._states
 
@@ -88,18 +91,18 @@ cdef class RaggedKVCacheInputs:
         return inputs
 
     def with_pool(self, blocks, kv_scales=None):
-        """Return the same inputs over a pool, such as a worker process has.
+        """Return the same inputs with another pool, for example the pool of a worker process.
 
         Parameters
         ----------
         blocks : array, or pair of arrays
-            As the manager's would be, on the device whose inputs these are.
+            In the form of the manager's pool, on the device of these inputs.
         kv_scales : array, or pair of arrays, optional
-            Of a quantised pool.
+            Scales of a quantised pool.
 
         Notes
         -----
-        Nothing is copied and nothing checked: kernels check what they are given.
+        Copies nothing and checks nothing: kernels check their arguments.
         """
         cdef RaggedKVCacheInputs inputs = self.__copy__()
         inputs.blocks, inputs.kv_scales = blocks, kv_scales
@@ -115,7 +118,7 @@ cdef class RaggedKVCacheInputs:
         return inputs
 
     def __deepcopy__(self, memo):
-        cdef RaggedKVCacheInputs inputs = self.__copy__()  # of the pool, which is the manager's
+        cdef RaggedKVCacheInputs inputs = self.__copy__()  # shares the pool of the manager
         inputs.cache_lengths = copied(self.cache_lengths)
         inputs.lookup_table = copied(self.lookup_table)
         inputs.max_lengths = copied(self.max_lengths)

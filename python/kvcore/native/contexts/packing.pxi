@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The active tokens of a batch, side by side."""
+"""Pack the active tokens of a batch into one array."""
 
 
 cdef cnp.ndarray new_vector(cnp.npy_intp n, int dtype):
@@ -7,7 +7,10 @@ cdef cnp.ndarray new_vector(cnp.npy_intp n, int dtype):
 
 
 cdef int view_active(list contexts, vector[RequestView]& views, list keep) except -1:
-    """Describe each context; those whose code may change what was read of others go first."""
+    """Fill the view of each context.
+
+    Reads foreign contexts first, because their Python code may change the other contexts.
+    """
     cdef TextGenerationContext own
     cdef Py_ssize_t i
     views.resize(len(contexts))
@@ -29,7 +32,7 @@ cdef int view_active(list contexts, vector[RequestView]& views, list keep) excep
 
 
 def pack_active(contexts not None):
-    """Put the active tokens of contexts side by side.
+    """Pack the active tokens of contexts into one array.
 
     Parameters
     ----------
@@ -38,9 +41,10 @@ def pack_active(contexts not None):
     Returns
     -------
     int32 [T], int64 [T], uint32 [B + 1], int64 [B], int
-        Tokens, positions, where rows begin, the last token of each, most tokens of a row.
+        Tokens, positions, row offsets, index of the last token of each row, tokens of the longest
+        row.
     """
-    cdef list batch = list(contexts)  # Python code may run: nothing may change the list
+    cdef list batch = list(contexts)  # a copy, because Python code may change the list
     cdef list keep = []
     cdef vector[RequestView] views
     view_active(batch, views, keep)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch in host memory as arrays of numpy, at a tenth of what Python code takes."""
+"""Views of torch tensors in host memory as numpy arrays, in a tenth of the time of Python code."""
 
 
 cdef extern from "tensor_exchange.hpp" namespace "kvcore::python" nogil:
@@ -37,7 +37,7 @@ cdef extern from "tensor_exchange.hpp" namespace "kvcore::python" nogil:
     )
 
 cdef extern from "numpy/arrayobject.h":
-    # Takes a count of the dtype.
+    # Steals a reference to the dtype.
     object PyArray_NewFromDescr(
         type subtype, cnp.dtype dtype, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides,
         void* data, int flags, PyObject* like
@@ -48,28 +48,28 @@ cdef enum:
     MOST_AXES = 16
 
 
-# torch.Tensor once torch is there, which kvcore does not import, and how it exports.
+# torch.Tensor and its export functions; None until another module has imported torch.
 cdef object tensor_class = None
 
 cdef const TensorExchange* exchange = NULL
 cdef object from_numpy = None
 cdef TensorMethods methods
 
-# Those of ml_dtypes, imported when one is met first.
+# Dtypes of ml_dtypes. The first tensor with such a dtype imports the package.
 cdef dict NAMES = {BFLOAT: "bfloat16", FLOAT8_E4M3FN: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2"}
 
 cdef dict narrow_dtypes = {}
 
 
 cdef inline bint is_tensor(object value):
-    """Whether it is of torch's own class: others may have code that says what they mean."""
+    """Return True if the class is torch.Tensor: a subclass may change the meaning of the memory."""
     return type(value) is tensor_class or (
         tensor_class is None and find_tensors() and type(value) is tensor_class
     )
 
 
 cdef bint find_tensors():
-    """Look for torch, which somebody may import at any time, and how its tensors are exported."""
+    """Find torch in sys.modules, and the export functions of its tensors; False without them."""
     global tensor_class, exchange, from_numpy, methods
     torch = sys.modules.get("torch")
     found = getattr(torch, "Tensor", None)
@@ -77,7 +77,7 @@ cdef bint find_tensors():
         return False
     exchange = tensor_exchange(<PyObject*>found)
     methods = TensorMethods(<PyObject*>found)
-    if exchange == NULL or not methods.is_whole():  # torch before 2.10, or somebody's methods
+    if exchange == NULL or not methods.is_whole():  # torch before 2.10, or replaced methods
         return False
     from_numpy = torch.from_numpy
     tensor_class = found
@@ -85,14 +85,14 @@ cdef bint find_tensors():
 
 
 cdef inline bint is_memory_plain(object tensor, uint8_t code) noexcept:
-    """Whether its memory is what it means: no bit says "negated", and no gradient is expected."""
+    """Return True if the memory has the tensor's values: no negation bit and no gradient."""
     if code == INT or code == UINT or code == BOOL:
         return True
     return methods.are_plain_floats(<PyObject*>tensor)
 
 
 cdef int type_number(uint8_t code, uint8_t bits) noexcept:
-    """numpy's number of a type; -1 for those of ml_dtypes, and others."""
+    """Return the numpy type number of a dtype; -1 for dtypes of ml_dtypes and others."""
     cdef int wanted = code << 8 | bits
     if wanted == (FLOAT << 8 | 32):
         return cnp.NPY_FLOAT32
@@ -114,14 +114,14 @@ cdef int type_number(uint8_t code, uint8_t bits) noexcept:
 
 
 cdef cnp.ndarray array_over(object owner, const ExchangedTensor* seen, cnp.dtype dtype):
-    """An array over memory of a tensor, which it keeps by its owner; None for nobody."""
+    """Return an array over a tensor's memory; it keeps `owner` alive unless that is None."""
     cdef cnp.npy_intp[MOST_AXES] shape
     cdef cnp.npy_intp[MOST_AXES] strides
     cdef int axis
     for axis in range(seen.ndim):
         shape[axis] = seen.shape[axis]
         strides[axis] = seen.strides[axis] * (seen.bits // 8)
-    Py_INCREF(dtype)  # which the array takes
+    Py_INCREF(dtype)  # the array takes this reference
     cdef cnp.ndarray array = PyArray_NewFromDescr(
         cnp.ndarray, dtype, seen.ndim, shape, strides, <char*>seen.data + seen.byte_offset,
         cnp.NPY_ARRAY_WRITEABLE, NULL
@@ -133,7 +133,7 @@ cdef cnp.ndarray array_over(object owner, const ExchangedTensor* seen, cnp.dtype
 
 
 cdef bint is_over(object given, const ExchangedTensor* seen, cnp.dtype dtype):
-    """Whether an array has just the elements of a tensor."""
+    """Return True if an array has the same memory, shape, strides and dtype as a tensor."""
     if given is None:
         return False
     cdef cnp.ndarray array = given
@@ -154,7 +154,7 @@ cdef bint is_over(object given, const ExchangedTensor* seen, cnp.dtype dtype):
 
 
 cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
-    """Find the elements of a tensor, and their dtype; None for what is seen in another way."""
+    """Fill `seen` with the memory of a tensor and return its dtype; None if that fails."""
     if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen[0]):
         return None
     if seen.ndim > MOST_AXES:
@@ -166,17 +166,17 @@ cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
         return narrow_dtypes.get(seen.code)
     for code, name in NAMES.items():
         narrow_dtypes[code] = numpy_dtype(name)
-    return look_at(value, seen)  # anew: an import lets other code run
+    return look_at(value, seen)  # again, because the import lets other code run
 
 
 cdef cnp.ndarray view_of(object value, object last):
-    """See a tensor, as an array that was returned for it before where that is still right."""
+    """Return a tensor as an array; return `last` if it is still a view of the tensor."""
     cdef ExchangedTensor seen
     cdef cnp.dtype dtype = look_at(value, &seen)
     cdef cnp.ndarray array
     if dtype is None:
         return None
-    # Not the tensor is kept: code such as `tensor.data = other` may give that another one.
+    # The array keeps the storage alive, because `tensor.data = other` may replace it.
     storage = methods.storage_of(<PyObject*>value)
     if storage is None:
         return None
@@ -184,7 +184,7 @@ cdef cnp.ndarray view_of(object value, object last):
         array = last
     else:
         array = array_over(storage, &seen, dtype)
-    # Last, for it lets other threads run, which may change what was seen.
+    # The last check, because it lets other threads run, which may change the tensor.
     return array if is_memory_plain(value, seen.code) else None
 
 
@@ -193,7 +193,7 @@ cdef cnp.ndarray array_of_tensor(object value):
 
 
 def host_tensor(value):
-    """See a tensor of torch in host memory as an array of numpy.
+    """Return a torch tensor in host memory as a numpy array, without a copy.
 
     Parameters
     ----------
@@ -202,30 +202,31 @@ def host_tensor(value):
     Returns
     -------
     ndarray or None
-        The same memory, which it keeps. None for what is no tensor, lies elsewhere, is a
-        subclass, expects a gradient, has a bit that negates it, or is empty; and where this version
-        of torch has no exchange table.
+        An array over the tensor's memory, which it keeps alive. None if `value` is not a tensor in
+        host memory, if it has a subclass of torch.Tensor, a gradient or a negation bit, if it is
+        empty, or if this version of torch has no exchange table.
 
     Notes
     -----
-    torch is not imported: a tensor is known by its class. About .2 us; what is None
-    here may be seen by Python code.
+    Does not import torch: checks the class of the value. About .2 us. If the result is None, slower
+    Python code may still be able to convert the value.
     """
     return array_of_tensor(value)
 
 
 def array_viewer(otherwise):
-    """Make a function that sees arrays of any library, numpy's and tensors of torch by itself.
+    """Return a function that converts arrays of any library to numpy arrays without a copy.
 
     Parameters
     ----------
     otherwise : callable (value, name) -> array
-        Sees the others, and raises for what is none.
+        Converts all values except numpy arrays and torch tensors; raises for a value that is no
+        array.
 
     Returns
     -------
     callable (value, name, last=None) -> array
-        `last`: an array that it returned, which it returns again where `value` has the same
+        `last`: an array of an earlier call. The function returns it again if `value` has the same
         elements in the same memory.
     """
     def view(value, name, last=None):
@@ -238,7 +239,7 @@ def array_viewer(otherwise):
 
 
 def call_array_viewer(otherwise):
-    """Make a function that sees arrays as those of ``array_viewer`` do, but only for a call.
+    """Return a function as ``array_viewer`` does, for arrays that are used only during a call.
 
     Parameters
     ----------
@@ -247,8 +248,9 @@ def call_array_viewer(otherwise):
     Returns
     -------
     callable (value, name) -> array
-        Nothing keeps the memory but `value`, which the caller holds for as long as the array is
-        used. A tensor that is where the last one of its name was is seen as the same array.
+        The array does not keep the memory alive: the caller holds `value` as long as it uses the
+        array. If a tensor has the same memory as the last tensor of the same name, the function
+        returns the same array.
     """
     cdef dict lasts = {}
 
@@ -259,7 +261,7 @@ def call_array_viewer(otherwise):
         cdef cnp.dtype dtype = look_at(value, &seen)
         if dtype is None:
             return otherwise(value, name)
-        # Its memory may be gone or another's by now: only where it was is compared.
+        # The memory of the last array may be freed or reused: compare only its address.
         array = lasts.get(name)
         if not is_over(array, &seen, dtype):
             array = lasts[name] = array_over(None, &seen, dtype)
@@ -269,7 +271,7 @@ def call_array_viewer(otherwise):
 
 
 def tensor_like(given, cnp.ndarray result not None):
-    """Return an array of numpy as a tensor of torch, where another array of the call is one.
+    """Return a numpy array as a torch tensor if `given`, another array of the call, is a tensor.
 
     Parameters
     ----------
@@ -279,8 +281,8 @@ def tensor_like(given, cnp.ndarray result not None):
     Returns
     -------
     torch.Tensor or None
-        The same memory. None where `given` is no tensor as ``host_tensor`` sees them, and for the
-        dtypes of ml_dtypes, which torch does not take from numpy.
+        A tensor over the same memory. None if the class of `given` is not torch.Tensor, and for the
+        dtypes of ml_dtypes, which torch does not accept from numpy.
     """
     if cnp.PyArray_Check(given) or not is_tensor(given):
         return None
@@ -288,7 +290,7 @@ def tensor_like(given, cnp.ndarray result not None):
 
 
 cdef bint is_numpy(object given) noexcept:
-    """Whether it is no array of another library: those of a list or tuple likewise."""
+    """Return True if a value, or each item of a list or tuple, is no array of another library."""
     cdef Py_ssize_t i
     if given is None or cnp.PyArray_Check(given) or given is True or given is False:
         return True
@@ -306,11 +308,11 @@ cdef bint is_numpy(object given) noexcept:
 
 
 def are_numpy(tuple given not None):
-    """Tell whether all arrays of a call are numpy's: then they are in host memory.
+    """Return True if all arrays of a call are numpy arrays, which are in host memory.
 
     Parameters
     ----------
-    given : tuple of array, list or tuple of them, str, bool, int or None
+    given : tuple of array, list or tuple of arrays, str, bool, int or None
         Arrays as ``kvcore.backends.selection.any_array`` returns them.
     """
     return is_numpy(given)

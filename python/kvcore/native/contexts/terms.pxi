@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request asks for its pages: priorities, for how long, and whose they are."""
+"""The terms of a request for its pages: priorities, durations and the tenant."""
 
 
-# Some 270 years.
+# About 270 years.
 cdef double MOST_SECONDS = 8.5e9
 
 
 cdef int64_t nanoseconds(object seconds, str name) except? -1:
-    """Whole nanoseconds of a time in seconds."""
+    """Return a time in seconds as whole nanoseconds."""
     cdef double value
     try:
         value = seconds
@@ -21,7 +21,7 @@ cdef int64_t nanoseconds(object seconds, str name) except? -1:
 
 
 cdef int64_t duration(object seconds, str name) except? -1:
-    """The same of one that is more than 0, or for ever."""
+    """Return a duration above 0 in nanoseconds; INT64_MAX for None, which means for ever."""
     if seconds is None:
         return INT64_MAX
     cdef int64_t length = nanoseconds(seconds, name)
@@ -38,7 +38,7 @@ cdef int32_t checked_priority(object priority, str name) except? -1:
 
 
 cdef RetainedTokens retained(object given, Py_ssize_t i, int64_t last) except *:
-    """One range of a retention."""
+    """Return range `i` of a retention, checked; it must not start before `last`."""
     cdef RetainedTokens tokens
     try:
         start, end, priority, seconds = given
@@ -52,15 +52,15 @@ cdef RetainedTokens retained(object given, Py_ssize_t i, int64_t last) except *:
     tokens.duration = duration(seconds, f"the time of retention[{i}]")
     if tokens.start < last or tokens.end <= tokens.start:
         raise ValueError(
-            f"retention[{i}] has the tokens {start} .. {end}, must have some, and begin at {last} "
-            f"or later, where the ranges before it end"
+            f"retention[{i}] has the tokens {start} .. {end}, must not be empty and must start at "
+            f"{last} or later, the end of the ranges before it"
         )
     return tokens
 
 
 @cython.final
 cdef class Terms:
-    """What a context says of its pages, as C++ takes it."""
+    """Priorities, durations and tenant of a context's pages, in the form of C++."""
 
 
 cdef Terms make_terms(object priority, object ttl, object retention, object tenant):
@@ -74,7 +74,7 @@ cdef Terms make_terms(object priority, object ttl, object retention, object tena
     if tenant is not None:
         if not isinstance(tenant, str):
             raise TypeError(f"tenant is {tenant!r}, must be a string or None")
-        terms.tenant = str.__str__(tenant)  # so that looking it up runs no code
+        terms.tenant = str.__str__(tenant)  # a plain str: its lookup runs no Python code
     terms.retention = () if retention is None else tuple(retention)
     for i, given in enumerate(terms.retention):
         terms.native.ranges.push_back(retained(given, i, last))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contexts of requests: their tokens, and how far they are computed."""
+"""The contexts of requests: their tokens and the progress of the computation."""
 
 
-cdef object USUAL_PRIORITY = 50  # one object in CPython, whoever writes it
+cdef object USUAL_PRIORITY = 50  # CPython has a single object for this number
 cdef uint64_t contexts_epoch = 1
 
-# Requests of one age would outgrow their buffers in the same step again and again, and that step
-# would copy all of them: so buffers that grow get unequal room, 64 to 127 tokens.
+# Growing buffers get 64 to 127 tokens of extra room, in turn. With equal room, requests of the same
+# age would all outgrow their buffers in the same step, and this step would copy all buffers.
 cdef unsigned int num_buffers = 0
 
 
@@ -16,7 +16,7 @@ cdef inline int64_t growth_room() noexcept:
     return 64 + num_buffers % 64
 
 
-# What a manager reads where it lies, whatever a subclass made of it.
+# Attributes that a manager reads from the C fields, so that a subclass cannot override them.
 cdef tuple ATTRIBUTES = (
     "request_id", "tokens", "start_idx", "active_idx", "end_idx", "extra_key", "cache_salt",
     "extra_keys", "priority", "ttl", "retention", "tenant", "pending", "_set_pending",
@@ -24,70 +24,72 @@ cdef tuple ATTRIBUTES = (
 
 
 cdef int require_attributes(object subclass) except -1:
-    """TypeError for a subclass whose own attributes no manager would look at."""
+    """Raise TypeError if a subclass overrides an attribute that managers read from C fields."""
     for name in ATTRIBUTES:
         if getattr(subclass, name) is not getattr(TextGenerationContext, name):
             raise TypeError(
-                f"{subclass.__name__} overrides {name}, which managers read where "
-                f"TextGenerationContext keeps it; give it another name, or write a class that has "
-                f"the attributes of kvcore.context.ContextLike"
+                f"{subclass.__name__} overrides {name}, which managers read directly from "
+                f"TextGenerationContext; give it another name, or write a class that has the "
+                f"attributes of kvcore.context.ContextLike"
             )
     return 0
 
 
 cdef class TextGenerationContext:
-    """Hold the tokens of one request and how far their KV is written.
+    """The tokens of one request, and the number of tokens whose KV is written.
 
     Parameters
     ----------
     request_id
-        Any hashable object that names the request.
+        Any hashable object that identifies the request.
     tokens : list of int, or array int32 or int64 [n]
-        The prompt, at least one token; copied. Of numpy, torch, or any library with DLPack, in host
-        memory.
+        The prompt, at least one token; copied. An array of numpy, torch, or any library with
+        DLPack, in host memory.
     active_idx : int, optional
         End of the first chunk to run; the whole prompt by default.
     extra_key, cache_salt : str, optional
         Prefix-cache namespace (LoRA id; tenant). Requests of different namespaces never share
-        pages. "" is a key of its own, None is none.
+        pages. None means no key; "" is a key.
     priority : int
-        0 .. 100: how long its pages stay cached, where the manager's eviction policy is
-        "priority"; others ignore it, as they do the next two. Pages have the highest priority of
-        those who use them.
+        0 .. 100: pages with a higher priority stay cached longer. Only the eviction policy
+        "priority" uses `priority`, `ttl` and `retention`. A page has the highest priority of all
+        requests that use it.
     ttl : float, optional
-        Seconds after their last use for which the pages have that priority; 0 from then on.
+        The pages have this priority for this many seconds after their last use; later they have
+        priority 0.
     retention : list of (start, end, priority, seconds), optional
-        The same for tokens of the prompt, in order: a page is in the range that its first token is
-        in. `end` and `seconds` may be None: to the end, for ever.
+        Priority and time for ranges of prompt tokens, in order. The first token of a page decides
+        its range. `end` may be None for the end of the prompt, `seconds` None for ever.
     extra_keys : list of (int, int, bytes), optional
-        Start, length and content of what is more than its token ids, such as images: the bytes tell
-        contents apart, a digest for example. A key counts from its start on: pages in front of it
-        are shared whatever it is, pages with it or behind it only with requests that have equal
-        keys at equal places. In any order; ranges may overlap, at most 64 of them over one token.
+        Start, length and content of inputs other than token ids, for example images. The bytes
+        identify the content, for example as a digest. Pages before the start of a key are shared
+        whatever the key is. Pages at or after its start are shared only between requests that have
+        equal keys at equal positions. In any order; ranges may overlap, with at most 64 keys over
+        one token.
     tenant : str, optional
-        Whose its pages are, for the quotas of the manager. One that has no quota there is as none;
-        a fork without one is of its parent's.
+        The owner of the pages, for the quotas of the manager. A tenant without a quota counts as no
+        tenant. A fork without a tenant gets the tenant of its parent.
 
     Raises
     ------
     ValueError
-        No tokens, tokens beyond int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
-        a priority or a time that is none, ranges that overlap or are not in order, an extra
-        key that is empty or outside the tokens.
+        No tokens, tokens outside int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
+        a priority or a time out of range, ranges that overlap or are not in order, an extra key
+        that is empty or outside the tokens.
     TypeError
         Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
-        is no number, an extra key that is not (int, int, bytes), a subclass that overrides what
-        managers read.
+        is not a number, an extra key that is not (int, int, bytes), a subclass that overrides an
+        attribute that managers read.
 
     Notes
     -----
     ``0 <= start_idx < active_idx <= end_idx`` always. One thread at a time uses a context.
 
     A subclass may add attributes and methods, and override ``update``, ``extend`` and ``rewind``:
-    ``update_batch`` calls ``update`` of each of its contexts. What a manager reads (``tokens``,
-    ``start_idx``, ``priority`` and so on) it reads where this class keeps it, so that subclasses
-    cost it nothing; one that overrides such an attribute cannot be made. ``__new__`` takes the
-    arguments of the constructor: a subclass with others of its own overrides that.
+    ``update_batch`` calls ``update`` of each context. A manager reads ``tokens``, ``start_idx``,
+    ``priority`` and so on directly from the fields of this class, so subclasses add no cost. The
+    constructor refuses a subclass that overrides any of these attributes. ``__new__`` takes the
+    arguments of the constructor: a subclass with other arguments must override ``__new__``.
 
     Examples
     --------
@@ -98,7 +100,8 @@ cdef class TextGenerationContext:
     (3, 4, [10, 11, 12, 13])
     """
 
-    # Not __init__, which need not run and may run twice: then what a batch points to would move.
+    # Not __init__, which may not run or may run twice: a second run would move the tokens to which
+    # a batch points.
     def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
                   object extra_key=None, object cache_salt=None, object priority=50,
                   object ttl=None, object retention=None, object extra_keys=None,
@@ -141,7 +144,7 @@ cdef class TextGenerationContext:
         return 0
 
     cdef int _move_buffer(self, int64_t capacity) except -1:
-        """Move the tokens to a new buffer; arrays over the old one keep it as it is."""
+        """Move the tokens to a new buffer; arrays over the old buffer keep it unchanged."""
         cdef cnp.ndarray old = self._buffer
         self._make_buffer(capacity)
         memcpy(
@@ -153,7 +156,7 @@ cdef class TextGenerationContext:
         return 0
 
     cdef void _show(self, ExtraKeys keys) noexcept:
-        """Show the prefix tree what stands for the tokens; None: the tokens themselves."""
+        """Point the request to the ids in `keys` for the prefix tree; with None to the tokens."""
         self._keys = keys
         if keys is None:
             self._request.tokens = <const int32_t*>cnp.PyArray_DATA(self._buffer)
@@ -163,7 +166,7 @@ cdef class TextGenerationContext:
             self._capacity = 0
 
     cdef int _append_shown(self, const int32_t* tokens, int64_t n) except -1:
-        """Append to both the tokens and what the prefix tree is shown of them."""
+        """Append to the tokens and to the ids for the prefix tree."""
         cdef int64_t end = self._request.end
         if end + n > cnp.PyArray_DIM(self._buffer, 0):
             self._move_buffer((end + n) * 3 // 2 + growth_room())
@@ -208,37 +211,37 @@ cdef class TextGenerationContext:
 
     @property
     def ttl(self):
-        """Seconds after the last use for which they have it; None for ever."""
+        """Seconds after the last use for which pages keep the priority; None for ever."""
         return None if self._terms is None else self._terms.ttl
 
     @property
     def retention(self):
-        """Ranges of the prompt with a priority of their own, a tuple."""
+        """Ranges of the prompt with their own priority, a tuple."""
         return () if self._terms is None else self._terms.retention
 
     @property
     def tenant(self):
-        """Whose its pages are; None without."""
+        """The tenant that owns the pages; None without a tenant."""
         return None if self._terms is None else self._terms.tenant
 
     @property
     def pending(self):
-        """Whether pages for it are on their way from stores; see ``manager.poll()``."""
+        """True while loads of its pages from stores are in flight; see ``manager.poll()``."""
         return self._pending != 0
 
     def _set_pending(self, bint is_pending):
         self._pending = is_pending
         if is_pending:
-            change_contexts_epoch()  # who knows a batch with it has to ask
+            change_contexts_epoch()  # so that calls with a known batch check `pending`
 
     @property
     def extra_keys(self):
-        """Extra keys as (start, length, bytes), sorted, each once; None without."""
+        """Extra keys as (start, length, bytes), sorted, without duplicates; None without keys."""
         return None if self._keys is None else tuple(self._keys.keys) or None
 
     @property
     def start_idx(self):
-        """Tokens whose KV is written; settable within ``0 .. start_idx``: the rest runs again."""
+        """Number of tokens whose KV is written; may be set to ``0 .. start_idx`` to rerun some."""
         return self._request.start
 
     @start_idx.setter
@@ -247,13 +250,13 @@ cdef class TextGenerationContext:
         if not 0 <= value <= self._request.start:
             raise ValueError(
                 f"start_idx {value} of request {self.request_id!r} is outside 0 .. start_idx = "
-                f"0 .. {self._request.start}; what is not written cannot be skipped"
+                f"0 .. {self._request.start}; tokens that are not written cannot be skipped"
             )
         self._request.start = value
 
     @property
     def active_idx(self):
-        """End of the chunk to run now; settable within ``start_idx + 1 .. end_idx``."""
+        """End of the chunk to run now; may be set to ``start_idx + 1 .. end_idx``."""
         return self._request.active
 
     @active_idx.setter
@@ -273,7 +276,7 @@ cdef class TextGenerationContext:
 
     @property
     def active_length(self):
-        """Tokens to run now: ``active_idx - start_idx``."""
+        """Number of tokens to run now: ``active_idx - start_idx``."""
         return self._request.active - self._request.start
 
     @property
@@ -284,13 +287,13 @@ cdef class TextGenerationContext:
     def update(self, token):
         """Advance past the chunk that ran.
 
-        After the last chunk of the prompt `token`, the newly sampled one, is appended and is what
-        runs next; after an earlier chunk the rest of the prompt is, and `token` is discarded.
+        After the last chunk, the method appends the sampled `token`, which runs next. After an
+        earlier chunk, the rest of the prompt runs next, and `token` is discarded.
 
         Raises
         ------
         ValueError
-            A token beyond int32.
+            A token outside int32.
         """
         cdef int32_t narrow = narrow_token(token, self._request.end)
         if keys_in_use:
@@ -298,7 +301,7 @@ cdef class TextGenerationContext:
         self._update(narrow)
 
     def extend(self, tokens):
-        """Append tokens to run, such as draft tokens: ``active_idx = end_idx =`` the new length.
+        """Append tokens to run, e.g. draft tokens: ``active_idx = end_idx =`` the new length.
 
         Parameters
         ----------
@@ -312,9 +315,9 @@ cdef class TextGenerationContext:
         self._request.active = self._request.end
 
     def rewind(self, object n):
-        """Cut the tokens to the first `n`; at least the last of them is to run again.
+        """Cut the tokens to the first `n`; at least the last of these runs again.
 
-        Extra keys that start behind them are gone.
+        Removes extra keys that start after them.
 
         Raises
         ------
@@ -332,7 +335,7 @@ cdef class TextGenerationContext:
         self._request.active = self._request.end = end
         self._request.start = min(self._request.start, end - 1)
         if Py_REFCNT(<PyObject*>self._buffer) > 1:
-            # a snapshot must not see what comes next
+            # later tokens must not appear in an array that ``tokens`` returned
             self._move_buffer(cnp.PyArray_DIM(self._buffer, 0))
 
     def __deepcopy__(self, memo):
@@ -345,9 +348,9 @@ cdef class TextGenerationContext:
         )
 
 
-# Once extra keys are in use, in front of what is appended. An id that may stand for a token with
-# keys is refused here by a context that has keys, and else by the next call of a manager that knows
-# any: so that looks at all tokens again.
+# Called before an append, once extra keys are in use. For an id that may be a stand-in, a context
+# with keys raises here. A context without keys forgets its claim, so that the next call of a
+# manager checks all tokens again, and raises if the manager has extra keys.
 cdef int look_at_ids(TextGenerationContext own, const int32_t* tokens, int64_t n) except -1:
     if is_plain(tokens, 0, n):
         return 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next tokens of a batch of contexts."""
+"""Append the next tokens of a batch of contexts."""
 
 
-# Whose ``update`` is the one here.
+# True if the context has the ``update`` of this module, not that of a subclass.
 cdef inline bint is_exact(PyObject* item) noexcept:
     return Py_TYPE(item) == <PyTypeObject*>TextGenerationContext
 
@@ -15,14 +15,14 @@ cdef inline bint all_exact(list contexts) noexcept:
     return True
 
 
-# Where its next token goes.
+# Prefetch the place of the context's next token.
 cdef inline void prefetch_tail(PyObject* item) noexcept:
     cdef RequestView* request = &(<TextGenerationContext>item)._request
     KVCORE_PREFETCH(request.tokens + request.end)
 
 
 cdef inline bint take_token(PyObject* item, int32_t token) noexcept:
-    """What ``_update`` does, where the buffer has room; else False, and nothing is done."""
+    """Do ``_update`` if the buffer has room; otherwise change nothing and return False."""
     cdef RequestView* request = &(<TextGenerationContext>item)._request
     if request.active == request.end:
         if request.end >= (<TextGenerationContext>item)._capacity:
@@ -41,12 +41,12 @@ def update_batch(object batch, object tokens):
     ----------
     batch : sequence of contexts [B]
     tokens : list of int, or array int32 or int64 [B]
-        The sampled tokens; those of contexts that are between chunks are discarded.
+        The sampled tokens. The token of a context with further prompt chunks is discarded.
 
     Raises
     ------
     ValueError
-        The lengths differ, or a token is beyond int32; no context has changed.
+        The lengths differ, or a token is outside int32; no context has changed.
     """
     cdef list contexts = batch if type(batch) is list else list(batch)
     cdef cnp.ndarray source = as_tokens(tokens)
@@ -71,7 +71,7 @@ def update_batch(object batch, object tokens):
             if not take_token(item, data[i]):
                 (<TextGenerationContext>item)._update(data[i])
         return
-    contexts = list(contexts)  # Python code will run: nothing may change the list
+    contexts = list(contexts)  # a copy, because Python code runs that may change the list
     for context in contexts:
         if not hasattr(context, "update"):
             raise no_context(context)

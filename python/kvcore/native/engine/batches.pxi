@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contexts of a call: the walk to the requests that C++ reads, and their next tokens."""
+"""The contexts of a call, and the walk from them to the requests that C++ reads."""
 
 
-# The requests of a call: pointers into contexts, or to the views of foreign ones.
+# The requests of a call: pointers into contexts, or to the views of foreign contexts.
 cdef struct Batch:
     vector[RequestView*] rows
     vector[RequestView] foreign
-    vector[RequestView] given  # the foreign ones, as their contexts know them
-    uint64_t epoch  # of its contexts; 0 when some are foreign
-    bint is_known  # the batch that was kept last: its contexts are recorded
-    Py_ssize_t first_new  # rows whose contexts may have to be recorded
+    vector[RequestView] given  # the views of `foreign` with the indices that the contexts have
+    uint64_t epoch  # contexts_epoch of the read; 0 if a context is foreign
+    bint is_known  # True if it equals the last recorded batch
+    Py_ssize_t first_new  # first row whose context may have to be recorded
     Py_ssize_t end_new
 
 
 @cython.final
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class BatchReader:
-    """Point to the requests of contexts, and remember the batch that was done with last."""
+    """Points to the requests of contexts, and stores the batch of the last successful call."""
 
     cdef ClaimTable claims
-    cdef object order  # a kvcore.step_order.StepOrder with runtime checks; else None
-    cdef vector[RequestView*] last  # batch that was done with
+    cdef object order  # a kvcore.support.step_order.StepOrder with runtime checks; else None
+    cdef vector[RequestView*] last  # the batch of the last successful call
     cdef uint64_t last_epoch
 
     def __cinit__(self, ClaimTable claims not None):
         self.claims = claims
 
     cdef RequestView* request_of(self, TextGenerationContext own) except NULL:
-        """The request of a context, with its present claim."""
+        """Return the request of a context, with its present claim."""
         if not is_claimed(<PyObject*>own, self.claims.manager_uid, self.claims.slots.data()):
             own._request.sequence = self.claims.find(own.request_id)
             if own._terms is not None:
@@ -44,7 +44,7 @@ cdef class BatchReader:
         return &own._request
 
     cdef int view_of(self, object context, RequestView* view, list keep) except -1:
-        """The same of any object like a context; `keep` holds what the view refers to."""
+        """Fill the view of any context-like object; `keep` holds the objects it points to."""
         view.sequence = self.claims.find(read_foreign(context, view, keep))
         if type(keep[len(keep) - 1]) is ExtraKeys:
             self.claims.expect_keys()
@@ -57,11 +57,11 @@ cdef class BatchReader:
     cdef list read(self, object batch, Batch* rows, list keep):
         """Point to the requests of a batch; return its contexts as a list that nothing changes.
 
-        That is the caller's own list when it holds nothing but contexts that know their claims, for
-        then no Python code runs during the call; otherwise a copy.
+        Return the caller's own list if all its contexts store their present claims, because no
+        Python code runs during the call. Otherwise return a copy.
         """
         cdef list contexts
-        rows.rows.swap(self.last)  # or its memory
+        rows.rows.swap(self.last)  # reuse the rows, or at least their memory
         rows.is_known = False
         if type(batch) is list:
             rows.is_known = self.is_last(<list>batch, rows.rows)
@@ -73,7 +73,7 @@ cdef class BatchReader:
         return contexts
 
     cdef int look_up(self, list contexts, Batch* rows, list keep) except -1:
-        """Point to requests of any class, whose code may run and change whatever was read."""
+        """Point to contexts of any class; their Python code may run and change earlier rows."""
         cdef size_t i
         cdef PyObject* item
         cdef uint64_t uid = self.claims.manager_uid
@@ -91,7 +91,7 @@ cdef class BatchReader:
         rows.epoch = 0 if keep else contexts_epoch
         rows.first_new = 0
         rows.end_new = len(contexts)
-        # Another manager's handle, read as one of this manager, would name any of its requests.
+        # The handle of another manager would point to an arbitrary request of this manager.
         for i in range(rows.rows.size()):
             item = PyList_GET_ITEM(contexts, i)
             if not is_own(item):
@@ -101,17 +101,17 @@ cdef class BatchReader:
         return 0
 
     cdef void remember(self, Batch* rows) noexcept:
-        """Keep what was read of a batch whose contexts are all recorded."""
+        """Store the rows of a batch whose contexts are all recorded."""
         self.last.swap(rows.rows)
         self.last_epoch = rows.epoch
 
     cdef int record(self, Batch* rows, list contexts, int64_t done) except -1:
-        """Record the contexts of the first `done` rows, and remember the batch."""
+        """Record the contexts of the first `done` rows, and store the batch if all are done."""
         cdef Py_ssize_t i
         cdef PyObject* item
         if not rows.is_known:
             for i in range(rows.first_new, min(rows.end_new, done)):
-                # The caller's list may have changed since it was read.
+                # The caller may have changed the list since it was read.
                 if i >= len(contexts):
                     break
                 item = PyList_GET_ITEM(contexts, i)
@@ -127,15 +127,15 @@ cdef class BatchReader:
         return 0
 
     cdef bint is_known(self, object batch) noexcept:
-        """True for the batch that was done with last, of which no context waits for pages since."""
+        """Return True for the last batch, if none of its contexts began to wait for pages since."""
         return type(batch) is list and self.is_last(<list>batch, self.last)
 
     cdef bint is_last(self, list batch, const vector[RequestView*]& last) noexcept:
-        """True for the batch that was read last, as it is from one call of a step to the next."""
+        """Return True for the batch that was read last; usual for the calls of one step."""
         return self.last_epoch == contexts_epoch and self.is_as_read(batch, last)
 
     cdef bint is_as_read(self, list batch, const vector[RequestView*]& read) noexcept:
-        """True when the requests that were read are those of the contexts in a list."""
+        """Return True if `read` has the requests of the contexts in a list, in the same order."""
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i
         if n != <Py_ssize_t>read.size():
@@ -146,10 +146,11 @@ cdef class BatchReader:
         return True
 
     cdef bint read_own(self, list batch, Batch* rows) except -1:
-        """False, with rows unfinished, when there is a context of another class.
+        """Point to the requests of a batch; return False, with incomplete rows, if that fails.
 
-        Where a context has not seen its claim yet, code of the id may run to find it, and change
-        anything: also False then, unless all is as it was read.
+        It fails if a context has another class. For a context that does not store its present
+        claim, the lookup may run Python code of the id, which may change anything; it also fails
+        if this code has changed the rows.
         """
         cdef Py_ssize_t n = len(batch)
         cdef Py_ssize_t i

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native side of stores below the host tier: what they may bring to a prompt.
+"""The native side of stores below the host tier: the search for columns that they may load.
 
-Columns are whole pages of a prompt; with groups of layers, as many tokens as the largest page.
+A column is a whole page of a prompt; with groups of layers, as many tokens as the largest page.
 """
 
 
-# ---- what requests ask ---------------------------------------------------------------------------
+# ---- searches of requests ------------------------------------------------------------------------
 
 
-# Before a request is reserved, where there are stores below: they bring what they have of it. Code
-# of theirs runs. A hit of at most `max_hit` tokens is wanted.
+# Called before a request is reserved, if there are stores: search the stores for the request's
+# columns, for a hit of at most `max_hit` tokens, and load these. Python code of the stores runs.
 cdef int bring(
     Settler settler, RequestView* request, object context, bint now, int64_t max_hit
 ) except -1:
@@ -46,7 +46,7 @@ cdef int bring(
     return 0
 
 
-# The same of the requests of a batch; `contexts` is nobody else's.
+# The same for the requests of a batch. No other code has a reference to `contexts`.
 cdef int bring_all(
     Settler settler, vector[RequestView*]& rows, list contexts, bint now
 ) except -1:
@@ -58,21 +58,21 @@ cdef int bring_all(
 
 @cython.final
 cdef class BelowSearch:
-    """Say how far device and host tier get with a prompt, and take what stores have behind that.
+    """The columns of a prompt in the device and the host tier, and the load of further columns.
 
     Attributes
     ----------
     replica : int
     have : int
-        Columns of the prompt that the device or the host tier has.
+        Number of columns of the prompt in the device or the host tier, whichever has more.
     legal : int
-        Columns that a hit could take of both together.
+        Number of columns that a hit could use from both tiers together.
     most : int
-        Columns that a hit could take of a cache that had everything.
+        Number of columns of the longest hit if every page were cached.
     has_gaps : bool
-        No group keeps everything: stores need not have every column of a hit.
+        True if no group keeps every token: stores need not have every column of a hit.
     max_hit : int or None
-        Tokens that the request wants of a hit at most, where it said so.
+        The longest hit that the request accepts, in tokens; None without a limit.
 
     Notes
     -----
@@ -80,14 +80,14 @@ cdef class BelowSearch:
     """
 
     cdef StoreSide side
-    cdef object holder  # what keeps the extra keys of the tokens in mind
+    cdef object holder  # keeps the stand-ins of the tokens with extra keys alive
     cdef StoreSearch found
     cdef readonly object max_hit
     cdef bytes name
     cdef vector[TokenId] tokens
-    cdef vector[PageKey] made  # from column `found.stored` on
-    cdef vector[PageKey] front  # in front of that, once one was asked for
-    cdef int32_t asked  # columns of the hit that was asked for last
+    cdef vector[PageKey] made  # keys from column `found.stored` on
+    cdef vector[PageKey] front  # keys of the columns before `found.stored`; computed on demand
+    cdef int32_t asked  # columns of the hit in the last call of `needed`
 
     @property
     def replica(self):
@@ -136,7 +136,7 @@ cdef class BelowSearch:
         return 0
 
     cdef const PageKey* key_of(self, int64_t column) noexcept:
-        """Of a column whose key was made."""
+        """Return the key of a column; the key must have been computed."""
         if column < self.found.stored:
             return &self.front[column]
         return &self.made[column - self.found.stored]
@@ -151,7 +151,7 @@ cdef class BelowSearch:
 
         Notes
         -----
-        Each key is computed once, those in front of what the host tier has all together.
+        Each key is computed once. The keys of all columns in the host tier are computed together.
         """
         cdef int64_t begin = as_int(first, "first")
         cdef int64_t end = as_int(last, "last")
@@ -164,12 +164,13 @@ cdef class BelowSearch:
         return [bytes_of(self.key_of(i)[0]) for i in range(begin, end)]
 
     def needed(self, end):
-        """List what stores have to bring for a hit of `end` columns.
+        """List the parts that stores have to load for a hit of `end` columns.
 
         Returns
         -------
         list of (int, int)
-            Columns, rising, and their parts as bits: what neither the device nor the host tier has.
+            Columns in ascending order, each with its parts as bits: the parts that neither the
+            device nor the host tier has.
         """
         cdef int64_t last = as_int(end, "end")
         cdef vector[ColumnParts] found
@@ -188,18 +189,19 @@ cdef class BelowSearch:
         Parameters
         ----------
         columns : list of (int, int)
-            As of the last ``needed``, without what stores lack. Those behind what the host tier
-            has go on from it, each with all parts of the groups that keep everything.
+            Items of the last ``needed``, without columns and parts that the stores lack. Columns
+            past the end of the host tier's columns must continue them without a gap, each with all
+            parts of the groups that keep every token.
 
         Returns
         -------
         Fill or None
-            Of as many columns, from the first one on, as there is room for; None for no room.
+            The leading columns for which the host tier has room; None without room.
 
         Raises
         ------
         ValueError
-            Columns that do not rise, or outside ``0 .. most - 1``.
+            Columns that are not in ascending order, or outside ``0 .. most - 1``.
         """
         cdef vector[ColumnParts] items
         cdef vector[PageKey] keys
@@ -211,8 +213,8 @@ cdef class BelowSearch:
             item.parts = parts
             if not before < item.column < self.found.most:
                 raise ValueError(
-                    f"column {item.column} behind column {before}, must rise and be at most "
-                    f"{self.found.most - 1}"
+                    f"column {item.column} follows column {before}, must be in ascending order and "
+                    f"at most {self.found.most - 1}"
                 )
             before = item.column
             items.push_back(item)
@@ -248,22 +250,21 @@ cdef class BelowSearch:
 
 @cython.final
 cdef class Fill:
-    """Pages of the host tier that are read into; nobody finds them before ``finish``.
+    """Pages of the host tier that a store reads into; no search finds them before ``finish``.
 
-    One that is dropped is finished with nothing.
+    If a Fill is destroyed before ``finish``, all its pages are freed.
 
     Attributes
     ----------
     replica : int
     keys : list of bytes
-        Of each column.
+        The key of each column.
     parts : list of list of (int, int)
-        Of each column: part, and the page of the host tier, or of STATE_PART the slot, where it
-        goes.
+        Per column: part, and the page of the host tier to read it into; for STATE_PART the slot.
     """
 
     cdef StoreSide side
-    cdef object search  # with the holder
+    cdef object search  # keeps its `holder` alive
     cdef uint64_t ticket
     cdef readonly int32_t replica
     cdef readonly list keys
@@ -274,23 +275,23 @@ cdef class Fill:
             self.side.native.finish_fill(self.ticket, 0, False)
 
     def finish(self, arrived, forward=False):
-        """Let the first `arrived` columns be found in the host tier, and free the others.
+        """Add the first `arrived` columns to the host tier, and free the others.
 
         Parameters
         ----------
         arrived : int
         forward : bool
-            They wait to be written to stores too.
+            Also queue the arrived columns for writing to stores.
 
         Raises
         ------
         RuntimeError
-            It is finished.
+            ``finish`` was called before.
         """
         cdef int64_t n = as_int(arrived, "arrived")
         cdef uint64_t ticket = self.ticket
         if ticket == 0:
-            raise RuntimeError("this fill is finished; begin another one")
+            raise RuntimeError("this fill is finished; call begin_fill again")
         if not 0 <= n <= len(self.keys):
             raise ValueError(f"arrived is {n}, must be 0 .. {len(self.keys)}")
         self.ticket = 0
@@ -298,14 +299,14 @@ cdef class Fill:
         self.search = None
 
 
-# ---- what prefetches ask -------------------------------------------------------------------------
+# ---- searches of prefetches ----------------------------------------------------------------------
 
 
 def search_prefix(
     StoreSide side not None, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
     extra_keys=None
 ):
-    """Look for a prefix as ``reserve`` does; None where device and host tier have all of it.
+    """Search for a prefix as ``reserve`` does; return None if stores cannot extend the hit.
 
     Parameters
     ----------
@@ -314,7 +315,7 @@ def search_prefix(
     extra_key, cache_salt : str, optional
     replica_idx : int
     extra_keys : list of (int, int, bytes), optional
-        Those of a context that start in front of `n`.
+        The extra keys of a context that start before token `n`.
 
     Returns
     -------

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What entered and left the caches of a manager."""
+"""Events about pages that enter or leave the caches of a manager."""
 
 
-#: By their numbers in C++.
+#: The media by their numbers in C++.
 MEDIA = ("GPU", "CPU", "STORAGE")
 
 
 cdef uint64_t hash_of(const PageKey& key) noexcept:
-    """The low 64 bits of a key, which is a number with its highest byte first."""
+    """Return the low 64 bits of a key; a key is a big-endian number."""
     cdef uint64_t value = 0
     cdef size_t i
     for i in range(key.size() - 8, key.size()):
@@ -16,7 +16,7 @@ cdef uint64_t hash_of(const PageKey& key) noexcept:
 
 
 cdef str text_of(string_view text):
-    # As names are encoded: a str may hold lone surrogates.
+    # The encoding of names: a str may contain lone surrogates.
     return PyBytes_FromStringAndSize(text.data(), text.size()).decode("utf-8", "surrogatepass")
 
 
@@ -28,12 +28,12 @@ cdef NamespaceParts parts_of(PageEvent event) noexcept:
 
 @cython.internal
 cdef class PageEvent:
-    """What events about pages have in common."""
+    """Base class of events about pages."""
 
     cdef CacheEvent made
 
     def __init__(self, *args, **kwargs):
-        raise TypeError("take_events makes these")
+        raise TypeError("events have no public constructor; call take_events")
 
     @property
     def replica(self):
@@ -42,17 +42,17 @@ cdef class PageEvent:
 
     @property
     def medium(self):
-        """Where the pages lie: "GPU", "CPU" (the host tier) or "STORAGE" (stores below it)."""
+        """Medium of the pages: "GPU", "CPU" (the host tier) or "STORAGE" (stores below it)."""
         return MEDIA[<int>self.made.medium]
 
     @property
     def group_idx(self):
-        """The group whose pages these are, by its index; None without groups, or for all."""
+        """Index of the group of the pages; None without groups, or for all groups."""
         return None if self.made.group < 0 else self.made.group
 
     @property
     def keys(self):
-        """Keys of the pages, bytes [32] each: as ``page_keys`` with the manager's fingerprint."""
+        """Keys of the pages, bytes [32] each: ``page_keys`` with the manager's fingerprint."""
         cdef size_t i
         return [bytes_of(self.made.keys[i]) for i in range(self.made.keys.size())]
 
@@ -75,26 +75,26 @@ cdef class PageEvent:
 
 @cython.final
 cdef class PagesStored(PageEvent):
-    """Pages one behind the other that can be found from now on.
+    """Consecutive pages that searches find from now on.
 
-    Of "STORAGE" the keys alone are known: there is no parent, and no token.
+    Events of "STORAGE" have only keys: no parent and no tokens.
     """
 
-    cdef int32_t size  # tokens of a page
+    cdef int32_t size  # tokens per page
 
     @property
     def parent_key(self):
-        """The key of the page in front of the first one, bytes [32]; None where that is first."""
+        """The key of the page before the first page, bytes [32]; None at the start of a prompt."""
         return bytes_of(self.made.parent.value()) if self.made.parent.has_value() else None
 
     @property
     def parent_hash(self):
-        """The low 64 bits of it, as int; None likewise."""
+        """The low 64 bits of ``parent_key``, as int; None if it is None."""
         return hash_of(self.made.parent.value()) if self.made.parent.has_value() else None
 
     @property
     def tokens(self):
-        """Tokens of the pages, int32 [pages * page_size], on the host; the caller's own."""
+        """Tokens of the pages, int32 [pages * page_size], on the host; a new array."""
         cdef cnp.npy_intp n = <cnp.npy_intp>self.made.tokens.size()
         cdef cnp.ndarray out = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
         if not self.made.tokens.empty():
@@ -106,24 +106,27 @@ cdef class PagesStored(PageEvent):
 
     @property
     def page_size(self):
-        """Tokens of a page; with groups those of the largest."""
+        """Tokens per page; with groups, of the largest page."""
         return self.size
 
     @property
     def extra_key(self):
-        """``extra_key`` of the requests, such as the name of a LoRA; None for none."""
+        """``extra_key`` of the requests, for example the name of a LoRA; None without one."""
         cdef NamespaceParts parts = parts_of(self)
         return text_of(parts.extra_key.value()) if parts.extra_key.has_value() else None
 
     @property
     def cache_salt(self):
-        """``cache_salt`` of the requests; None for none."""
+        """``cache_salt`` of the requests; None without one."""
         cdef NamespaceParts parts = parts_of(self)
         return text_of(parts.cache_salt.value()) if parts.cache_salt.has_value() else None
 
     @property
     def extra_keys(self):
-        """For each page None, or [(bytes, start, length), ...] as of ``keys_of_pages``."""
+        """For each page None, or [(bytes, start, length), ...] as from ``keys_of_pages``.
+
+        None if no page has extra keys.
+        """
         cdef size_t i
         if self.made.extras.empty():
             return None
@@ -141,12 +144,12 @@ cdef class PagesStored(PageEvent):
 
 @cython.final
 cdef class PagesRemoved(PageEvent):
-    """Pages that are found there no more, in any order."""
+    """Pages that searches no longer find on the medium, in any order."""
 
 
 @cython.final
 cdef class CacheCleared:
-    """A replica has nothing on any medium, but for what the events behind this say.
+    """A replica has no page on any medium, except pages of later events.
 
     Attributes
     ----------
@@ -157,7 +160,7 @@ cdef class CacheCleared:
     cdef readonly int32_t replica
 
     def __init__(self, *args, **kwargs):
-        raise TypeError("take_events makes these")
+        raise TypeError("events have no public constructor; call take_events")
 
     def __repr__(self):
         return f"CacheCleared(replica {self.replica})"

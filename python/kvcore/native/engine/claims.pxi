@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claimed requests: their ids, and what is known of each."""
+"""Claimed requests: the table of claims by request id and by sequence slot."""
 
 
-# What is known of a claim by the slot of its sequence; of none, generation 0. Nobody keeps a
-# pointer to one while Python code runs.
+# The claim of a sequence slot; generation 0 if the slot has no claim. No code keeps a pointer to a
+# ClaimSlot while Python code runs.
 cdef struct ClaimSlot:
     uint32_t generation
-    PyObject* context  # the claim's, which holds it
+    PyObject* context  # borrowed; the claim holds the reference
 
 
-# True when a context knows its present claim with the manager of this id.
+# True if a context stores its present claim with the manager of this id.
 cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots) noexcept:
     cdef SequenceHandle sequence = (<TextGenerationContext>item)._request.sequence
     return (
@@ -18,7 +18,7 @@ cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots
     )
 
 
-# True when this claim of the manager was used with this context last.
+# True if this context is the one with which the claim was used last.
 cdef inline bint is_recorded(
     ClaimTable table, PyObject* item, SequenceHandle sequence
 ) noexcept:
@@ -38,21 +38,21 @@ cdef uint64_t next_manager_uid = 1
 @cython.final
 @cython.freelist(16)
 cdef class Claim:
-    """The claim of a request id, and its own key in the table of claims.
+    """The claim of a request id; also its own key in the table of claims.
 
-    The id is hashed once, before anything is looked up. Two claims that the table has are equal
-    only if they are one object, so that a claim is put there and taken out of it again without any
-    code of the id, which could raise, or let other threads run.
+    The id is hashed once, before any lookup. Two claims in the table are equal only if they are the
+    same object. So the table inserts and removes a claim without a call of the id's Python code,
+    which could raise or let other threads run.
     """
 
     cdef object request_id
     cdef Py_hash_t hashed
     cdef SequenceHandle sequence
     cdef int32_t replica
-    cdef bint is_entered  # the table has had it
+    cdef bint is_entered  # the claim was inserted into the table
     cdef bint is_live
-    cdef object context  # that it was used with last
-    cdef RequestHistory history  # of its request, once it has ended
+    cdef object context  # the context with which the claim was used last
+    cdef RequestHistory history  # history of the request; set when the claim ends
 
     def __hash__(self):
         return self.hashed
@@ -72,47 +72,50 @@ cdef Claim new_claim(object request_id):
     return claim
 
 
-# Errors that name the request they are about.
+# Errors that name their request.
 cdef object not_found(object request_id):
     return RequestNotFoundError(f"request {request_id!r} is not claimed; call claim first")
 
 
 cdef object about(object error, object request_id):
-    """The same error with the request it is about in front."""
+    """Return the same error with the request id before its text."""
     return type(error)(f"request {request_id!r}: {error}")
 
 
 cdef object named(object error, list contexts, int64_t first):
-    """The same error with the request of its row in front; the rows begin at context `first`."""
+    """Return the same error with the request id of its row before its text.
+
+    Row 0 is context `first`.
+    """
     cdef object row = getattr(error, "row", None)
     if row is None:
         return error
     try:
         context = contexts[first + row]
-    except IndexError:  # the caller's list, which may have changed since
+    except IndexError:  # the caller may have changed the list since
         return error
     return about(error, context.request_id)
 
 
 @cython.final
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class ClaimTable:
-    """Tell who is claimed with a manager, by request id and by the slots of its sequences.
+    """The claims of a manager, by request id and by sequence slot.
 
-    An id is hashed once, before anything is read, and code of its own runs in ``claim_of`` and
-    ``require_unclaimed`` alone.
+    An id is hashed once, before anything is read. Python code of an id runs only in ``claim_of``
+    and ``require_unclaimed``.
     """
 
-    cdef object core  # whose manager `native` is
+    cdef object core  # owns `native`
     cdef CacheManager* native
     cdef uint64_t manager_uid
     cdef int32_t num_replicas
     cdef dict by_id
-    cdef uint64_t num_entered  # into it, ever
-    cdef list by_slot  # the claims, or None
+    cdef uint64_t num_entered  # number of claims ever inserted into `by_id`
+    cdef list by_slot  # the claim of each slot, or None
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
-    cdef dict tenants  # the number of each that has a quota
+    cdef dict tenants  # the number of each tenant with a quota
 
     def __cinit__(self, object core, tuple tenants not None=()):
         global next_manager_uid
@@ -127,7 +130,7 @@ cdef class ClaimTable:
         self.trees = trees_of_manager(core)
 
     cdef int expect_keys(self) except -1:
-        """Take requests with extra keys from now on: all contexts are to be looked at again."""
+        """Accept requests with extra keys from now on; each context is checked again."""
         global next_manager_uid
         if self.trees.is_keyed:
             return 0
@@ -138,7 +141,7 @@ cdef class ClaimTable:
         return 0
 
     cdef int tell_terms(self, SequenceHandle sequence, Terms terms) except -1:
-        """Say what a request asks for its pages; a tenant without a quota is none."""
+        """Set priority, duration and tenant of a request; -1 for a tenant without a quota."""
         cdef RequestTerms native = terms.native
         if terms.tenant is not None:
             native.tenant = <int32_t>self.tenants.get(terms.tenant, -1)
@@ -146,12 +149,12 @@ cdef class ClaimTable:
         return 0
 
     cdef Claim lookup(self, object request_id):
-        """The claim of an id, or None; code of the id may run before this returns, none after."""
+        """Return the claim of an id, or None. Python code of the id may run during this call."""
         cdef Claim claim = self.by_id.get(new_claim(request_id))
         return claim if claim is not None and claim.is_live else None
 
     cdef Claim claim_of(self, object request_id):
-        """The claim of an id, which has one."""
+        """Return the claim of an id; RequestNotFoundError if the id is not claimed."""
         cdef Claim claim = self.lookup(request_id)
         if claim is None:
             raise not_found(request_id)
@@ -176,7 +179,7 @@ cdef class ClaimTable:
         return 0
 
     cdef int release(self, Claim claim) except -1:
-        """Give up a claim and what its request holds."""
+        """End a claim and release the pages and the state of its request."""
         self.native.release(claim.sequence, &claim.history)
         if isinstance(claim.context, TextGenerationContext):
             (<TextGenerationContext>claim.context)._past = claim
@@ -196,7 +199,7 @@ cdef class ClaimTable:
         return self.native.recommend_replica(string_view(), NULL, 0)
 
     cdef uint64_t require_unclaimed(self, Claim claim) except? 0:
-        """Return how many claims had been inserted before this one was looked for."""
+        """Raise AlreadyClaimedError if the id is claimed; return num_entered before the lookup."""
         cdef uint64_t seen = self.num_entered
         cdef Claim present = self.by_id.get(claim)
         if present is not None:
@@ -207,13 +210,13 @@ cdef class ClaimTable:
         return seen
 
     cdef int insert(self, Claim claim, uint64_t seen) except -1:
-        """Take an id for a claim that is about to begin, before anybody else does."""
-        while seen != self.num_entered:  # others came while code of the id ran
+        """Reserve an id for a claim that is about to begin."""
+        while seen != self.num_entered:  # another claim was inserted while code of the id ran
             seen = self.require_unclaimed(claim)
         claim.is_entered = True
         self.by_id[claim] = claim
         self.num_entered += 1
-        while len(self.by_slot) < len(self.by_id):  # here, where it may still fail
+        while len(self.by_slot) < len(self.by_id):  # grow the list while a failure is still allowed
             self.by_slot.append(None)
             self.slots.resize(len(self.by_slot))
         return 0
@@ -231,13 +234,13 @@ cdef class ClaimTable:
         return 0
 
     cdef int drop(self, Claim claim) except -1:
-        """Give the id back that a claim has taken."""
+        """Release the id that a claim has reserved."""
         if claim.is_entered:
             self.by_id.pop(claim, None)
         return 0
 
     cdef int end(self, Claim claim) except -1:
-        """Forget a claim that C++ knows no more."""
+        """Remove a claim whose sequence C++ has released."""
         cdef object _last_holder = claim.context
         claim.is_live = False
         self.slots[claim.sequence.index].generation = 0
@@ -246,13 +249,13 @@ cdef class ClaimTable:
         change_contexts_epoch()
         self.drop(claim)
         claim.context = None
-        return 0  # here the context may die, and run code of its own
+        return 0  # the context may be destroyed here, which can run Python code
 
     cdef int record(self, object context, SequenceHandle sequence) except -1:
-        """Note which context a request was used with, for ``fork`` to read.
+        """Record the context with which a request was used, for ``fork``.
 
-        Only calls that were done do so: the context of a refused one, or of a question, may hold
-        other tokens than the request's pages.
+        Only successful calls record their context. The context of a refused call or of a query may
+        have other tokens than the request's pages.
         """
         cdef Claim claim
         cdef object before
@@ -270,8 +273,8 @@ cdef class ClaimTable:
         if isinstance(context, TextGenerationContext):
             (<TextGenerationContext>context)._recorded = sequence
         if before is not None:
-            change_contexts_epoch()  # the batch that was read last may hold it
-        return 0  # here `before` may die, and run code of its own
+            change_contexts_epoch()  # the batch that was read last may contain `before`
+        return 0  # `before` may be destroyed here, which can run Python code
 
     cdef int32_t replica(self, object replica_idx) except -1:
         cdef int64_t index = as_int(replica_idx, "replica_idx")
@@ -284,24 +287,24 @@ cdef class ClaimTable:
 
 @cython.final
 cdef class RowClaims:
-    """Remember the claims of a batch's rows, to tell later whether a row still holds a page.
+    """The claims of a batch's rows, to check later whether a row still has a page.
 
     Parameters
     ----------
     claims : ClaimTable
-        Of a manager.
+        The claims of a manager.
     request_ids : list [B]
 
     Raises
     ------
     RequestNotFoundError
-        One of them is not claimed.
+        A request is not claimed.
     """
 
     cdef ClaimTable _claims
     cdef list _names
     cdef vector[SequenceHandle] _rows
-    cdef int32_t _bundle  # whose pages are asked for
+    cdef int32_t _bundle  # the bundle of the pages
 
     def __cinit__(self, ClaimTable claims not None, list request_ids not None, int32_t bundle=0):
         self._bundle = bundle
@@ -311,7 +314,7 @@ cdef class RowClaims:
             self._rows.push_back(claims.find(name))
 
     def __call__(self, row, column, page):
-        """Raise InvalidHandleError unless the claim of `row` lives and has `page` at `column`.
+        """Raise InvalidHandleError unless the claim of `row` is live and has `page` at `column`.
 
         Notes
         -----

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers behind the arrays that a fetch hands out."""
+"""The buffers of the arrays that a fetch returns."""
 
 
 @cython.final
 cdef class TableMemory:
-    """Own the memory of tables handed out, which nobody but this module may make writable."""
+    """Owns the memory of returned tables; only this module may make it writable."""
 
     cdef cnp.ndarray array
     cdef bint is_exported
 
 
 class PageTable(np.ndarray):
-    """A table of a fetch: read-only, for its memory is updated only where pages change.
+    """A table of a fetch; read-only, because later fetches write only the changed entries.
 
-    Consumers that ask for memory they may write, as DLPack's do, get it all the same: then the next
-    fetch that uses the memory writes all of it.
+    DLPack exports it as writable memory. After an export, the next fetch that uses the memory
+    writes all entries.
     """
 
     __slots__ = ()
@@ -24,7 +24,7 @@ class PageTable(np.ndarray):
         while isinstance(owner, np.ndarray):
             owner = owner.base
         if self.flags.writeable or type(owner) is not TableMemory:
-            return super().__dlpack__(**options)  # a copy, the caller's own
+            return super().__dlpack__(**options)  # a copy that the caller owns
         (<TableMemory>owner).is_exported = True
         cdef cnp.ndarray view = self.view(np.ndarray)
         cnp.PyArray_ENABLEFLAGS(view, cnp.NPY_ARRAY_WRITEABLE)
@@ -33,31 +33,31 @@ class PageTable(np.ndarray):
 
 cdef object page_table = PageTable
 cdef object UINT32 = np.dtype(np.uint32)
-cdef int HANDED_OUT = cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE  # flags that matter
+cdef int HANDED_OUT = cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE  # flags to compare
 
 
 @cython.final
 cdef class FetchBuffer:
-    """Hold one page table and its lengths, used again for batch after batch.
+    """A page table and its lengths, reused for later batches.
 
     `allocate` returns uint32 [n] of pinned memory; None for memory that no device reads.
     """
 
-    cdef cnp.ndarray memory  # of both where it is pinned, else None
+    cdef cnp.ndarray memory  # pinned memory of table and lengths; None if it is not pinned
     cdef cnp.ndarray table
     cdef cnp.ndarray lengths
-    cdef cnp.ndarray new_lengths  # held by the inputs handed out
-    cdef cnp.ndarray states  # of the last fetch, theirs too
-    cdef TableMemory held  # by the tables handed out
+    cdef cnp.ndarray new_lengths  # the returned inputs hold a reference
+    cdef cnp.ndarray states  # slots of the last fetch; the returned inputs hold a reference
+    cdef TableMemory held  # the returned tables hold a reference
     cdef LookupTable* rows
-    cdef bint busy  # a fetch that is not over writes it
-    # Arrays handed out last, to be handed out again when nobody holds them any more.
+    cdef bint busy  # a fetch in progress writes the buffer
+    # The arrays returned last; returned again if the caller has dropped them.
     cdef cnp.ndarray last_table
     cdef cnp.ndarray last_lengths
 
     def __cinit__(self, int64_t max_rows, int64_t width, uint32_t unassigned, object allocate):
         cdef cnp.npy_intp shape[2]
-        # An odd number of cache lines apart, so that the rows' ends do not share cache sets.
+        # Rows are an odd number of cache lines apart, so that their ends do not share cache sets.
         cdef int64_t stride = (width + 15) // 16
         stride = 16 * (stride + 1 - stride % 2)
         shape[0] = max_rows
@@ -67,7 +67,7 @@ cdef class FetchBuffer:
             self.lengths = cnp.PyArray_SimpleNew(1, shape, cnp.NPY_UINT32)
             self.held = TableMemory.__new__(TableMemory)
             self.held.array = self.table
-        else:  # in one piece, so that one copy takes both to a device
+        else:  # one block, so that a single copy moves both to a device
             self.memory = allocate(max_rows * (stride + 1))
             self.lengths = self.memory[:max_rows]
             self.table = self.memory[max_rows:].reshape(max_rows, stride)
@@ -79,10 +79,10 @@ cdef class FetchBuffer:
         del self.rows
 
     cdef bint is_free(self):
-        """True when no array handed out earlier is still held."""
+        """Return True if the caller has dropped all arrays returned earlier."""
         if self.busy:
             return False
-        if self.memory is not None:  # which every array over it holds, these two among them
+        if self.memory is not None:  # 3 references: `memory`, and the bases of table and lengths
             return Py_REFCNT(<PyObject*>self.memory) == 3
         return (
             is_left(<PyObject*>self.last_table, <PyObject*>self.held)
@@ -90,20 +90,20 @@ cdef class FetchBuffer:
         )
 
     cdef cnp.ndarray unread_new_lengths(self):
-        """Memory for a count per row that no inputs handed out earlier refer to."""
+        """Return memory for a count per row to which no returned inputs refer."""
         cdef cnp.npy_intp rows = self.rows.max_rows()
         if self.new_lengths is None or Py_REFCNT(<PyObject*>self.new_lengths) > 1:
             self.new_lengths = cnp.PyArray_SimpleNew(1, &rows, cnp.NPY_UINT32)
         return self.new_lengths
 
     cdef cnp.ndarray new_states(self):
-        """Memory for a slot per row of a fetch, which nothing writes later."""
+        """Return new memory for a slot per row of a fetch; later fetches do not write to it."""
         cdef cnp.npy_intp rows = self.rows.max_rows()
         self.states = cnp.PyArray_SimpleNew(1, &rows, cnp.NPY_INT32)
         return self.states
 
     cdef int take(self) except -1:
-        """Make it one fetch's, which writes all of it where somebody else may have written."""
+        """Take the buffer for a fetch; the fetch writes all entries if the table was exported."""
         self.busy = True
         if self.held is not None and self.held.is_exported:
             self.rows.forget()
@@ -113,10 +113,10 @@ cdef class FetchBuffer:
 
 @cython.final
 cdef class FetchBuffers:
-    """Hold the buffers of a manager's fetches: per replica the last few, used again when free."""
+    """The buffers of a manager's fetches: the last few per replica, reused when free."""
 
     cdef list by_replica
-    cdef uint32_t unassigned  # what pads the tables
+    cdef uint32_t unassigned  # the padding of the tables
     cdef object allocate  # uint32 [n] of pinned memory; None for memory that no device reads
 
     def __cinit__(self, int32_t num_replicas, uint32_t unassigned, object allocate):
@@ -125,7 +125,7 @@ cdef class FetchBuffers:
         self.allocate = allocate
 
     cdef FetchBuffer take(self, int32_t replica, int64_t rows, int64_t width):
-        """Take a buffer of at least this size that nobody reads."""
+        """Take a free buffer of at least this size, or make one."""
         cdef list buffers = self.by_replica[replica]
         cdef FetchBuffer buffer
         cdef Py_ssize_t i
@@ -135,7 +135,7 @@ cdef class FetchBuffers:
             if fits and buffer.is_free():
                 buffer.take()
                 return buffer
-        # Room to grow, so that a growing batch does not make a buffer per step.
+        # With extra room, so that a growing batch does not make a buffer per step.
         buffer = FetchBuffer(
             max(16, rows + rows // 2), max(64, width + width // 2), self.unassigned, self.allocate
         )
@@ -148,7 +148,7 @@ cdef class FetchBuffers:
 cdef cnp.ndarray uint32_view(
     cnp.ndarray base, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides
 ):
-    """Array over the start of `base`, which it keeps alive."""
+    """Return an array over the start of `base`; it keeps `base` alive."""
     cdef cnp.ndarray view = cnp.PyArray_New(
         cnp.ndarray, ndim, shape, cnp.NPY_UINT32, strides, cnp.PyArray_DATA(base), 0,
         cnp.NPY_ARRAY_WRITEABLE | cnp.NPY_ARRAY_ALIGNED, None
@@ -158,9 +158,9 @@ cdef cnp.ndarray uint32_view(
     return view
 
 
-# Borrowed: an object argument would count the argument itself.
+# The pointers are borrowed: an object argument would add a reference to the count.
 cdef inline bint is_left(PyObject* last, PyObject* base) noexcept:
-    """True when nobody but a buffer holds the array over `base` that it handed out last, or any."""
+    """Return True if only the buffer holds arrays over `base`; `last` is the last such array."""
     if last == <PyObject*>None:
         return Py_REFCNT(base) == 1
     return Py_REFCNT(base) == 2 and Py_REFCNT(last) == 1
@@ -169,7 +169,7 @@ cdef inline bint is_left(PyObject* last, PyObject* base) noexcept:
 cdef inline bint is_same(
     cnp.ndarray last, int ndim, cnp.npy_intp* shape, cnp.npy_intp* strides, int flags
 ) noexcept:
-    """True when an array is still what it was made as, and what is wanted now."""
+    """Return True if an array still has this shape, these strides and flags, and uint32."""
     cdef int axis
     if (
         last is None
@@ -187,8 +187,8 @@ cdef inline bint is_same(
 
 
 cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
-    """The table of a fetch over the start of a buffer's."""
-    if buffer.held is None:  # pinned: read by copies to devices alone
+    """Return the table of a fetch, over the start of a buffer's table."""
+    if buffer.held is None:  # pinned memory: only copies to devices read it
         return uint32_view(buffer.table, 2, shape, strides)
     if is_same(buffer.last_table, 2, shape, strides, cnp.NPY_ARRAY_ALIGNED):
         return buffer.last_table
@@ -202,7 +202,7 @@ cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp*
 
 
 cdef cnp.ndarray lengths_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
-    """The lengths of a fetch over the start of a buffer's."""
+    """Return the lengths of a fetch, over the start of a buffer's lengths."""
     if buffer.held is None:
         return uint32_view(buffer.lengths, 1, shape, strides)
     if not is_same(

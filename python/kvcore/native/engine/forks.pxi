@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests with a common past, and what they leave of it: fork, truncate, windows."""
+"""Fork, truncate, release of windows, and the search for shared prefixes."""
 
 
 cdef object fork_error(object error, object parent_id, list claims):
-    """The same error with the request it is about in front; row -1 is the parent."""
+    """Return the same error with the request id before its text; row -1 is the parent."""
     cdef object row = getattr(error, "row", None)
     if isinstance(error, CapacityError) or row == -1:
         return about(error, parent_id)
@@ -11,7 +11,7 @@ cdef object fork_error(object error, object parent_id, list claims):
 
 
 cdef int64_t common_start(TextGenerationContext parent, TextGenerationContext child) noexcept:
-    """Tokens that a child begins with as its parent's written ones do."""
+    """Return the number of leading child tokens equal to the written tokens of the parent."""
     cdef const int32_t* a = <const int32_t*>cnp.PyArray_DATA(parent._buffer)
     cdef const int32_t* b = <const int32_t*>cnp.PyArray_DATA(child._buffer)
     cdef int64_t n = 0
@@ -22,18 +22,21 @@ cdef int64_t common_start(TextGenerationContext parent, TextGenerationContext ch
 
 @cython.final
 cdef class Fork:
-    """Claim the children of a request, all of them or none."""
+    """A call of fork: claims either all children of a request or no child."""
 
     cdef ClaimTable table
     cdef Settler settler
-    cdef Transfers transfers  # of states
+    cdef Transfers transfers  # copies of states
     cdef object parent_id
     cdef list children
-    cdef vector[bint] keyed  # children with extra keys
-    cdef list heirs  # children that got the keys of what they share with their parent
+    cdef vector[bint] keyed  # True for children with extra keys
+    cdef list heirs  # children that inherited extra keys of the parent
 
     cdef bint attempt(self) except -1:
-        """False, with nothing done, while copies into the parent's pages are owed or under way."""
+        """Try the fork; return False, and change nothing, if copies into parent pages are pending.
+
+        A pending copy is in flight, or has failed and must be repeated.
+        """
         cdef RequestView view
         cdef Batch requests
         cdef list keep = []
@@ -48,7 +51,7 @@ cdef class Fork:
             self.inherit_keys(parent)
             self.expect_keys(&requests)
             self.insert_all(claims)
-            # No code but this runs from here to the call: what the views point to stays.
+            # No Python code runs from here to the call, so the pointers of the views stay valid.
             if isinstance(parent.context, TextGenerationContext):
                 view = (<TextGenerationContext>parent.context)._request
             view.sequence = parent.sequence
@@ -80,14 +83,14 @@ cdef class Fork:
         return True
 
     cdef int copy_states(self) except -1:
-        """Have each child begin with the state of its parent."""
+        """Copy the state of the parent to each child."""
         self.settler.perform(&self.transfers)
         self.table.native.finish(self.transfers.ticket, True)
         self.transfers.clear()
         return 0
 
     cdef list describe_children(self, Batch* requests, list keep):
-        """Check what can be wrong with the children by themselves; return their claims to be."""
+        """Check the children without the parent; return their new claims."""
         cdef list claims = []
         cdef size_t i
         requests.rows.resize(len(self.children))
@@ -111,7 +114,7 @@ cdef class Fork:
         return claims
 
     cdef int read_parent(self, Claim parent, RequestView* view, list keep) except -1:
-        """A claim that no context was used with has nothing written, and no tokens."""
+        """Fill the view of the parent; a claim without a context has no written tokens."""
         cdef object context = parent.context
         if context is None:
             view.active = view.end = 1
@@ -120,7 +123,7 @@ cdef class Fork:
         return 0
 
     cdef int inherit_keys(self, Claim parent) except -1:
-        """Give children without extra keys those of what they share with their parent."""
+        """Give children without extra keys the parent's keys of the shared tokens."""
         cdef TextGenerationContext source
         cdef TextGenerationContext child
         cdef size_t i
@@ -148,7 +151,7 @@ cdef class Fork:
         return 0
 
     cdef int expect_keys(self, Batch* requests) except -1:
-        """Have nothing of children without extra keys taken for another one's."""
+        """Check that no token of a child without extra keys can be mistaken for a stand-in."""
         cdef size_t i
         for i in range(self.keyed.size()):
             if self.keyed[i]:
@@ -164,7 +167,7 @@ cdef class Fork:
         return 0
 
     cdef int adopt(self, list claims, Batch* requests, int32_t replica) except -1:
-        """Make forks known by their claims, and have their contexts stand where they begin."""
+        """Insert the claims of the forks, and set the indices of their contexts."""
         cdef size_t i
         for i in range(requests.rows.size()):
             requests.foreign[i] = requests.rows[i][0]
@@ -191,7 +194,7 @@ cdef class Fork:
         return 0
 
     cdef int disown(self, list claims, Batch* requests) except -1:
-        """Release forks that could not all be adopted; each stands where it stood before."""
+        """Release all forks after a failed ``adopt``; restore the indices of their contexts."""
         cdef Claim claim
         cdef size_t i
         for i in range(requests.rows.size()):
@@ -211,7 +214,7 @@ cdef class Fork:
             try:
                 move_indices(self.children[i], requests.given[i], requests.foreign[i])
             except Exception:
-                pass  # what is raised is the first error
+                pass  # the first error is raised
         return 0
 
 
@@ -251,7 +254,7 @@ cdef int truncate_once(Settler settler, Call* call, object request_id) except -1
 
 
 cdef object name_cut(object error, list contexts, Call* call, object request_id):
-    if isinstance(error, RequestNotFoundError):  # released while this one waited
+    if isinstance(error, RequestNotFoundError):  # released while this call waited
         return not_found(request_id)
     return ValueError(f"request {request_id!r} {error}")
 
@@ -270,7 +273,7 @@ cdef int truncate_request(
 cdef int accept_tokens(
     ClaimTable claims, Settler settler, object context, int64_t num_tokens
 ) except -1:
-    """Truncate a request, and rewind its context, which cannot be refused any more."""
+    """Truncate a request and rewind its context; the checks before make the rewind succeed."""
     cdef int64_t end
     request_id = id_of(context)
     if isinstance(context, TextGenerationContext):
@@ -314,7 +317,7 @@ cdef list find_shared_prefixes(BatchReader reader, object batch):
     )
     if requests.is_known:
         reader.remember(&requests)
-    del contexts  # held till here
+    del contexts  # keeps the rows valid until here
     return [
         SharedPrefix(rows=tuple(group.rows), num_tokens=group.num_tokens, replica=group.replica)
         for group in groups

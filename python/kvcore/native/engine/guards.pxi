@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verb of an engine does before its work, and behind it."""
+"""The checks of an engine's methods before and after their work."""
 
 
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class EngineBase:
-    """Hold what every verb of an engine looks at first."""
+    """The fields that every method of an engine reads first."""
 
 
 cdef int refuse(EngineBase engine) except -1:
@@ -24,7 +24,7 @@ cdef inline int require_new(EngineBase engine) except -1:
     return 0
 
 
-# What is given back is written by nobody before work on a GPU is done; code of the caller's runs.
+# Delay writes into released pages until work on a GPU is done. Runs Python code of the caller.
 cdef inline int reuse_after(EngineBase engine, object after) except -1:
     if engine._gpus is None:
         raise ValueError(
@@ -34,7 +34,7 @@ cdef inline int reuse_after(EngineBase engine, object after) except -1:
     return 0
 
 
-# Before what depends on the order of eviction; code of the caller's runs.
+# Called before work that depends on the order of eviction. Runs Python code of the caller.
 cdef inline int tell_time(EngineBase engine) except -1:
     if engine._clock is not None:
         engine._native.advance(nanoseconds(engine._clock(), "the clock"))
@@ -46,14 +46,14 @@ cdef int ask_others(EngineBase engine) except -1:
     if engine._listener is not None and engine._listener.is_asked():
         engine.reset_prefix_cache()
     tell_time(engine)
-    return require_made(engine)  # it may have been closed meanwhile
+    return require_made(engine)  # the listener or the clock may have closed the engine
 
 
 cdef KeyedTrees trees_of_engine(EngineBase engine):
     return (<StepEngine>engine)._claims.trees
 
 
-# ``check``, behind what the call returns.
+# Run ``check`` after a call, and return the result of the call.
 cdef inline object checked(EngineBase engine, object result):
     check(engine)
     return result

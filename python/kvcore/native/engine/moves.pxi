@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moving a request out of a manager, and into one, asks of it."""
+"""The calls of a manager that export a running request and import one."""
 
 
 class Mark(NamedTuple):
-    """What a request has written, and in which pages.
+    """The progress of a request and the version of its pages.
 
     Attributes
     ----------
     written : int
-        Tokens, as of the last ``step``.
+        Number of tokens written as of the last ``step``.
     slot : int
-        Of its state; -1 without.
+        Slot of the request's state; -1 without a state.
     stands_at : int
-        The token that its state is that of; -1 while it runs further.
+        Number of tokens that the state covers; -1 if the request has run further.
     replica : int
     stamp : tuple
-        Another one where pages were replaced, dropped or left, or the claim is another.
+        Changes if pages were replaced, dropped or released, or if the request was claimed again.
     context : object
-        That it was used with last; None where it was claimed alone.
+        The context with which the request was used last; None if it was only claimed.
     """
 
     written: int
@@ -72,22 +72,22 @@ cdef object name_begun(object error, list contexts, Call* call, object context):
 
 
 def begin_at(StepEngine engine not None, context, n, bytes name_space=None):
-    """Have a claimed request, which has no pages yet, go on behind tokens that the caller brings.
+    """Begin a claimed request without pages after `n` tokens that the caller writes.
 
     Parameters
     ----------
     engine : StepEngine
     context : context
-        Its ``start_idx`` moves to `n`, ``active_idx`` behind it.
+        The call moves ``start_idx`` to `n`, and ``active_idx`` past it.
     n : int
-        Tokens whose K, V and state the caller writes before the next ``step``.
+        Number of tokens whose K, V and state the caller writes before the next ``step``.
     name_space : bytes, optional
-        Where pages are cached in place of the context's own namespace.
+        Namespace in which pages are cached, instead of the context's own namespace.
 
     Returns
     -------
     bool
-        False when the pages do not fit; then nothing has changed.
+        False if the pages do not fit; nothing has changed.
     """
     cdef BeginCall begun
     begun.begin = as_int(n, "n")

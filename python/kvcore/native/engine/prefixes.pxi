@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager's prefix cache holds of some tokens, and pins of it."""
+"""Searches of a manager's prefix cache, pins of cached prefixes and holds of pages."""
 
 
-# The id behind the last page: what stands for no page.
+# The id after the last page id; it stands for no page.
 cdef inline int32_t end_page(CacheManager* native) noexcept nogil:
     return <int32_t>(native.config().num_pages + native.config().first_page)
 
 
 cdef object counters(CacheManager* native):
-    """What a manager has computed, reused and given up."""
+    """Return the counters of a manager as KVCacheMetrics."""
     found = native.metrics()
     return KVCacheMetrics(
         input_tokens=found.input_tokens, cache_tokens=found.cache_tokens,
@@ -20,7 +20,7 @@ cdef object counters(CacheManager* native):
 
 
 cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
-    """The best replica for a request that is not claimed."""
+    """Return the best replica for an unclaimed request."""
     cdef RequestView* request
     if isinstance(context, TextGenerationContext) and claims.trees.is_keyed:
         request = &(<TextGenerationContext>context)._request
@@ -39,14 +39,14 @@ cdef int32_t recommend_replica(ClaimTable claims, object context) except -1:
     )
 
 
-# Tokens as the prefix tree is shown them.
+# `tokens` are the ids that the prefix tree stores, with stand-ins for tokens with extra keys.
 cdef object match_pages(
     CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name, bint return_pages,
     bint touches, int32_t bundle
 ):
-    """The tokens of a prefix that are cached in whole pages, with the pages if asked for.
+    """Return the number of tokens cached in whole pages; with `return_pages` also the pages.
 
-    `touches`: they are used.
+    `touches`: count the call as a use of the pages.
     """
     cdef vector[BlockId] pages
     if not return_pages:
@@ -68,7 +68,7 @@ cdef inline void write_ids(
     cdef int32_t end = end_page(native)
     cdef size_t i
     for i in range(pages.size()):
-        to[i] = pages[i] if pages[i] >= 0 else end  # with groups: no layer of the bundle has a page
+        to[i] = pages[i] if pages[i] >= 0 else end  # below 0: the bundle has no page (groups only)
 
 
 cdef inline int64_t find_pages(
@@ -89,7 +89,7 @@ cdef object match_ahead(
     bint touches, int64_t ahead, cnp.ndarray out, int32_t* to,
     int32_t bundle
 ):
-    """The same, with what is asked for of the tokens behind, and the ids in `out` [m], at `to`."""
+    """As match_pages; also compare `ahead` tokens after the hit, and write ids to `out` [m]."""
     cdef vector[BlockId] pages
     cdef int32_t partial = 0
     cdef int64_t room = INT64_MAX if out is None else cnp.PyArray_DIM(out, 0)
@@ -123,20 +123,20 @@ cdef class PinnedPrefix:
     Attributes
     ----------
     num_tokens : int
-        Tokens of the prefix that are cached in whole pages and so are kept.
+        Number of tokens of the prefix that are cached in whole pages; these pages are kept.
 
     Notes
     -----
-    An object that is dropped lets the pages go as well.
+    The pages are also unpinned when the object is destroyed.
     """
 
     def __init__(self, *args, **rest):
-        raise TypeError("a PinnedPrefix is not made by itself; use what pin() returns")
+        raise TypeError("PinnedPrefix has no public constructor; call pin()")
 
     def release(self):
-        """Let the pages go; InvalidHandleError when that was done before."""
+        """Unpin the pages; InvalidHandleError if they were unpinned before."""
         if self._manager is None:
-            raise InvalidHandleError("this PinnedPrefix pins nothing; use what pin() returns")
+            raise InvalidHandleError("this PinnedPrefix pins nothing; call pin()")
         self._native.unpin(self._pin)
         self._released = True
         if self._checks:
@@ -157,12 +157,11 @@ cdef class PinnedPrefix:
         return f"PinnedPrefix({self.num_tokens} tokens)"
 
 
-# Of both, and of a tree by itself.
 cdef PinnedPrefix pin_pages(
     object manager, CacheManager* native, int32_t replica, cnp.ndarray tokens, bytes name,
     bint checks
 ):
-    """Pin what a manager has of some tokens."""
+    """Pin the cached prefix of some tokens."""
     cdef PinnedPrefix pinned = PinnedPrefix.__new__(PinnedPrefix)
     pinned._pin = native.pin(
         replica, name_view(name), <const int32_t*>cnp.PyArray_DATA(tokens),
@@ -177,9 +176,11 @@ cdef PinnedPrefix pin_pages(
     return pinned
 
 
-# Ids of pages, of a list or an array of any integers.
 cdef cnp.ndarray as_pages(object pages):
-    """Ids of pages as int32 [n]; those beyond its range are no page's."""
+    """Return page ids as int32 [n]; `pages` is a list or an array of any integers.
+
+    InvalidHandleError for an id outside the range of int32.
+    """
     given = np.asarray(pages)
     if given.ndim != 1:
         raise ValueError(f"pages have shape {given.shape}, must have one dimension")
@@ -189,19 +190,21 @@ cdef cnp.ndarray as_pages(object pages):
         raise TypeError(f"pages have dtype {given.dtype}, must be integers")
     beyond = (given < 0) | (given > np.iinfo(np.int32).max)
     if beyond.any():
-        raise InvalidHandleError(f"page {given[beyond][0]} does not exist: no pool has such an id")
+        raise InvalidHandleError(
+            f"page {given[beyond][0]} does not exist: a page id is at least 0 and fits in int32"
+        )
     return np.ascontiguousarray(given, dtype=np.int32)
 
 
 cdef int64_t forget_pages(CacheManager* native, int32_t replica, cnp.ndarray pages) except -1:
-    """Have pages leave the cache; how many left."""
+    """Remove pages from the cache; return the number of pages that left it."""
     return native.forget(
         replica, <const BlockId*>cnp.PyArray_DATA(pages), cnp.PyArray_DIM(pages, 0)
     )
 
 
 cdef cnp.ndarray listed_next_pages(CacheManager* native, int32_t replica):
-    """Ids of the pages that can be had, in the order in which they go."""
+    """Return the ids of the available pages, in the order in which requests get them."""
     cdef vector[BlockId] pages = native.next_pages(replica)
     cdef cnp.ndarray ids = ids_for(pages)
     write_ids(native, pages, <int32_t*>cnp.PyArray_DATA(ids))
@@ -209,27 +212,27 @@ cdef cnp.ndarray listed_next_pages(CacheManager* native, int32_t replica):
 
 
 @cython.final
-@cython.no_gc_clear  # what is held ends in front of the manager
+@cython.no_gc_clear  # the pages are released before the manager is destroyed
 cdef class HeldPages:
     """Keep pages as they are until ``let_go()`` or the end of ``with``.
 
     Attributes
     ----------
     pages : int32 [n]
-        As they were asked for.
+        The ids that were passed to ``hold``.
 
     Notes
     -----
-    An object that is dropped lets the pages go as well.
+    The hold also ends when the object is destroyed.
     """
 
     def __init__(self, *args, **rest):
-        raise TypeError("HeldPages are not made by themselves; use what hold() returns")
+        raise TypeError("HeldPages has no public constructor; call hold()")
 
     def let_go(self):
-        """Let the pages go; InvalidHandleError when that was done before."""
+        """End the hold; InvalidHandleError if it ended before."""
         if self._manager is None:
-            raise InvalidHandleError("these HeldPages hold nothing; use what hold() returns")
+            raise InvalidHandleError("these HeldPages hold nothing; call hold()")
         self._is_over = True
         self._held.let_go()
         if self._checks:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages for one request, or for as many of a batch as fit; and what that would do."""
+"""Reservations of pages for one request or a batch, and plans of reservations."""
 
 
-# Above this many tokens to compare or copy, other Python threads run meanwhile.
+# Calls that compare or copy more tokens than this release the GIL.
 cdef int64_t RELEASE_GIL_TOKENS = 8192
 
-# What is passed mostly, and so not converted each time.
+# The usual arguments; compared by identity, which saves the conversion.
 cdef object ONE_STEP = 1
 
 cdef object NO_PAGES = 0
@@ -24,7 +24,7 @@ cdef int64_t as_count(object value, str name) except -1:
 cdef int read_options(
     ReserveOptions* options, object max_hit, object keep_free, object must_fit
 ) except -1:
-    """Code of integers like int may run."""
+    """Read the options of a reservation. Python code of an int-like argument may run."""
     if max_hit is not None:
         options.max_hit = as_count(max_hit, "max_hit")
     if keep_free is not NO_PAGES:
@@ -102,7 +102,7 @@ cdef bint reserve(
 cdef int stand_back(
     BatchReader reader, Settler settler, object context, int64_t start, int64_t active
 ) except -1:
-    """Have a request that took a longer hit stand where it stood, with the pages for that."""
+    """Undo a longer prefix hit of a request: restore its indices, and reserve pages for them."""
     cdef RequestView foreign
     cdef RequestView given
     cdef RequestView* request = &foreign
@@ -164,13 +164,13 @@ cdef int64_t reserve_batch(
     return call.done
 
 
-# ---- what that would do --------------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------------------
 
 
 cdef int32_t read_unclaimed(
     ClaimTable claims, object context, RequestView* view, list keep
 ) except -2:
-    """Describe a request that is not claimed; return the number of its tenant, -1 for none."""
+    """Fill the view of an unclaimed request; return the number of its tenant, or -1."""
     cdef TextGenerationContext own
     cdef bint has_keys
     cdef int32_t tenant = -1
@@ -203,7 +203,7 @@ cdef object plan_unclaimed(
     ClaimTable claims, Settler settler, object context, int64_t steps,
     const ReserveOptions& options, int32_t replica
 ):
-    """On that replica; -1: on the one that suits it best."""
+    """Plan an unclaimed request on `replica`, or with -1 on the recommended replica."""
     cdef RequestView view
     cdef list keep = []
     cdef int32_t tenant = read_unclaimed(claims, context, &view, keep)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between two native calls: pages that are copied, and that are waited for.
+"""The work between two native calls: copies of pages, and waits for copies.
 
-Pages are copied within the pools and between them and the host tier, under tickets of C++.
+Pages are copied within the pools, and between the pools and the host tier. Each group of copies has
+a ticket of C++.
 """
 
 
-# What an attempt says.
+# The result of an attempt.
 cdef enum:
     DONE
-    AGAIN  # with what is left, or with more room
-    WAIT  # for what is copied into the pages of `waits_for`
+    AGAIN  # attempt the rest, or attempt with larger buffers
+    WAIT  # wait for copies into the pages of `waits_for`
 
 
 cdef class Settler
@@ -18,29 +19,29 @@ cdef class Settler
 cdef struct Call
 
 
-# Calls C++ once; `own` is the verb's, or its one context.
+# Calls C++ once. `own` is an object of the calling method, or its only context.
 ctypedef int (*Attempt)(Settler settler, Call* call, object own) except -1
 
-# Makes an error of C++ name the request it is about.
+# Adds the request id to an error of C++.
 ctypedef object (*Explain)(object error, list contexts, Call* call, object own)
 
 
-# A native call, as often as it is attempted.
+# A native call and the state of its attempts.
 cdef struct Call:
-    Explain explain  # NULL where the attempt answers for errors itself
+    Explain explain  # NULL if the attempt names the request in errors itself
     RequestView** rows
     int64_t n
     int64_t steps
-    const ReserveOptions* options  # of `reserve` alone
-    int64_t first  # row that the last attempt began with
-    int64_t done  # rows, in order
+    const ReserveOptions* options  # used only by `reserve`
+    int64_t first  # first row of the last attempt
+    int64_t done  # number of leading rows that are done
     SequenceHandle waits_for
-    RequestView* foreign  # views that rows point to; NULL where no context moves by itself
-    RequestView* given  # these, as their contexts know them
-    Transfers transfers  # that the last attempt gave out
+    RequestView* foreign  # views of foreign contexts, to which rows point; NULL without them
+    RequestView* given  # the same views with the indices that the contexts have
+    Transfers transfers  # copies that the last attempt requested
 
 
-# Of no foreign contexts; nothing is attempted yet.
+# Initialise a call without foreign contexts.
 cdef inline void begin_call(
     Call* call, Explain explain, RequestView** rows, int64_t n, int64_t steps
 ) noexcept:
@@ -52,27 +53,27 @@ cdef inline void begin_call(
     call.foreign = call.given = NULL
 
 
-# Where a call puts what is to be copied; without a pool, on the list of take_copies.
+# Where a call puts the copies to run; NULL without a pool, so that take_copies lists them.
 cdef inline Transfers* room_for(Settler settler, Call* call) noexcept nogil:
     return &call.transfers if settler.copies_itself else NULL
 
 
-# The same of calls that copy nothing but states.
+# The same for calls that copy only states.
 cdef inline Transfers* room_for_states(Settler settler, Transfers* transfers) noexcept:
     return transfers if settler.states is not None else NULL
 
 
-# From so many bytes on, other Python threads run while pages are copied.
+# Copies of at least this many bytes release the GIL.
 cdef int64_t RELEASE_GIL_BYTES = 65536
 
 
 cdef object name_row(object error, list contexts, Call* call, object own):
-    """The same error with the request of its row in front."""
+    """Return the same error with the request id of its row before its text."""
     return named(error, contexts, call.first)
 
 
 cdef int expect_moves(list contexts, Batch* requests, Call* call) except -1:
-    """Note where foreign contexts stand, before anything is reserved for them."""
+    """Record the indices of foreign contexts, before anything is reserved for them."""
     for context in contexts:
         check_settable(context)
     requests.given = requests.foreign
@@ -82,7 +83,7 @@ cdef int expect_moves(list contexts, Batch* requests, Call* call) except -1:
 
 
 cdef int wait_for_row(Call* call, object error) except -1:
-    """Wait for the request of the row that an error names, or for what the call waits for."""
+    """Set `waits_for` to the request of the error's row, if it has a row; return WAIT."""
     cdef object row = getattr(error, "row", None)
     if row is not None and call.n > 0:
         call.waits_for = call.rows[call.first + <int64_t>row].sequence
@@ -90,29 +91,29 @@ cdef int wait_for_row(Call* call, object error) except -1:
 
 
 @cython.final
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class Settler:
-    """Carry calls out, with what they leave to be copied.
+    """Runs native calls and the copies that they request.
 
     Parameters
     ----------
     core : CacheManager
     copier : kvcore.backends.protocol.Copier, or None
-        None without a pool: then the manager's caller copies.
+        None without a pool: the manager's caller copies.
     mover : kvcore.backends.protocol.Mover, or None
         None without a host tier.
     """
 
-    cdef object core  # whose manager `native` is
+    cdef object core  # owns `native`
     cdef CacheManager* native
     cdef bint copies_itself
-    cdef CppPageCopier* native_copier  # of `copier`, where that is the library's own
+    cdef CppPageCopier* native_copier  # of `copier` if its class is kvcore._core.PageCopier
     cdef object copier
     cdef object mover
-    cdef object below  # asks stores below the host tier, see set_below; None without
-    cdef object store_side  # a StoreSide, where there is `below`
-    cdef object states  # kvcore.states.StateArrays; None without arrays of states
-    cdef int32_t num_bundles  # of layers, each with pages of its own
+    cdef object below  # searches the stores below the host tier, see _set_below; None without
+    cdef object store_side  # a StoreSide if there is `below`; else None
+    cdef object states  # kvcore.pools.StateArrays; None without arrays of states
+    cdef int32_t num_bundles  # bundles of layers, each with its own pages
 
     def __cinit__(self, object core, object copier, object mover):
         self.core = core
@@ -131,12 +132,12 @@ cdef class Settler:
         return 0
 
     cdef list carry_out(self, Attempt attempt, Call* call, list contexts, object own):
-        """Attempt a call until nothing is left to do; `own` is the verb's, or its one context.
+        """Attempt a call until it is done. `own` is as for Attempt.
 
-        In between it copies what the call has given out, or waits for what others copy into its
-        pages: C++ asks for that by a status, or by PendingTransfersError. `call.rows` point into
-        `contexts`, of which it returns a copy that keeps them once other threads may have run: they
-        may change the caller's list.
+        Between attempts, run the copies that the call has requested, or wait for other copies into
+        its pages: C++ reports this by a status or by PendingTransfersError. `call.rows` point into
+        `contexts`. If other threads may have run, they may have changed the caller's list, so the
+        method returns a copy of it that keeps the contexts alive.
         """
         cdef int answer
         while True:
@@ -163,13 +164,14 @@ cdef class Settler:
             call.transfers.clear()
 
     cdef list settle(self, Transfers* transfers, RequestView** rows, list contexts):
-        """Do what a call has given out, and say how it went.
+        """Run the copies that a call has requested, and report the result to C++.
 
-        `rows` point into `contexts`, of which it returns a copy that keeps them: other threads may
-        change the caller's list meanwhile. Where it fails, the requests that the call has moved,
-        and nobody since, are as if they had just been claimed and stand where they stood before.
+        `rows` point into `contexts`. The method returns a copy of the list that keeps the contexts
+        alive, since other threads may change the caller's list during the copies. If a copy fails,
+        the method undoes the reservations of the requests that the call has moved, and restores
+        their indices, except for requests that another call has changed since.
         """
-        cdef vector[RequestView] left  # where the call left the requests that it has moved
+        cdef vector[RequestView] left  # the moved requests, as the call left them
         cdef RequestView* row
         cdef list kept = None
         cdef size_t i
@@ -179,7 +181,7 @@ cdef class Settler:
             for i in range(transfers.moved.size()):
                 left.push_back(rows[transfers.moved[i].row][0])
             self.perform(transfers)
-        except BaseException:  # an interrupt too
+        except BaseException:  # includes KeyboardInterrupt
             self.native.finish(transfers.ticket, False)
             for i in range(transfers.moved.size()):
                 row = rows[transfers.moved[i].row]
@@ -193,7 +195,7 @@ cdef class Settler:
         return kept
 
     cdef int perform(self, Transfers* transfers) except -1:
-        """Copy, while other threads may run."""
+        """Run copies; other threads may run during them."""
         cdef const PageMove* copies = transfers.copies.data()
         cdef int64_t n = <int64_t>transfers.copies.size()
         if n == 0:
@@ -209,7 +211,7 @@ cdef class Settler:
             self.states.run(state_copies_array(transfers.state_copies))
         if transfers.tier_moves.size() != 0:
             mark = self.mover.run(host_copies_array(transfers.tier_moves))
-            if mark:  # a stream reads the pages later
+            if mark:  # a stream reads the pages after this call
                 self.native.note_late_reads(
                     transfers.tier_moves.data(), <int64_t>transfers.tier_moves.size(), mark
                 )
@@ -218,7 +220,7 @@ cdef class Settler:
         return 0
 
     cdef int settle_owed(self, SequenceHandle sequence) except -1:
-        """Do the copies that a request is owed since they failed, or wait for another thread's."""
+        """Repeat the failed copies into a request's pages, or wait for those of another thread."""
         cdef Transfers transfers
         cdef OwedStatus status = self.native.take_owed(sequence, transfers)
         if status == OwedStatus.kTaken:
@@ -236,7 +238,7 @@ cdef class Settler:
     cdef int set_back(
         self, RequestView* request, const RequestView* left, const MovedRequest* before
     ) except -1:
-        """Undo what a call did to a request, unless somebody has released, run or cut it since."""
+        """Undo a call for one request, unless it was released, run or truncated since."""
         if (
             request.sequence.index != left.sequence.index
             or request.sequence.generation != left.sequence.generation
@@ -249,7 +251,7 @@ cdef class Settler:
         return 0
 
     cdef int take_back(self, const RequestView* request) except -1:
-        """Undo a reservation, unless the request is gone or in other hands by now."""
+        """Undo a reservation, unless the request is released or another call copies its pages."""
         try:
             self.native.begin_again(request.sequence)
         except (RequestNotFoundError, PendingTransfersError):
@@ -257,9 +259,9 @@ cdef class Settler:
         return 0
 
     cdef int write_back_all(self, Call* call, list contexts) except -1:
-        """Move the indices of foreign contexts to where their requests now stand.
+        """Copy the indices of the requests to their foreign contexts.
 
-        Where a setter raises, that request and those behind it are as if just claimed.
+        If a setter raises, the reservations of its request and of all later requests are undone.
         """
         cdef int64_t i
         cdef int64_t k
@@ -279,9 +281,9 @@ cdef class Settler:
     cdef int write_back(
         self, object context, const RequestView& now, const RequestView& given
     ) except -1:
-        """Move the indices of a foreign context to where its request now stands.
+        """Copy the indices of a request to its foreign context.
 
-        Where a setter raises, the request is as if it had just been claimed.
+        If a setter raises, the reservation of the request is undone.
         """
         try:
             move_indices(context, now, given)
@@ -290,12 +292,12 @@ cdef class Settler:
             try:
                 move_indices(context, given, now)
             except Exception:
-                pass  # what is raised is the first error
+                pass  # the first error is raised
             raise
         return 0
 
 
-# ---- orders of copies, as arrays -----------------------------------------------------------------
+# ---- lists of copies, as arrays ------------------------------------------------------------------
 
 
 cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
@@ -306,7 +308,7 @@ cdef cnp.ndarray int32_rows(int64_t n, int64_t columns):
 
 
 cdef cnp.ndarray copies_array(const vector[PageMove]& copies):
-    """int32 [n, 4]: replica, source page, destination page, tokens."""
+    """Return int32 [n, 4]: replica, source page, destination page, tokens."""
     cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
@@ -319,7 +321,7 @@ cdef cnp.ndarray copies_array(const vector[PageMove]& copies):
 
 
 cdef cnp.ndarray state_copies_array(const vector[StateMove]& copies):
-    """int32 [n, 3]: replica, source slot, destination slot."""
+    """Return int32 [n, 3]: replica, source slot, destination slot."""
     cdef cnp.ndarray out = int32_rows(<int64_t>copies.size(), 3)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
@@ -331,7 +333,7 @@ cdef cnp.ndarray state_copies_array(const vector[StateMove]& copies):
 
 
 cdef cnp.ndarray grouped_copies_array(const vector[StateMove]& copies, int32_t num_groups):
-    """int32 [n * groups, 4]: replica, group, source slot, destination slot."""
+    """Return int32 [n * groups, 4]: replica, group, source slot, destination slot."""
     cdef cnp.ndarray out = int32_rows(<int64_t>copies.size() * num_groups, 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef int32_t group
@@ -347,7 +349,10 @@ cdef cnp.ndarray grouped_copies_array(const vector[StateMove]& copies, int32_t n
 
 
 cdef cnp.ndarray host_copies_array(const vector[PageMove]& moves):
-    """int32 [n, 4]: replica, direction (0: to the host, 1: back), page there, page of the host."""
+    """Return int32 [n, 4]: replica, direction, page of the device, page of the host.
+
+    Direction 0 copies to the host, 1 copies to the device.
+    """
     cdef cnp.ndarray out = int32_rows(<int64_t>moves.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i
@@ -360,7 +365,7 @@ cdef cnp.ndarray host_copies_array(const vector[PageMove]& moves):
 
 
 cdef cnp.ndarray host_states_array(const vector[StateMove]& moves):
-    """The same of slots of states."""
+    """Return int32 [n, 4] as ``host_copies_array``, with slots of states instead of pages."""
     cdef cnp.ndarray out = int32_rows(<int64_t>moves.size(), 4)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)
     cdef size_t i

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of a manager that run per request and per step.
+"""The methods of a manager that run per request and per step.
 
-No decision is made here: the rules live in the C++ library. A verb sees to it that the engine was
-made and that nobody has asked for the cache to be forgotten, and leaves the rest to its parts.
+The C++ library makes all decisions. A method checks that the engine is initialised, resets the
+cache if a reset was requested, and calls the parts of the engine.
 """
 
 
-cdef object FIRST = 0  # what is passed mostly, and so not converted each time
+cdef object FIRST = 0  # the usual argument; compared by identity, which saves the conversion
 
 
 cdef tuple listed_times(StepEngine engine, TimedCall call):
-    """Calls up to each bound in seconds, and the seconds of all."""
+    """Return the number of calls up to each bound in seconds, and the total seconds."""
     cdef const LatencyHistogram* found = &engine._times.of(call)
     cdef int64_t calls = 0
     cdef list upto = []
@@ -21,11 +21,11 @@ cdef tuple listed_times(StepEngine engine, TimedCall call):
     return upto, engine._times.seconds(call)
 
 
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class StepEngine(EngineBase):
-    """Run what an engine asks per request and per step; the base of PagedKVCacheManager.
+    """Base class of PagedKVCacheManager: the methods that run per request and per step.
 
-    The caller's: `copier`, `mover`, `gpus`, `listener`, `clock`, each None where there is none.
+    The caller passes `copier`, `mover`, `gpus`, `listener` and `clock`; each may be None.
     """
 
     cdef CallTimes _times
@@ -33,7 +33,7 @@ cdef class StepEngine(EngineBase):
     cdef BatchReader _reader
     cdef Settler _settler
     cdef InputMaker _maker
-    cdef object _onload  # kvcore.tiers.onload.Onload, where requests wait for it; else None
+    cdef object _onload  # kvcore.tiers.onload.Onload if requests wait for loads; else None
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -63,13 +63,13 @@ cdef class StepEngine(EngineBase):
         self._is_made = True
 
     def _set_copier(self, copier):
-        """Have pages copied by another ``kvcore.backends.protocol.Copier``; None without a pool."""
+        """Set the ``kvcore.backends.protocol.Copier`` that copies pages; None without a pool."""
         require_made(self)
         self._settler.set_copier(copier)
         self._copier = copier
 
     def _set_below(self, below, onload=None):
-        """Have stores below the host tier asked; return what they ask of the manager.
+        """Attach the stores below the host tier; return the object that they call.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ cdef class StepEngine(EngineBase):
             ``may_have(key) -> bool``, ``bring(search, context, now)``, ``arrived()``,
             ``begin_reset()``, ``end_reset()``.
         onload : kvcore.tiers.onload.Onload, optional
-            Where requests wait for what is brought: ``waiting``, ``drop(request_id)``.
+            Lets requests wait for pages from stores: ``waiting``, ``drop(request_id)``.
 
         Returns
         -------
@@ -90,13 +90,13 @@ cdef class StepEngine(EngineBase):
         return self._settler.store_side
 
     def _require_open(self):
-        """Raise KVCacheError once it is closed."""
+        """Raise KVCacheError if the engine is closed."""
         require_made(self)
 
     def _let_go(self):
-        """Refuse every call from now on, and refer to no array any more.
+        """Refuse every later call, and drop all references to arrays.
 
-        Calls under way have the parts that they began with.
+        A call in progress keeps the parts with which it began.
         """
         cdef int32_t end = end_page(self._native)
         self._is_closed, self._is_made, self._is_alone = True, False, False
@@ -108,14 +108,14 @@ cdef class StepEngine(EngineBase):
     # ---- claims ----------------------------------------------------------------------------------
 
     def external_claim(self, request_id, replica_idx=None):
-        """Register a request on a replica; takes no pages.
+        """Register a request on a replica. Takes no pages.
 
         Parameters
         ----------
         request_id
             Any hashable object.
         replica_idx : int or "auto", optional
-            Needed with several replicas; "auto" takes the one with the most free pages.
+            Required with several replicas. "auto" takes the replica with the most free pages.
 
         Raises
         ------
@@ -128,20 +128,20 @@ cdef class StepEngine(EngineBase):
     claim = external_claim
 
     def contains(self, request_id):
-        """Tell whether a request is claimed now."""
+        """Return True if a request is claimed now."""
         require_made(self)
         return self._claims.lookup(request_id) is not None
 
     def release(self, request_id, *, after=None):
-        """Drop a request; its committed pages stay cached and evictable.
+        """Release a request; its committed pages stay cached and evictable.
 
         Parameters
         ----------
         request_id : hashable
         after : stream or event, optional
-            Of cupy or torch, or a stream's handle: on GPU pools nothing writes the request's pages
-            before the work that it stands for is done. Not needed for work on the streams that
-            were current when the batch was fetched.
+            A stream or event of cupy or torch, or the handle of a stream. With GPU pools, no copy
+            or kernel overwrites the request's pages before the work in `after` is done. Not needed
+            for work on the streams that were current when the batch was fetched.
 
         Raises
         ------
@@ -162,15 +162,15 @@ cdef class StepEngine(EngineBase):
         check(self)
 
     def get_replica(self, context):
-        """Return the index of the replica that a context's request is claimed on."""
+        """Return the index of the replica on which the request of a context is claimed."""
         require_made(self)
         return self._claims.claim_of(id_of(context)).replica
 
     def get_or_recommend_replica(self, context):
-        """Return the replica of a claimed request, or the best one for one not claimed yet.
+        """Return the replica of a claimed request, or the best replica for an unclaimed request.
 
-        Longest prefix hit first, then most free pages, then fewest requests, then lowest index.
-        Changes nothing.
+        The best replica has the longest prefix hit; ties go to the most free pages, then to the
+        fewest requests, then to the lowest index. Changes nothing.
         """
         require_made(self)
         cdef Claim claim = self._claims.lookup(id_of(context))
@@ -186,16 +186,18 @@ cdef class StepEngine(EngineBase):
         ----------
         request_id
         bundle : int
-            Of ``kvcore.groups.bundles``, where layers have groups. The id behind the last page
-            stands for a page that no layer of it reads any more, or that is not reserved yet.
+            Index into ``kvcore.groups.bundles``, for layers with groups. The id after the last
+            page id of the pool marks a page that no layer of the bundle reads any more, or that is
+            not reserved yet.
         first : int
-            Those from this one on, such as what a reservation has added. Empty behind the last.
+            Index of the first page to return, for example the first page that a reservation added.
+            The list is empty if the request has no such page.
 
         Raises
         ------
         RequestNotFoundError, IndexError
         ValueError
-            A negative `first`.
+            `first` is negative.
 
         Notes
         -----
@@ -207,34 +209,34 @@ cdef class StepEngine(EngineBase):
         return self._maker.pages_of(self._native, self._claims.find(request_id), index, begin)
 
     def _row_claims(self, list request_ids not None, int32_t bundle=0):
-        """Remember the claims of a batch's rows, for the pages of a bundle."""
+        """Record the claims of a batch's rows, to check pages of a bundle later."""
         require_made(self)
         return RowClaims(self._claims, request_ids, bundle)
 
     # ---- requests with a common past -------------------------------------------------------------
 
     def fork(self, parent_id, *child_ctxs):
-        """Claim requests that go on from what another one has written; copies nothing yet.
+        """Claim requests that continue the written tokens of another request. Copies nothing yet.
 
         Parameters
         ----------
         parent_id
-            A claimed request. Its tokens written as of its last ``step`` are shared.
+            A claimed request. The children share the tokens written as of its last ``step``.
         *child_ctxs : context
-            Not claimed yet; each holds the parent's written tokens and at least one more, in the
-            same namespace. Its ``start_idx`` moves behind them, an ``active_idx`` not behind that
-            to ``end_idx``.
+            Contexts of unclaimed requests. Each context has the parent's written tokens and at
+            least one more token, in the same namespace. The call moves ``start_idx`` to the end of
+            the written tokens, and an ``active_idx`` that is not greater than that to ``end_idx``.
 
         Raises
         ------
         RequestNotFoundError, AlreadyClaimedError, CapacityError
         ValueError
-            Other tokens or another namespace than the parent's; nothing has been claimed.
+            The tokens or the namespace differ from the parent's; nothing has been claimed.
 
         Notes
         -----
-        Pages are shared; the one that is written next is copied when parent or child reserves it,
-        whichever comes first. Costs O(pages) and one comparison of the tokens per child.
+        Parent and children share pages. The first of them that reserves the page to be written
+        next gets a copy of it. Costs O(pages) and one comparison of the tokens per child.
         """
         require_made(self)
         fork_request(self._claims, self._settler, parent_id, child_ctxs)
@@ -243,17 +245,17 @@ cdef class StepEngine(EngineBase):
     def truncate(self, request_id, n_tokens):
         """Forget written tokens of a request beyond the first `n_tokens`.
 
-        For draft tokens that were rejected: pages that hold none of the rest are free, those
-        reserved ahead as well. Committed pages are never rewritten; the next write into one copies
-        it first. Set the context back with ``ctx.rewind(n_tokens)``; ``accept`` does both. With
-        states and `max_draft_tokens` the next ``fetch`` sets ``start_idx`` further back, to the
-        token whose state was kept.
+        For rejected draft tokens. The call frees every page after the page of the last remaining
+        token, also pages reserved ahead. Committed pages are never rewritten: the next write into
+        a committed page copies the page first. Rewind the context with ``ctx.rewind(n_tokens)``;
+        ``accept`` does both. With states and `max_draft_tokens`, the next ``fetch`` moves
+        ``start_idx`` further back, to the token whose state was kept.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            `n_tokens` outside 0 .. the ``active_idx`` that was fetched last.
+            `n_tokens` is outside 0 .. the ``active_idx`` of the last fetch.
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
@@ -261,17 +263,17 @@ cdef class StepEngine(EngineBase):
         check(self)
 
     def accept(self, ctx, n):
-        """Take back the draft tokens of a request behind its first `n`, and rewind its context.
+        """Keep the first `n` tokens of a request: reject its other drafts and rewind its context.
 
-        In one call what ``truncate(ctx.request_id, n)`` and ``ctx.rewind(n)`` do:
-        where either would be refused, nothing has changed. Then ``update`` the context with the
-        token that the model sampled, and ``step``.
+        Does ``truncate(ctx.request_id, n)`` and ``ctx.rewind(n)`` in one call. If either of them
+        would raise, the call raises and changes nothing. After it, call ``update`` of the context
+        with the token that the model sampled, and ``step``.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            `n` outside 1 .. ``end_idx``, or as of ``truncate``.
+            `n` is outside 1 .. ``end_idx``, or ``truncate`` refuses `n`.
         """
         cdef int64_t num_tokens = as_int(n, "n")
         require_made(self)
@@ -279,21 +281,24 @@ cdef class StepEngine(EngineBase):
         check(self)
 
     def leave_windows(self, request_id, n_tokens, *, after=None):
-        """Give back the pages of windows that no token behind the first `n_tokens` reads.
+        """Release the window pages that no token after the first `n_tokens` reads.
 
-        For ``keep_windows=True``, where ``step`` gives back none: tells how many of the tokens that
-        were stepped are computed by now. `after` as for ``release``. Costs O(pages given back).
+        For ``keep_windows=True``, with which ``step`` releases no window pages: `n_tokens` is the
+        number of stepped tokens whose computation is done. `after` as for ``release``.
+        Costs O(pages released).
 
         Returns
         -------
         int
-            With how many tokens there is more to give back; ``2**63 - 1`` without windows.
+            The number of tokens at which there are more pages to release; ``2**63 - 1`` without
+            windows.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            More tokens than its pages hold, or fewer than 0; a manager without ``keep_windows``.
+            `n_tokens` is negative or more than the request's pages hold, or the manager has no
+            ``keep_windows``.
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
@@ -304,17 +309,17 @@ cdef class StepEngine(EngineBase):
         return leaves_at
 
     def shared_prefixes(self, batch):
-        """Find the rows of a batch that hold the same leading pages.
+        """Find the rows of a batch that have the same leading pages.
 
         Returns
         -------
         list of SharedPrefix
-            Longest first; nested groups are listed each.
+            Longest first. A group inside another group has an entry of its own.
 
         Notes
         -----
-        Read off the prefix tree and the pages that forks share: O(batch x runs), no token is
-        compared.
+        Uses the prefix tree and the pages that forks share. Costs O(batch x runs) and compares no
+        tokens.
         """
         require_made(self)
         return find_shared_prefixes(self._reader, batch)
@@ -327,38 +332,39 @@ cdef class StepEngine(EngineBase):
         Parameters
         ----------
         data : context
-            Its ``start_idx`` moves to the end of the prefix found, ``active_idx`` behind it.
+            The call moves ``start_idx`` to the end of the prefix hit, and ``active_idx`` past it.
         num_steps : int
             Steps to run before the next reservation.
         max_hit : int, optional
-            Tokens of the cache that the request has afterwards, copied ones included, at most: a
-            hit is cut to what may end there. 0 leaves the cache alone. A longer hit that it has
-            already stays.
+            The largest prefix hit that the request may have after the call, in tokens, copied
+            tokens included. A longer hit is cut to the last place where a hit may end. With 0 the
+            request takes nothing from the cache. A longer hit that the request already has stays.
         keep_free : int
-            Pages of its replica that are free or evictable afterwards, at least.
+            The least number of pages of the replica that must stay free or evictable.
         must_fit : int, optional
-            Tokens, such as the whole prompt or all that it may become: there has to be room for the
-            request with so many, beside `keep_free`, though it gets no page by that. For managers
-            with ``reserve_chunks``, and for windows: no later chunk is taken to be longer.
+            A number of tokens, for example the whole prompt or the longest possible request. The
+            call returns False unless the replica has room for the request with this many tokens,
+            in addition to `keep_free`; it reserves no page for them. For managers with
+            ``reserve_chunks``, and for windows: the check assumes that no later chunk is longer.
 
         Returns
         -------
         bool
-            False when the pages do not fit; then nothing has changed, and nothing is evicted.
+            False if the pages do not fit; nothing has changed, and nothing is evicted.
 
         Raises
         ------
         CapacityError
-            The request, or what must fit, can never fit: larger than the pool, than a quota or than
-            ``max_seq_len``.
+            The request, or a request of `must_fit` tokens, can never fit: it is larger than the
+            pool, than a quota or than ``max_seq_len``.
         RequestNotFoundError, ValueError
 
         Notes
         -----
-        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent. The ids
-        of the pages added are ``get_req_blocks(request_id, first=n)`` where it had `n`. The options
-        are those of this call: another one, or a ``fetch`` that finds pages missing, may take a
-        longer hit.
+        Costs the comparison of the prompt with the cache plus O(pages added). Idempotent. If the
+        request had `n` pages, ``get_req_blocks(request_id, first=n)`` returns the ids of the pages
+        added. The options hold for this call only: a later call, or a ``fetch`` that has to reserve
+        pages, may take a longer hit.
         """
         cdef int64_t ahead = 1 if num_steps is ONE_STEP else as_int(num_steps, "num_steps")
         cdef ReserveOptions options
@@ -374,15 +380,15 @@ cdef class StepEngine(EngineBase):
     reserve = maybe_reserve
 
     def _stand_back(self, ctx, int64_t start, int64_t active):
-        """Have a request give a longer hit back, as if it had not been reserved since."""
+        """Undo a longer prefix hit of a request: restore `start` and `active` and their pages."""
         listen(self)
         stand_back(self._reader, self._settler, ctx, start, active)
         check(self)
 
     def maybe_reserve_batch(self, batch, num_steps=1):
-        """Reserve contexts in order up to the first that does not fit; return how many.
+        """Reserve contexts in order up to the first that does not fit; return the number reserved.
 
-        Every error is raised before anything is reserved.
+        Raises every error before it reserves anything.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         cdef int64_t begun = self._times.begin()
@@ -394,15 +400,16 @@ cdef class StepEngine(EngineBase):
 
     def plan(self, ctx, num_steps=1, *, replica_idx=None, max_hit=None, keep_free=0,
              must_fit=None):
-        """Tell what ``maybe_reserve`` would do now; changes nothing, not even recency.
+        """Return what ``maybe_reserve`` would do now. Changes nothing, not even recency.
 
         Parameters
         ----------
         ctx : context
-            It need not be claimed: then of a claim that is new.
+            The request need not be claimed: the plan of an unclaimed request is that of a new
+            claim.
         num_steps : int
         replica_idx : int, optional
-            Of a request that is not claimed; left out, ``get_or_recommend_replica(ctx)``.
+            The replica for an unclaimed request; by default ``get_or_recommend_replica(ctx)``.
         max_hit, keep_free, must_fit
             As of ``maybe_reserve``.
 
@@ -418,7 +425,7 @@ cdef class StepEngine(EngineBase):
 
         Notes
         -----
-        Costs finding the hit. Whether a replica takes one more claim is not asked.
+        Costs the search for the hit. Does not check whether the replica has room for another claim.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         cdef ReserveOptions options
@@ -433,7 +440,7 @@ cdef class StepEngine(EngineBase):
     # ---- steps -----------------------------------------------------------------------------------
 
     def fetch(self, batch, num_steps=1):
-        """Hand out what the kernels need for a batch, reserving pages that are missing.
+        """Return the inputs of the kernels for a batch; reserve the pages that are missing.
 
         Parameters
         ----------
@@ -449,17 +456,18 @@ cdef class StepEngine(EngineBase):
         Raises
         ------
         InsufficientBlocksError
-            Pages are missing; no context of the batch has changed, one that waited for pages from
-            stores still waits.
+            The missing pages do not fit. No context of the batch has changed; a context that waited
+            for pages from stores still waits.
         CapacityError, RequestNotFoundError, ValueError
 
         Notes
         -----
-        One native call. Costs O(batch) plus O(pages changed since the buffer was last used); after
-        a True ``maybe_reserve`` with the same or more steps it cannot fail for memory.
+        One native call. Costs O(batch) plus O(pages changed since the buffer was last used). After
+        ``maybe_reserve`` has returned True for the same or more steps, it cannot fail for memory.
 
-        On a GPU the arrays are copied to it on the current stream, which from then on is
-        ordered behind the streams of earlier fetches; the host waits for nothing.
+        With a GPU, the call copies the arrays to it on the current stream. From this call on, work
+        on this stream runs after the work on the streams of earlier fetches. The host waits for
+        nothing.
         """
         cdef int64_t ahead = as_int(num_steps, "num_steps")
         cdef int64_t begun = self._times.begin()
@@ -468,7 +476,7 @@ cdef class StepEngine(EngineBase):
         if self._onload is not None and self._onload.waiting and not self._reader.is_known(batch):
             batch = list(batch)
             with self._await_pages(batch):
-                require_made(self)  # it may have been closed meanwhile
+                require_made(self)  # another thread may have closed the engine
                 inputs = fetch_batch(self._reader, self._settler, self._maker, batch, ahead)
         else:
             inputs = fetch_batch(self._reader, self._settler, self._maker, batch, ahead)
@@ -476,21 +484,21 @@ cdef class StepEngine(EngineBase):
         return checked(self, inputs)
 
     def step(self, batch, *, after=None):
-        """Commit every page whose tokens are all written to the prefix cache.
+        """Commit each completely written page to the prefix cache.
 
         Parameters
         ----------
         batch : sequence of contexts
-            After ``update``: ``start_idx`` tokens are written.
+            After ``update``: the first ``start_idx`` tokens are written.
         after : stream or event, optional
-            As for ``release``: nothing writes the pages that windows have left before the work that
-            it stands for is done.
+            As for ``release``. No copy or kernel overwrites the pages that windows have released
+            before the work in `after` is done.
 
         Returns
         -------
-        int32 [n, 3], or [n, 4] where layers have several page tables
-            Pages that were swapped for equal cached ones: batch row, column, page, and the bundle.
-            Usually empty.
+        int32 [n, 3], or [n, 4] if layers have several page tables
+            The pages that were replaced by equal cached pages: batch row, column, page, and the
+            bundle. Usually empty.
 
         Raises
         ------
@@ -500,12 +508,12 @@ cdef class StepEngine(EngineBase):
 
         Notes
         -----
-        Costs O(new tokens), whatever the context length; with a host tier also the bytes of the
-        pages that are stored there, while other threads may run. Pages that the host tier could not
-        take are not there, which the log says ("kvcore"): what is committed stays so.
+        Costs O(new tokens), whatever the context length. With a host tier, also costs the copy of
+        new pages to the host; other threads may run during the copy. If the copy fails, the host
+        tier does not get these pages and the logger "kvcore" gets a warning; the commit remains.
         """
         cdef int64_t begun = self._times.begin()
-        listen(self)  # a page written now must not be swapped for one to be forgotten
+        listen(self)  # a page written now must not be replaced by a page that a reset forgets
         if after is not None:
             reuse_after(self, after)
         cdef cnp.ndarray swaps = commit_batch(self._reader, self._settler, batch)
@@ -513,25 +521,25 @@ cdef class StepEngine(EngineBase):
         return checked(self, swaps)
 
     def take_copies(self):
-        """Hand out the page copies that a manager without a pool of its own owes.
+        """Return the pending page copies of a manager without a pool, which the caller has to run.
 
         Returns
         -------
         int32 [n, 4]
-            Replica, source page, destination page, tokens; to be done in this order, before the
-            next fetch's kernels run.
+            Replica, source page, destination page, tokens. Run the copies in this order, before the
+            kernels of the next fetch run.
         """
         require_made(self)
         return copies_array(self._native.take_copies())
 
     def take_state_copies(self):
-        """Hand out the copies of state slots that a manager without arrays of its own owes.
+        """Return the pending copies of state slots of a manager without arrays, for the caller.
 
         Returns
         -------
         int32 [n, 4]
-            Replica, State group, source slot, destination slot; to be done in this order, before
-            the next fetch's kernels run.
+            Replica, State group, source slot, destination slot. Run the copies in this order,
+            before the kernels of the next fetch run.
         """
         require_made(self)
         return grouped_copies_array(self._native.take_state_copies(), self._maker.state_groups)
@@ -541,35 +549,39 @@ cdef class StepEngine(EngineBase):
     def match_prefix(self, tokens, extra_key=None, cache_salt=None, replica_idx=0, *,
                      extra_keys=None, bint return_pages=False, bint touch=False, lookahead=0,
                      cnp.ndarray out=None, bundle=0):
-        """Count the tokens of a prefix that are cached in whole pages; pure unless it is to touch.
+        """Return the number of leading tokens cached in whole pages. Changes nothing by default.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
         extra_keys : list of (int, int, bytes), optional
-            Those of a context that start in front of `n`.
+            The extra keys of a context that start before token `n`.
         return_pages : bool
             Also return the page ids, int32.
         touch : bool
-            It is a use of these pages, by which they are evicted later.
+            Count this call as a use of the pages, so they are evicted later.
         lookahead : int
-            Also return how many of so many tokens behind the last whole page a cached page has too,
-            less than a page: where layers have groups, those that a hit could copy; with states 0.
-            O(log children) more.
+            Compare up to this many tokens after the last whole page with a cached page, and also
+            return the number of equal tokens, less than a page. With groups of layers, count only
+            tokens that a hit could copy; with states return 0. Costs O(log children) more.
         out : int32 [m], optional
-            Where the ids go; contiguous. What is returned is its beginning, as of `return_pages`.
+            A contiguous array for the ids. The call returns the beginning of this array, as with
+            `return_pages`.
         bundle : int
-            Whose ids, as ``get_req_blocks`` lists them of a request with this hit.
+            The bundle whose ids to return, as ``get_req_blocks`` of a request with this hit lists
+            them.
 
         Returns
         -------
-        int, or a tuple of it and what else is asked for, in this order
-            The tokens; the ids, int32 [pages]; the tokens that `lookahead` found, int.
+        int, or a tuple of it and the other requested values, in this order
+            The number of tokens; the ids, int32 [pages]; the number of tokens that `lookahead`
+            found, int.
 
         Raises
         ------
         IndexError, ValueError, TypeError
-            A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
+            `lookahead` is negative, or `out` has a wrong form or is too short. The call does not
+            count as a use of the pages.
         """
         cdef int64_t ahead = tokens_ahead(lookahead)
         cdef cnp.ndarray source = as_tokens(tokens)
@@ -593,7 +605,7 @@ cdef class StepEngine(EngineBase):
         Returns
         -------
         PinnedPrefix
-            A context manager; ``num_tokens`` tells how many tokens are kept.
+            A context manager; ``num_tokens`` is the number of tokens that are kept.
 
         Notes
         -----
@@ -607,21 +619,21 @@ cdef class StepEngine(EngineBase):
         return pin_pages(self, self._native, replica, source, name, self._checks)
 
     def reset_prefix_cache(self):
-        """Forget every cached page, on every replica and in every tier but shared servers.
+        """Forget every cached page, on every replica and in every tier except shared servers.
 
         Returns
         -------
         bool
-            True where no page is left that was cached. False while requests, pins or holds keep
-            some.
+            True if no page is left that was cached. False while requests, pins or holds keep some
+            of these pages.
 
         Notes
         -----
-        Who holds a page keeps it, and no later request hits it. Nor does one hit what a request
-        that ran before computes from then on, until the request was released or truncated to 0.
-        Stores are emptied as well, but for those on servers (Redis, Mooncake), whose pages are
-        others' too: give another ``fingerprint`` for other weights, or clear them. O(cached pages +
-        requests).
+        Requests, pins and holds keep their pages, but no later request hits these pages. Pages that
+        a running request computes after the reset are not cached either, until the request is
+        released or truncated to 0. The call also empties the stores, except stores on servers
+        (Redis, Mooncake), which other users share: use another ``fingerprint`` for other weights,
+        or clear these stores. Costs O(cached pages + requests).
         """
         require_made(self)
         below = self._settler.below
@@ -636,34 +648,36 @@ cdef class StepEngine(EngineBase):
     # ---- pages -----------------------------------------------------------------------------------
 
     def forget(self, pages, replica_idx=0):
-        """Take cached pages out of the cache whose contents are wrong, say of a load that failed.
+        """Remove pages with wrong contents from the cache, for example after a load that failed.
 
         Parameters
         ----------
         pages : sequence of int, or integer array [n]
-            Ids, with groups of any bundle. Those of free pages are passed over.
+            Page ids; with groups, of any bundle. Ids of free pages are ignored.
         replica_idx : int
-            Whose they are.
+            The replica of the pages.
 
         Returns
         -------
         int
-            Pages that left the device's cache: these, and what was cached behind them.
+            The number of pages that left the cache of the device: these pages, and the pages cached
+            after them on the same paths.
 
         Raises
         ------
         InvalidHandleError
-            An id that is no page's; nothing has changed.
+            An id does not belong to a page; nothing has changed.
         IndexError, TypeError, ValueError
 
         Notes
         -----
-        Nothing finds them any more, on the device or in the host tier. Requests, pins and holds
-        that have such pages keep them. A request runs on, but what it writes from the first of them
-        on is not cached, until ``truncate`` has cut it there or in front: then it computes them
-        anew. Pages that nobody has are free. What was written to stores below the host tier stays
-        there, and a page that a request has begun as a copy of a forgotten one, and cached, as well
-        (``partial_page_reuse``). Costs O(cached pages + requests).
+        No search finds these pages any more, on the device or in the host tier. Requests, pins and
+        holds keep their pages; a page without any of them becomes free. A request that has a
+        forgotten page continues to run, but its pages from the first forgotten page on are not
+        cached until ``truncate`` cuts the request at or before this page, so that it computes the
+        tokens again. The call does not remove pages from stores below the host tier, nor a cached
+        page that a request began as a copy of a forgotten page (``partial_page_reuse``).
+        Costs O(cached pages + requests).
         """
         cdef cnp.ndarray ids = as_pages(pages)
         listen(self)
@@ -673,15 +687,15 @@ cdef class StepEngine(EngineBase):
         return left
 
     def hold(self, pages, replica_idx=0):
-        """Keep pages from being evicted, or handed out to anybody else, whoever releases them.
+        """Keep pages from eviction and reuse, also after their requests release them.
 
         Parameters
         ----------
         pages : sequence of int, or integer array [n]
-            Ids of pages that requests hold or that are cached, with groups of any bundle: all pages
-            of the same tokens are held then.
+            Ids of pages that requests have or that are cached. With groups, of any bundle: the call
+            holds all pages of the same tokens.
         replica_idx : int
-            Whose they are.
+            The replica of the pages.
 
         Returns
         -------
@@ -691,17 +705,17 @@ cdef class StepEngine(EngineBase):
         Raises
         ------
         InvalidHandleError
-            An id that is no page's, or a free page's; nothing has changed.
+            An id belongs to no page or to a free page; nothing has changed.
         CapacityError
-            The quotas of tenants leave no room for cached pages to be held.
+            The quotas of tenants leave no room to hold cached pages.
         IndexError, TypeError, ValueError
 
         Notes
         -----
-        For who copies to or from them meanwhile. What is in front of a cached page is kept too. A
-        request may go on writing into its own pages. ``reset_prefix_cache`` forgets held pages that
-        no request has: they are free once they are let go. Costs O(pages), and O(cached pages) to
-        find them.
+        For code that copies to or from these pages. The call also keeps the pages before a cached
+        page on its path. A request may continue to write into its own pages.
+        ``reset_prefix_cache`` forgets held pages that no request has; they become free when the
+        hold ends. Costs O(pages), and O(cached pages) to find them.
         """
         cdef cnp.ndarray ids = as_pages(pages)
         listen(self)
@@ -709,28 +723,29 @@ cdef class StepEngine(EngineBase):
         return hold_pages(self, self._native, replica, ids, self._checks)
 
     def next_pages(self, replica_idx=0):
-        """List the pages that can be had, in the order in which requests would be given them.
+        """List the available pages, in the order in which requests would get them.
 
         Parameters
         ----------
         replica_idx : int
-            Whose they are.
+            The replica of the pages.
 
         Returns
         -------
         int32 [n]
-            Free pages, then cached ones as they would be evicted now.
+            The free pages, followed by the evictable cached pages in their present eviction order.
 
         Raises
         ------
         ValueError
-            With groups of layers, and with quotas, where it depends on who asks for how many.
+            The layers have groups or the manager has quotas: the order depends on the request and
+            its number of pages.
         IndexError, TypeError
 
         Notes
         -----
-        For tests, and for looking at a cache; changes nothing. Exact with ``"lru"``; other policies
-        may have a run wait that another one follows now, which is listed right behind that one.
+        For tests and for inspection of a cache; changes nothing. Exact with ``"lru"``. Other
+        policies may evict a parent run later: the list has it directly after its child.
         Costs O(pages).
         """
         listen(self)
@@ -743,9 +758,9 @@ cdef class StepEngine(EngineBase):
         return counters(self._native)
 
     def _time_calls(self, bint on):
-        """Begin to time calls for somebody, or end it for one who began; those of a closed one too.
+        """Add a user of call times, or remove one. A closed engine accepts this call also.
 
-        Calls are timed while there is anybody. What is counted stays until ``_reset_times``.
+        Calls are timed while there is at least one user. Counts stay until ``_reset_times``.
         """
         cdef double tick
         if not on:
@@ -756,13 +771,13 @@ cdef class StepEngine(EngineBase):
         self._times.start(tick)
 
     def _call_times(self):
-        """Return how long calls took: seconds in all, and by name how many took how long.
+        """Return the durations of calls: by name, a cumulative histogram and the total seconds.
 
         Returns
         -------
         dict of str to (list of (float, int), float)
-            Of "reserve", "reserve_batch", "fetch" and "step" the calls that took up to so many
-            seconds, to infinity, and the seconds of all.
+            For "reserve", "reserve_batch", "fetch" and "step": pairs of a bound in seconds, up to
+            infinity, and the number of calls that took at most this time; and the total seconds.
         """
         require_made(self)
         return {
@@ -773,5 +788,5 @@ cdef class StepEngine(EngineBase):
         }
 
     def _reset_times(self):
-        """Count calls from 0 again."""
+        """Set the counts and times of calls to 0."""
         self._times.reset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two calls of every step: fetch in front of the kernels, commit behind them."""
+"""The two calls of every step: fetch before the kernels, commit after them."""
 
 
 log = logging.getLogger("kvcore")
@@ -9,22 +9,22 @@ log = logging.getLogger("kvcore")
 
 
 @cython.final
-@cython.no_gc_clear  # what dies with a manager may still ask
+@cython.no_gc_clear  # objects destroyed together with a manager may still call it
 cdef class InputMaker:
-    """Make the inputs of every device out of the tables that a fetch writes.
+    """Makes the inputs of every device from the tables that a fetch writes.
 
     Parameters
     ----------
     shards : list of list of (blocks, scales)
-        The pools by replica and device in it.
+        The pools by replica, then by device of the replica.
     gpus : kvcore.backends.protocol.DevicePools, or None
-        None where no pool is on a GPU.
+        None if no pool is on a GPU.
     layers : kvcore.layers.layer_map.LayerMap, or None
         None without groups.
     pages_per_column : tuple of int
-        Pages of each bundle for the tokens that hits are counted in; (1,) without groups.
+        Pages of each bundle per column, the unit in which hits are counted; (1,) without groups.
     state_groups : int
-        Groups of layers with a state.
+        Number of groups of layers with a state.
     states : kvcore.pools.StateArrays, or None
         None without arrays of states.
     """
@@ -34,8 +34,8 @@ cdef class InputMaker:
     cdef int64_t total_pages
     cdef int32_t num_replicas
     cdef FetchBuffers buffers
-    cdef object layers  # where layers lie, with groups; else None
-    cdef vector[int64_t] pages_per_column  # of each bundle
+    cdef object layers  # the LayerMap; None without groups
+    cdef vector[int64_t] pages_per_column  # by bundle
     cdef int32_t num_bundles
     cdef int32_t state_groups
     cdef object states
@@ -59,7 +59,7 @@ cdef class InputMaker:
     cdef int choose_buffers(
         self, list taken, vector[FetchTarget]& targets, vector[LookupTable*]& more
     ) except -1:
-        """Have a fetch write to buffers of the sizes that it has said it needs."""
+        """Take buffers of the sizes in `targets`, and point `targets` to them."""
         cdef FetchBuffer buffer
         cdef int32_t r, b
         cdef int32_t others = self.num_bundles - 1
@@ -84,7 +84,7 @@ cdef class InputMaker:
         return 0
 
     cdef int32_t bundle_of(self, object given) except -1:
-        """The index of a bundle, checked."""
+        """Return a bundle index; IndexError if there is no such bundle."""
         cdef int64_t bundle = as_int(given, "bundle")
         if not 0 <= bundle < self.num_bundles:
             raise IndexError(f"bundle is {bundle}, must be 0 .. {self.num_bundles - 1}")
@@ -93,7 +93,7 @@ cdef class InputMaker:
     cdef list pages_of(
         self, CacheManager* native, SequenceHandle sequence, int32_t bundle, int64_t first
     ):
-        """The pages of a sequence in a bundle, none as tables show it."""
+        """Return the pages of a sequence in a bundle; `total_pages` stands for a missing page."""
         cdef list pages = native.pages_of(sequence, bundle, first)
         if self.layers is None:
             return pages
@@ -111,7 +111,7 @@ cdef class InputMaker:
     cdef tuple more_tables(
         self, list taken, Py_ssize_t first, const FetchTarget& target, int32_t shard
     ):
-        """The tables of all bundles but the first, on the device of a shard."""
+        """Return the tables of all bundles except the first, on the device of a shard."""
         cdef list tables = []
         cdef FetchBuffer buffer
         cdef cnp.npy_intp shape[1]
@@ -128,7 +128,7 @@ cdef class InputMaker:
         return tuple(tables)
 
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps):
-        """The inputs of every device over the buffers that were taken last."""
+        """Return the inputs of every device, over the buffers that were taken last."""
         cdef list inputs = []
         cdef RaggedKVCacheInputs each
         cdef FetchBuffer buffer
@@ -162,7 +162,7 @@ cdef class InputMaker:
                         slots = self.states.on_device(shard, slots)
                     each._states = (slots,) * self.state_groups
                 if self.gpus is not None and (self.num_bundles > 1 or self.state_groups > 0):
-                    each._fetched = self.gpus.mark(shard)  # behind these copies as well
+                    each._fetched = self.gpus.mark(shard)  # after these copies also
                 shard += 1
                 each._new_lengths = buffer.new_lengths
                 inputs.append(each)
@@ -172,9 +172,9 @@ cdef class InputMaker:
 
 cdef struct FetchCall:
     Call call
-    PyObject* maker  # an InputMaker, which the caller holds
+    PyObject* maker  # an InputMaker; the caller holds the reference
     vector[FetchTarget] targets
-    vector[LookupTable*] more  # that they point to
+    vector[LookupTable*] more  # tables that `targets` point to
     FetchResult result
 
 
@@ -207,7 +207,7 @@ cdef list fetch_batch(
     if keep:
         expect_moves(contexts, &requests, &fetch.call)
     if maker.gpus is not None or reader.order is not None:
-        contexts = contexts[:]  # Python code runs; with GPUs it allocates pinned memory
+        contexts = contexts[:]  # Python code runs, for example to allocate pinned memory
     if reader.order is not None:
         reader.order.before_fetch(placed(&requests, contexts))
     if settler.below is not None:
@@ -215,7 +215,7 @@ cdef list fetch_batch(
         bring_all(settler, requests.rows, contexts, True)
     fetch.maker = <PyObject*>maker
     fetch.targets.resize(maker.num_replicas)
-    fetch.result.status = FetchStatus.kGrow  # from no buffers to the first ones
+    fetch.result.status = FetchStatus.kGrow  # take the first buffers
     try:
         contexts = settler.carry_out(fetch_once, &fetch.call, contexts, taken)
         if fetch.result.status == FetchStatus.kNoSpace and fetch.result.is_over_quota:
@@ -247,7 +247,7 @@ cdef list fetch_batch(
 
 
 cdef list placed(Batch* requests, list contexts):
-    """Slot and generation of each row, its request id, and where it stands."""
+    """Return per row: slot, generation, request id, and (start, active, end)."""
     cdef list rows = []
     cdef RequestView* row
     cdef size_t i
@@ -297,7 +297,7 @@ cdef cnp.ndarray commit_batch(BatchReader reader, Settler settler, object batch)
 
 
 cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
-    """Store pages in the host tier, and states as checkpoints; what fails is not there."""
+    """Store pages in the host tier, and states as checkpoints; log a failure as a warning."""
     try:
         settler.settle(transfers, NULL, contexts)
     except Exception:
@@ -320,7 +320,7 @@ cdef int store(Settler settler, Transfers* transfers, list contexts) except -1:
 
 
 cdef cnp.ndarray swaps_array(const vector[PageSwap]& swaps, bint has_bundles):
-    """int32 [n, 3]: batch row, column, page; with several bundles [n, 4], the bundle last."""
+    """Return int32 [n, 3]: batch row, column, page; with bundles [n, 4], the bundle last."""
     cdef int32_t wide = 4 if has_bundles else 3
     cdef cnp.ndarray out = int32_rows(<int64_t>swaps.size(), wide)
     cdef int32_t* data = <int32_t*>cnp.PyArray_DATA(out)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be written to stores below the host tier, and how pages of the tier are listed."""
+"""Columns that wait to be written to stores below the host tier, and lists of host-tier pages."""
 
 
-#: The part of a stored page that is its checkpoint; all others are lanes.
+#: The part number of the checkpoint in a stored page; all other parts are lanes.
 STATE_PART = 63
 
 
@@ -16,7 +16,7 @@ cdef list listed_keys(const StoreMoves& moves):
 
 
 cdef list listed_parts(const StoreMoves& moves):
-    """Of each column its parts: number, page of the tier or slot of its states."""
+    """Return, per column, its parts as (number, page of the tier or slot of its states)."""
     cdef list out = []
     cdef size_t i
     cdef int32_t k = 0
@@ -31,7 +31,7 @@ cdef list listed_parts(const StoreMoves& moves):
 
 @cython.final
 cdef class StoreSide:
-    """What stores below a manager's host tier ask of it.
+    """The calls that stores below the host tier make on a manager.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ cdef class StoreSide:
         Made with ``has_stores``.
     """
 
-    cdef object core  # whose manager it is
+    cdef object core  # owns `native`
     cdef CacheManager* native
 
     def __cinit__(self, object core not None):
@@ -47,7 +47,7 @@ cdef class StoreSide:
         self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
 
     def take_writes(self, most):
-        """Take up to `most` columns that are to be written; None where none waits."""
+        """Take up to `most` waiting columns to write; return None if no column waits."""
         cdef int64_t n = as_int(most, "most")
         cdef StoreMoves moves
         cdef StoreWrites made
@@ -65,31 +65,31 @@ cdef class StoreSide:
 
     @property
     def waiting(self):
-        """Columns that wait to be written, or are being written."""
+        """Number of columns that wait to be written or are being written."""
         return self.native.num_waiting_writes()
 
     @property
     def dropped(self):
-        """Columns that were forgotten while they waited."""
+        """Number of columns that were forgotten while they waited."""
         return self.native.num_dropped_writes()
 
 
 @cython.final
 cdef class StoreWrites:
-    """Pages of the host tier that are being written; they stay as they are until ``finish``.
+    """Pages of the host tier that are being written to stores; kept unchanged until ``finish``.
 
     Attributes
     ----------
     replica : int
     keys : list of bytes
     parts : list of list of (int, int)
-        As of Fill.
+        As in Fill.
     """
 
     cdef StoreSide side
     cdef uint64_t ticket
     cdef readonly int32_t replica
-    cdef uint64_t resets  # of the caches, when they were taken
+    cdef uint64_t resets  # number of cache resets when the columns were taken
     cdef vector[PageKey] written
     cdef readonly list parts
 
@@ -99,12 +99,12 @@ cdef class StoreWrites:
 
     @property
     def keys(self):
-        """Of the columns, bytes [32] each."""
+        """Keys of the columns, bytes [32] each."""
         cdef size_t i
         return [bytes_of(self.written[i]) for i in range(self.written.size())]
 
     def note_stored(self):
-        """Tell who listens to events that a store has all of them, unless there was a reset."""
+        """Report in the events that a store has all these columns, unless there was a reset."""
         self.side.native.note_written(
             self.replica, self.written.data(), <int64_t>self.written.size(), self.resets
         )
@@ -115,10 +115,10 @@ cdef class StoreWrites:
         Raises
         ------
         RuntimeError
-            It is finished.
+            ``finish`` was called before.
         """
         cdef uint64_t ticket = self.ticket
         if ticket == 0:
-            raise RuntimeError("these writes are finished; take others")
+            raise RuntimeError("these writes are finished; call take_writes again")
         self.ticket = 0
         self.side.native.finish_writes(ticket)

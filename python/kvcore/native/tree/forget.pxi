@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of a prefix tree whose contents are wrong."""
+"""Forgotten pages of a prefix tree: pages whose contents are wrong."""
 
 
 cdef extern from *:
@@ -8,7 +8,7 @@ cdef extern from *:
 
     #include "kvcore/prefix_tree.hpp"
 
-    // Forgotten pages that nobody holds any more. There is room for all that are still held.
+    // Forgotten pages that no pin holds any more. `ids` has room for those still pinned.
     struct FreedPages final : kvcore::ForgottenListener {
         void left(const kvcore::BlockId*, std::int32_t) noexcept override {}
         void let_go(const kvcore::BlockId* gone, std::int32_t n) noexcept override {
@@ -22,9 +22,9 @@ cdef extern from *:
 
 
 @cython.final
-@cython.no_gc_clear  # the tree must still be there when it dies
+@cython.no_gc_clear  # its destructor needs the tree
 cdef class FreedList:
-    """Where a tree lists what its user gets back."""
+    """The list of pages that a tree returns to its user."""
 
     cdef FreedPages pages
     cdef KeyedTrees trees
@@ -35,7 +35,7 @@ cdef class FreedList:
 
 
 cdef vector[TreePosition] ends_of(CppPrefixTree* tree, cnp.ndarray asked) except *:
-    """Where these pages are cached, but none behind another one."""
+    """Return the positions of these pages in the tree; on each path only the first page."""
     cdef const int32_t* first = <const int32_t*>cnp.PyArray_DATA(asked)
     cdef vector[const_node_ptr] nodes = tree.runs()
     cdef unordered_set[int32_t] ids

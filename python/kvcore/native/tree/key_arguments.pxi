@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers of the chained page keys pass: items, namespaces, seeds, tokens with extra keys."""
+"""The arguments of chained page keys: items, namespaces, seeds, tokens with extra keys."""
 
 
-# Items within items of an extra.
+# Nesting depth of the lists in an extra.
 cdef int MOST_DEPTH = 16
 
 
 cdef bytes utf8_of(object text):
-    # Lone surrogates are legal in a str and must not merge into one another.
+    # A str may contain lone surrogates; different strings must have different bytes.
     return (<str>text).encode("utf-8", "surrogatepass")
 
 
-# Appends None, an int, a str, bytes, a list or a tuple as one item of canonical CBOR.
 cdef int put_item(string& out, object item, str name, int depth) except -1:
-    """Append a value as one item of canonical CBOR."""
+    """Append None, an int, a str, bytes, a list or a tuple as one item of canonical CBOR."""
     cdef Py_ssize_t i
     cdef tuple items
-    cdef bytes held  # as long as it is read
+    cdef bytes held  # keeps the bytes alive until they are appended
     if item is None:
         put_nil(out)
     elif isinstance(item, str):
@@ -66,7 +65,7 @@ cdef int put_seed(string& out, object seed, bint is_vllm) except -1:
     if not is_int and not isinstance(seed, str) and (is_vllm or not isinstance(seed, bytes)):
         kinds = "a str or an int" if is_vllm else "a str, bytes or an int"
         raise TypeError(f"seed is a {type(seed).__name__}, must be {kinds}, or None")
-    # There it is the text of an environment variable.
+    # With the scheme "vllm", the seed is the text of an environment variable.
     return put_item(out, str(as_int(seed, "seed")) if is_vllm and is_int else seed, "seed", 0)
 
 
@@ -82,7 +81,7 @@ cdef cnp.ndarray as_rows(object prompt_embeds):
             f"prompt_embeds have shape {prompt_embeds.shape}, must be [tokens, elements]"
         )
     if prompt_embeds.dtype.hasobject:
-        raise TypeError(f"prompt_embeds have dtype {prompt_embeds.dtype}, must be one of numbers")
+        raise TypeError(f"prompt_embeds have dtype {prompt_embeds.dtype}, must be a numeric dtype")
     return cnp.PyArray_GETCONTIGUOUS(rows)
 
 
@@ -120,19 +119,18 @@ cdef int require_utf8(bytes key) except -1:
         key.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError(
-            f"extra_keys holds {key!r}, must be UTF-8 with scheme 'vllm', where an identifier is a "
-            f"text; pass the text as .encode()"
+            f"extra_keys holds {key!r}, must be UTF-8 with scheme 'vllm'; pass the identifier as "
+            f"text.encode()"
         ) from None
     return 0
 
 
-# Tokens with the extra keys that start in them, as the library takes them.
 @cython.final
 cdef class Prompt:
-    """Tokens with the extra keys that start in them, as the library takes them."""
+    """Tokens with the extra keys that start in them, in the form of the C++ library."""
 
     cdef cnp.ndarray tokens
-    cdef tuple keys  # whose bytes `placed` points to
+    cdef tuple keys  # `placed` points to their bytes
     cdef vector[PlacedKey] placed
 
     cdef int extend(self, CppKeyChain* chain) except -1 nogil:
@@ -143,9 +141,8 @@ cdef class Prompt:
         return 0
 
 
-# Of what comes behind the first tokens.
 cdef Prompt prompt_of(cnp.ndarray tokens, object extra_keys, int64_t first, bint is_vllm):
-    """Check what comes behind the first tokens."""
+    """Return the tokens that follow the first `first` tokens of a sequence, with checked keys."""
     cdef Prompt made = Prompt.__new__(Prompt)
     cdef PlacedKey each
     cdef int64_t end = first + cnp.PyArray_DIM(tokens, 0)
@@ -154,8 +151,8 @@ cdef Prompt prompt_of(cnp.ndarray tokens, object extra_keys, int64_t first, bint
     for start, length, key in made.keys:
         if start < first:
             raise ValueError(
-                f"extra_keys holds one that starts at {start}, must be {first} .. {end - 1}: the "
-                f"tokens in front are hashed already; give a key with the token it starts at"
+                f"extra_keys has a key that starts at {start}, must be {first} .. {end - 1}: the "
+                f"tokens before {first} are hashed already; pass a key with its first token"
             )
         if is_vllm:
             require_utf8(key)
@@ -171,7 +168,7 @@ cdef PageKey as_page_key(object key) except *:
         raise TypeError(
             f"parent is a {type(key).__name__}, must be bytes; pass root_key(...) for a first page"
         )
-    size = PyBytes_GET_SIZE(key)  # whatever a subclass says
+    size = PyBytes_GET_SIZE(key)  # not len(), which a subclass may override
     if size != <Py_ssize_t>found.size():
         raise ValueError(
             f"parent has {size} bytes, must have {found.size()}; pass a whole key, or "

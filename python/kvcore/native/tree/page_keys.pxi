@@ -10,28 +10,28 @@ cdef bytes bytes_of(PageKey key):
 
 
 cdef list keys_from(const CppKeyChain* chain, size_t first):
-    """The keys of the complete pages from one on."""
+    """Return the keys of the complete pages from page `first` on."""
     cdef const PageKey* keys = chain.keys().data()
     cdef size_t i
     return [bytes_of(keys[i]) for i in range(first, chain.keys().size())]
 
 
 def digest_of(item):
-    """Return SHA-256 of a value in canonical CBOR: None, int, str, bytes, lists and tuples."""
+    """Return the SHA-256 of a value in canonical CBOR: None, int, str, bytes, lists and tuples."""
     cdef string out
     put_item(out, item, "item", 0)
     return bytes_of(Sha256.of(out.data(), out.size()))
 
 
 def root_key(*, extra_key=None, cache_salt=None, seed=None, scheme="kvcore"):
-    """Return what stands in front of the first page of a sequence.
+    """Return the root key of a sequence, the parent key of its first page.
 
     Parameters
     ----------
     extra_key, cache_salt : str, optional
         Prefix-cache namespace, as of a context.
     seed : str, bytes or int, optional
-        Separates users of one store that must not find each other's pages.
+        Users of one store with different seeds do not find each other's pages.
     scheme : str
         "kvcore" or "vllm", see ``page_keys``.
 
@@ -42,7 +42,7 @@ def root_key(*, extra_key=None, cache_salt=None, seed=None, scheme="kvcore"):
     Raises
     ------
     ValueError, TypeError
-        As of ``page_keys``.
+        As for ``page_keys``.
 
     Examples
     --------
@@ -59,12 +59,13 @@ def page_key(parent, tokens, extra=None):
     Parameters
     ----------
     parent : bytes [32]
-        The key of the page in front, or a root key.
+        The key of the page before it, or a root key.
     tokens : list of int, or array int32 or int64 [n]
         The page's tokens.
     extra : list, optional
-        What tells the page's tokens from equal ones: lists and tuples of int, str, bytes and None.
-        As ``kvcore.extra_keys.keys_of_pages`` lists it; None or empty where there is nothing.
+        Content that distinguishes the page from a page with equal tokens: lists and tuples of int,
+        str, bytes and None, in the form of ``kvcore.extra_keys.keys_of_pages``. None or empty
+        without extra content.
 
     Returns
     -------
@@ -74,9 +75,9 @@ def page_key(parent, tokens, extra=None):
     Raises
     ------
     ValueError
-        A parent of another length, tokens beyond int32, an int of `extra` beyond int64.
+        `parent` has another length, a token is outside int32, or an int of `extra` outside int64.
     TypeError
-        Another type than these.
+        An argument or an item of `extra` has another type.
 
     Examples
     --------
@@ -102,24 +103,24 @@ def page_key(parent, tokens, extra=None):
 
 @cython.final
 cdef class KeyChain:
-    """Keep the keys of a sequence that grows.
+    """The page keys of a growing sequence.
 
     Parameters
     ----------
     page_size : int
         Tokens per page.
     extra_key, cache_salt, seed, prompt_embeds, scheme
-        As of ``page_keys``.
+        As for ``page_keys``.
 
     Raises
     ------
     ValueError, TypeError
-        As of ``page_keys``.
+        As for ``page_keys``.
 
     Notes
     -----
-    Tokens are hashed as they come and not kept: a call costs O(new tokens), whatever the length.
-    One thread at a time uses a chain.
+    A chain hashes new tokens and does not keep them: a call costs O(new tokens), whatever the
+    length of the sequence. One thread at a time uses a chain.
 
     Examples
     --------
@@ -150,17 +151,17 @@ cdef class KeyChain:
 
     @property
     def num_tokens(self):
-        """Tokens so far."""
+        """Number of tokens so far."""
         return self.chain.get().num_tokens()
 
     @property
     def num_pages(self):
-        """Complete pages so far, each with a key."""
+        """Number of complete pages so far; each has a key."""
         return self.chain.get().keys().size()
 
     @property
     def root(self):
-        """What stands in front of the first page, bytes [32]."""
+        """The root key, the parent key of the first page, bytes [32]."""
         return bytes_of(self.chain.get().root())
 
     @property
@@ -175,19 +176,19 @@ cdef class KeyChain:
         ----------
         tokens : list of int, or array int32 or int64 [n]
         extra_keys : list of (int, int, bytes), optional
-            Those that start in these tokens, in any order; starts count from the first token of the
-            sequence. They may reach behind the tokens.
+            The keys that start in these tokens, in any order. Starts count from the first token of
+            the sequence. Keys may extend past the tokens.
 
         Returns
         -------
         list of bytes [32]
-            The keys of the pages that are complete now and were not before.
+            The keys of the pages that this call has completed.
 
         Raises
         ------
         ValueError
-            Tokens beyond int32, an extra key that starts elsewhere or has a length below 1; with
-            the scheme "vllm", one that is no UTF-8.
+            A token outside int32, an extra key that starts outside these tokens or has a length
+            below 1; with the scheme "vllm", an extra key that is not UTF-8.
         TypeError
             Tokens of another dtype, an extra key that is not (int, int, bytes).
         """
@@ -199,12 +200,12 @@ cdef class KeyChain:
         return keys_from(chain, before)
 
     def truncate(self, num_pages):
-        """Forget all behind the first pages, for a sequence that goes on in another way there.
+        """Cut the sequence to its first pages, to continue with other tokens.
 
         Raises
         ------
         ValueError
-            `num_pages` outside ``0 .. num_pages``.
+            `num_pages` is outside 0 .. the ``num_pages`` of the chain.
         """
         cdef int64_t n = as_int(num_pages, "num_pages")
         if not 0 <= n <= <int64_t>self.chain.get().keys().size():
@@ -212,7 +213,7 @@ cdef class KeyChain:
         self.chain.get().truncate(n)
 
     def copy(self):
-        """Return a chain that goes on by itself from here, such as that of a fork; O(pages)."""
+        """Return an independent copy of the chain, for example for a fork; O(pages)."""
         cdef KeyChain made = KeyChain.__new__(KeyChain, 1)
         made.is_vllm = self.is_vllm
         made.chain.reset(new CppKeyChain(self.chain.get()[0]))
@@ -240,20 +241,20 @@ def page_keys(
     Parameters
     ----------
     tokens : list of int, or array int32 or int64 [n]
-        The sequence; tokens behind its last complete page count for nothing.
+        The sequence. Tokens after its last complete page do not count.
     page_size : int
         Tokens per page.
     extra_key, cache_salt : str, optional
         Prefix-cache namespace, as of a context. With "vllm" the name of a LoRA, and the salt.
     seed : str, bytes or int, optional
-        Separates users of one store that must not find each other's pages. With "vllm" the value of
-        ``PYTHONHASHSEED`` there; None where that is not set.
+        Users of one store with different seeds do not find each other's pages. With "vllm", the
+        value of ``PYTHONHASHSEED`` of vLLM; None if that is not set.
     extra_keys : list of (int, int, bytes), optional
-        Start, length and content of what is more than its token ids, as of a context.
+        Start, length and content of inputs other than token ids, as for a context.
     prompt_embeds : array [m, elements], optional
-        With "vllm", embeddings that stand for the first `m` tokens; their bytes count.
+        With "vllm", embeddings in place of the first `m` tokens; the keys depend on their bytes.
     scheme : str
-        "kvcore", or "vllm": as vLLM has them with ``--prefix-caching-hash-algo sha256_cbor``.
+        "kvcore", or "vllm" for the keys of vLLM with ``--prefix-caching-hash-algo sha256_cbor``.
 
     Returns
     -------
@@ -262,15 +263,15 @@ def page_keys(
     Raises
     ------
     ValueError
-        A `page_size` below 1, tokens beyond int32, another scheme; an extra key that starts behind
-        the tokens or has a length below 1; with "vllm" one that is no UTF-8.
+        A `page_size` below 1, a token outside int32, another scheme; an extra key that starts past
+        the tokens or has a length below 1; with "vllm" an extra key that is not UTF-8.
     TypeError
         Tokens of another dtype; a namespace, seed, scheme or extra key of another type.
 
     Notes
     -----
-    The same in every process, whatever its PYTHONHASHSEED. Costs O(tokens); other Python threads
-    run meanwhile.
+    Keys are the same in every process, whatever its PYTHONHASHSEED. Costs O(tokens) and releases
+    the GIL.
 
     Examples
     --------
@@ -284,7 +285,7 @@ def page_keys(
         prompt_embeds=prompt_embeds, scheme=scheme,
     )
     cdef Prompt prompt = prompt_of(as_tokens(tokens), extra_keys, 0, made.is_vllm)
-    cdef CppKeyChain* chain = made.chain.get()  # nobody else has it
+    cdef CppKeyChain* chain = made.chain.get()  # no other thread has it
     with nogil:
         prompt.extend(chain)
     return keys_from(chain, 0)

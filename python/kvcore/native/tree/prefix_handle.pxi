@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix that was found in a tree."""
+"""A handle of a cached prefix in a tree."""
 
 
 cdef class PrefixHandle:
-    """A matched prefix; goes stale (InvalidHandleError) when pages of its run are evicted.
+    """A matched prefix; it becomes stale (InvalidHandleError) if pages of its run are evicted.
 
     Attributes
     ----------
     num_pages : int
     partial_tokens : int
-        Tokens behind these pages that a cached page has too, as many as `match` looked ahead.
+        Number of tokens after these pages that equal the tokens of a cached page, at most the
+        `lookahead` of ``match``.
 
     Notes
     -----
-    A handle that is dropped lets go of what it pinned.
+    The pins of a handle end when it is destroyed.
     """
 
     @property
@@ -29,7 +30,7 @@ cdef class PrefixHandle:
         return 0
 
     cdef void _take(self, TreeNode* end) noexcept:
-        """The first pin, of the node that the prefix ends with: remembered, as runs are split."""
+        """Take the first pin, of the node at the end of the prefix; store it, as runs may split."""
         cdef TreePosition at
         at.node = self._node = end
         at.depth = self._handle.depth
@@ -56,18 +57,18 @@ cdef class PrefixHandle:
     cdef int check_own(self, object tree) except -1:
         if self._tree is not tree:
             raise InvalidHandleError(
-                "the handle is another tree's; match the tokens in this one"
+                "the handle belongs to another tree; match the tokens in this tree"
             )
         return 0
 
     cdef TreePosition position(self) except *:
-        """Where it ends: of what is pinned and was forgotten too."""
+        """Return the end of the prefix; also works for a pinned prefix that was forgotten."""
         if self._pins > 0:
             return CppPrefixTree.position(self._node, self._handle.depth)
         return self._native.resolve(self._handle)
 
     cdef TreeNode* end_in(self, object tree) except NULL:
-        """The node that the prefix ends with, to go on behind it."""
+        """Return the node at the end of the prefix, to insert pages after it."""
         if self._handle.depth == 0:
             raise ValueError("after is a prefix of 0 pages, which has no namespace; leave it out")
         self.check_own(tree)
@@ -75,7 +76,7 @@ cdef class PrefixHandle:
 
 
 cdef PrefixHandle new_handle(object tree, CppPrefixTree* native):
-    """Of nothing yet: made first, as making one may fail."""
+    """Return an empty handle; made before the work on the tree, because the allocation may fail."""
     cdef PrefixHandle handle = PrefixHandle.__new__(PrefixHandle)
     handle._tree = tree
     handle._native = native

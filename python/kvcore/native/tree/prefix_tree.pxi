@@ -1,40 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix tree by itself, for engines that bring their own manager."""
+"""The prefix tree without a manager, for engines with their own manager."""
 
 
 cdef int require_no_name(object extra_key, object cache_salt) except -1:
     if extra_key is not None or cache_salt is not None:
-        raise ValueError("the namespace is that of `after`; leave extra_key and cache_salt out")
+        raise ValueError("`after` sets the namespace; leave extra_key and cache_salt out")
     return 0
 
 
-@cython.no_gc_clear  # what dies with a tree may still ask
+@cython.no_gc_clear  # objects destroyed together with a tree may still call it
 cdef class PrefixTree:
-    """Remember which pages hold which tokens: a radix tree over runs of whole pages.
+    """A map from token prefixes to pages: a radix tree over runs of whole pages.
 
-    Page ids go in by ``insert`` and come out by ``evict``; the tree owns no page.
+    ``insert`` adds page ids and ``evict`` returns them; the tree owns no page.
 
     Parameters
     ----------
     page_size : int
         Tokens per page, at least 1.
     eviction : str or kvcore.policies.EvictionPolicy
-        Which pages ``evict`` forgets first.
+        The policy that decides which pages ``evict`` forgets first.
     token_dtype : numpy dtype
-        int32, or int64 for ids that need more: 4 more bytes per token, to keep and to compare.
+        int32, or int64 for ids outside int32. int64 stores and compares 4 more bytes per token.
     paired : bool
-        A page holds `page_size` pairs of neighbours, (t0, t1), (t1, t2), ...: n of them are n + 1
-        tokens. No more bytes; for drafts that read a token and the one behind it (EAGLE).
+        A page holds `page_size` pairs of consecutive tokens, (t0, t1), (t1, t2), ...; n pairs are
+        n + 1 tokens. Needs no extra bytes. For draft models that read each token together with the
+        next token (EAGLE).
 
     Raises
     ------
     ValueError, TypeError
-        A page size below 1, or no such policy or dtype.
+        The page size is below 1, or the policy or the dtype is unknown.
 
     Notes
     -----
-    One thread at a time. ``match`` costs comparing the tokens, ``insert`` copying them, ``pin`` and
-    ``unpin`` O(1), ``evict`` O(1) amortised per page, O(log n) per run with most other policies.
+    One thread at a time. ``match`` compares the tokens, ``insert`` copies them. ``pin`` and
+    ``unpin`` cost O(1), ``evict`` O(1) amortised per page, O(log n) per run with most other
+    policies.
 
     Examples
     --------
@@ -69,38 +71,39 @@ cdef class PrefixTree:
 
     @property
     def num_cached(self):
-        """Pages in the tree."""
+        """Number of pages in the tree."""
         return self._native.num_cached()
 
     @property
     def num_evictable(self):
-        """Pages that no pin protects."""
+        """Number of pages that no pin protects."""
         return self._native.num_evictable()
 
     @property
     def num_nodes(self):
-        """Runs of pages that the tree is made of."""
+        """Number of runs of pages in the tree."""
         return self._native.num_nodes()
 
     def match(self, tokens, extra_key=None, cache_salt=None, *, extra_keys=None, bint touch=False,
               lookahead=0, cnp.ndarray out=None):
-        """Find the longest cached prefix in whole pages; changes nothing unless it is to touch.
+        """Find the longest cached prefix in whole pages. Changes nothing by default.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n]
-            Of the pairs [n - 1] in a tree of those.
+            In a tree of pairs, the n tokens are n - 1 pairs.
         extra_key, cache_salt : str, optional
             Namespace.
         touch : bool
-            It is a use of these pages, by which they are evicted later.
+            Count this call as a use of the pages, so they are evicted later.
         lookahead : int
-            Also count how many of so many tokens behind the last whole page a cached page has too:
-            ``handle.partial_tokens``, less than a page. O(log children) more.
+            Compare up to this many tokens after the last whole page with a cached page;
+            ``handle.partial_tokens`` is the number of equal tokens, less than a page. Costs O(log
+            children) more.
         out : int32 [m], optional
-            Where the ids go; contiguous. What is returned is its beginning.
+            A contiguous array for the ids. The call returns the beginning of this array.
         extra_keys : list of (int, int, bytes), optional
-            As of a context; those that start in front of `n`.
+            As for a context; the keys that start before token `n`.
 
         Returns
         -------
@@ -109,7 +112,8 @@ cdef class PrefixTree:
         Raises
         ------
         ValueError, TypeError
-            A negative `lookahead`; an `out` that is none, or too short. Then it is no use either.
+            `lookahead` is negative, or `out` has a wrong form or is too short. The call does not
+            count as a use of the pages.
         """
         cdef int64_t ahead = tokens_ahead(lookahead)
         cdef cnp.ndarray source = tokens_of(self._shape, tokens)
@@ -144,46 +148,47 @@ cdef class PrefixTree:
 
     def insert(self, tokens, pages, extra_key=None, cache_salt=None, *, extra_keys=None,
                priority=50, bint return_handle=False, PrefixHandle after=None, bint pin=False):
-        """Put whole pages in.
+        """Insert whole pages.
 
         Parameters
         ----------
         tokens : list of int, or array int32 or int64 [n * page_size]
-            One more in a tree of pairs: the first one begins the first pair.
+            A tree of pairs needs one more token: the first token begins the first pair.
         pages : list of int, or array int32 or int64 [n]
         priority : int
-            0 .. 100, for the priority policy; others ignore it. Pages keep the highest one they
-            were given.
+            0 .. 100, for the priority policy; other policies ignore it. A page keeps the highest
+            priority of all its inserts.
         extra_key, cache_salt, extra_keys
-            As of ``match``.
+            As for ``match``.
         return_handle : bool
-            Also return how many of the pages, from the first on, the tree had before, and a handle
-            of them all. Their ids may be the tree's own.
+            Also return the number of leading pages that the tree had before, and a handle of all
+            the pages. `pages` may contain the tree's ids of these leading pages.
         after : PrefixHandle, optional
-            Of at least one page: put these behind it, in its namespace. Costs nothing for what lies
-            in front, and is no use of it.
+            A prefix of at least one page: insert the pages after it, in its namespace. Costs
+            nothing for the pages of the prefix, and does not count as a use of them.
         pin : bool
-            With `return_handle`: the handle is pinned. It is no use of the pages until unpinned.
+            Pin the returned handle; requires `return_handle`. The insert counts as a use of the
+            pages when they are unpinned.
 
         Returns
         -------
         int32 [n], or (int32 [n], int, PrefixHandle)
-            The ids that the tree has for these tokens now. Where one differs from yours, the tree
-            had the page already, and yours stays yours.
+            The ids that the tree has for these tokens now. If an id differs from the id in `pages`,
+            the tree had the page before, and the page in `pages` still belongs to the caller.
 
         Raises
         ------
         ValueError
-            The tokens do not fill the pages, a priority that is none, a namespace beside `after`,
-            or a pin that nobody gets.
+            The tokens do not fill the pages, `priority` is out of range, a namespace is given
+            together with `after`, or `pin` without `return_handle`.
         InvalidHandleError
-            `after` is stale, or another tree's.
+            `after` is stale or belongs to another tree.
         """
         cdef int64_t wanted = as_int(priority, "priority")
         if not 0 <= wanted <= 100:
             raise ValueError(f"priority is {wanted}, must be 0 .. 100")
         if pin and not return_handle:
-            raise ValueError("pin=True pins the handle; pass return_handle=True too")
+            raise ValueError("pin=True pins the returned handle; pass return_handle=True also")
         cdef Retention retention = Retention(<int32_t>wanted)
         cdef cnp.ndarray run = tokens_of(self._shape, tokens)
         cdef cnp.ndarray ids = np.array(as_tokens(pages))
@@ -198,7 +203,8 @@ cdef class PrefixTree:
                 f"{num_words(self._shape, run) // self._shape.words} were given; pass whole pages"
             )
         cdef PrefixHandle handle = new_handle(self, self._native)
-        cdef ExtraKeys shown = put_in(self._shape, self._trees, extra_keys, run)  # held till then
+        # Keeps its stand-ins alive until the tree has them.
+        cdef ExtraKeys shown = put_in(self._shape, self._trees, extra_keys, run)
         cdef const int32_t* data = words_of(self._shape, run).data
         if shown is not None:
             data = shown.tokens()
@@ -211,10 +217,10 @@ cdef class PrefixTree:
             require_no_name(extra_key, cache_salt)
             base = after.end_in(self)
             end.depth = after._handle.depth + <int32_t>n
-        self._native.pin(base)  # an empty namespace goes when nobody holds it
+        self._native.pin(base)  # keeps an empty namespace, which is removed without a pin
         try:
             end.node = self._native.insert(base, data, out, <int32_t>n, duplicates, retention)
-            if end.depth == 0:  # an empty namespace goes
+            if end.depth == 0:  # an empty namespace is removed
                 end.node = self._native.find_namespace(string_view())
             handle._handle = self._native.handle(end)
             handle._take(end.node)
@@ -227,29 +233,29 @@ cdef class PrefixTree:
         return (ids, duplicates.size(), handle) if return_handle else ids
 
     def pin(self, PrefixHandle handle not None):
-        """Keep a prefix from eviction until unpinned as often.
+        """Keep a prefix from eviction until each pin is unpinned.
 
         Raises
         ------
         InvalidHandleError
-            The handle is stale, or another tree's.
+            The handle is stale or belongs to another tree.
         """
         handle.check_own(self)
         handle._pin()
 
     def unpin(self, PrefixHandle handle not None):
-        """Let a prefix go.
+        """Undo one pin of a prefix.
 
         Raises
         ------
         InvalidHandleError
-            The prefix is not pinned, or the handle is another tree's.
+            The prefix is not pinned, or the handle belongs to another tree.
         """
         handle.check_own(self)
         handle._unpin()
 
     def pages_of(self, PrefixHandle handle not None, first=0):
-        """Return the page ids of a prefix, from page `first` on. Costs copying them.
+        """Return the page ids of a prefix, from page `first` on. Costs O(pages returned).
 
         Returns
         -------
@@ -258,9 +264,9 @@ cdef class PrefixTree:
         Raises
         ------
         ValueError
-            There is no such page.
+            `first` is outside ``0 .. handle.num_pages``.
         InvalidHandleError
-            The handle is stale, or another tree's.
+            The handle is stale or belongs to another tree.
         """
         cdef int64_t start = as_int(first, "first")
         handle.check_own(self)
@@ -273,7 +279,7 @@ cdef class PrefixTree:
         return pages
 
     def evict(self, n):
-        """Forget the `n` least valuable unpinned pages, or as many as there are.
+        """Forget the `n` least valuable unpinned pages, or all of them if there are fewer.
 
         Returns
         -------
@@ -299,7 +305,7 @@ cdef class PrefixTree:
         Raises
         ------
         KVCacheError
-            Some are pinned; then nothing has changed.
+            Some pages are pinned; nothing has changed.
         """
         cdef int64_t pinned = self._native.num_cached() - self._native.num_evictable()
         if pinned:
@@ -307,7 +313,7 @@ cdef class PrefixTree:
         return self.evict(self._native.num_cached())
 
     def runs(self):
-        """Return every run of pages, each behind the one that it continues. O(tokens).
+        """Return every run of pages, each after the run that it continues. O(tokens).
 
         Returns
         -------
@@ -316,7 +322,7 @@ cdef class PrefixTree:
         return runs_of(self._native, self._shape)
 
     def check_integrity(self):
-        """Raise AssertionError naming the law that does not hold. O(pages)."""
+        """Raise AssertionError with the violated law if the tree is inconsistent. O(pages)."""
         self._native.check_integrity()
 
     def __repr__(self):
@@ -326,35 +332,35 @@ cdef class PrefixTree:
         )
 
     def forget(self, pages):
-        """Take pages out whose contents are wrong, say of a load that failed, and all behind them.
+        """Remove pages with wrong contents and all pages after them, e.g. after a failed load.
 
         Parameters
         ----------
         pages : list of int, or array int32 or int64 [n]
-            Ids. Those that are not in the tree are passed over.
+            Page ids. Ids that are not in the tree are ignored.
 
         Returns
         -------
         int
-            Pages that left the tree. ``take_forgotten`` tells which of them are yours again: at
-            once those that no pin protects, the others once they are unpinned.
+            The number of pages that left the tree. ``take_forgotten`` returns their ids to the
+            caller: unpinned pages at once, pinned pages after the last unpin.
 
         Raises
         ------
         ValueError, TypeError
-            Ids beyond int32, or that are none.
+            An id is outside int32 or no integer.
 
         Notes
         -----
-        Nothing finds these pages any more. Whoever has pinned them keeps them, and may ask
-        ``pages_of`` and ``unpin``; to go on behind them is an InvalidHandleError. Costs O(pages in
-        the tree).
+        No search finds these pages any more. A pinned handle keeps its pages and may still be used
+        with ``pages_of`` and ``unpin``; an insert after it raises InvalidHandleError. Costs O(pages
+        in the tree).
         """
         cdef cnp.ndarray asked = as_tokens(pages)
         cdef FreedList freed = self._forgotten
         if freed is None:
             freed = self._forgotten = FreedList()
-        # From here on no other code runs: it might change the tree.
+        # No other code may run from here on, because it could change the tree.
         freed.trees = self._trees
         cdef int64_t before = self._native.num_cached()
         cdef TreeBranches branches = self._native.find_branches(ends_of(self._native, asked))
@@ -370,12 +376,12 @@ cdef class PrefixTree:
         return before - self._native.num_cached()
 
     def take_forgotten(self):
-        """Return forgotten pages that no pin protects any more, each of them once.
+        """Return the forgotten pages that no pin protects any more; each page is returned once.
 
         Returns
         -------
         int32 [pages]
-            Their ids, yours again.
+            Their ids; the pages belong to the caller again.
         """
         cdef FreedList freed = self._forgotten
         cdef cnp.npy_intp size = 0 if freed is None else freed.pages.ids.size()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prefix tree is made of."""
+"""Copies of the runs of a prefix tree."""
 
 
 cdef extern from *:
@@ -24,7 +24,10 @@ cdef extern from *:
 
 
 cdef list runs_of(const CppPrefixTree* tree, TokenShape shape):
-    """Return the runs of a tree, all copied before the first object is made: code may run then."""
+    """Return the runs of a tree.
+
+    Copies all runs before it makes the first Python object, because that may run other code.
+    """
     cdef vector[const_node_ptr] nodes = tree.runs()
     cdef vector[CopiedRun] copies
     cdef unordered_map[const_node_ptr, size_t] places
@@ -53,14 +56,14 @@ cdef list runs_of(const CppPrefixTree* tree, TokenShape shape):
 
 cdef int begin_pairs(const CppPrefixTree* tree, const TreeNode* parent, int32_t words,
                      CopiedRun& run) except -1:
-    """Put the token in front that the first pair begins with: the one before, or the name's."""
+    """Insert the first token of the first pair: from the end of the parent, or from the name."""
     cdef size_t size = run.name.size() - sizeof(int64_t)
     cdef vector[TokenId] front
     cdef TreePosition at
     if parent is NULL:
         front.resize(2)
         memcpy(front.data(), run.name.data() + size, sizeof(int64_t))
-        front.resize(words)  # the low one comes first
+        front.resize(words)  # the low word is the first
     else:
         at.node = <TreeNode*>parent
         at.depth = CppPrefixTree.depth_of(parent)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens as a prefix tree keeps them: int32 words.
+"""Tokens in the form of a prefix tree: int32 words.
 
-A token of 64 bits is two words. Pairs (t0, t1), (t1, t2), ... are equal from the first on where the
-tokens are, so a tree of pairs keeps t1, t2, ... in a namespace that t0 is a part of the name of: as
-many words as there are pairs, compared as all words are.
+A token of 64 bits is two words. The first n of the pairs (t0, t1), (t1, t2), ... of two prompts are
+equal if and only if t0 and the next n tokens are equal. So a tree of pairs stores t1, t2, ... in a
+namespace whose name contains t0. It stores one token per pair and compares tokens as usual.
 """
 
 
-# Words to compare or copy, for as long as the array they are of lives.
+# Words to compare or copy; valid while their array lives.
 cdef struct Words:
     const int32_t* data
     int64_t n
 
 
-# A pair is told from others by its second token: the first is that of the pair in front, or named.
+# The tree stores the second token of each pair. The first token is in the pair before, or in the
+# name of the namespace.
 cdef inline int64_t num_skipped(TokenShape shape, cnp.ndarray tokens) noexcept:
     return 1 if shape.paired and cnp.PyArray_DIM(tokens, 0) > 0 else 0
 
@@ -45,13 +46,13 @@ cdef TokenShape shape_of(object token_dtype, bint paired) except *:
 
 
 cdef cnp.ndarray tokens_of(TokenShape shape, object tokens):
-    """Contiguous tokens [n] of the tree's dtype: the argument itself where it is that already."""
+    """Return contiguous tokens [n] of the tree's dtype; no copy if `tokens` has this form."""
     if shape.words == 1:
         return as_tokens(tokens)
     if not cnp.PyArray_Check(tokens):
         tokens = wide_from_list(tokens)
     elif tokens.dtype != np.int64:
-        tokens = as_tokens(tokens).astype(np.int64)  # or what is wrong with them
+        tokens = as_tokens(tokens).astype(np.int64)  # as_tokens raises for other dtypes
     if tokens.ndim != 1:
         raise ValueError(
             f"tokens have shape {tokens.shape}, must have one dimension; pass one request at a time"
@@ -71,7 +72,7 @@ cdef object wide_from_list(object tokens):
 
 
 cdef bytes name_in(TokenShape shape, bytes name, cnp.ndarray tokens):
-    """The namespace that these tokens are kept in: in a tree of pairs it tells the first one."""
+    """Return the namespace name of these tokens; for pairs it contains the first token."""
     if not shape.paired:
         return name
     cdef int64_t first = 0
@@ -94,7 +95,7 @@ cdef int require_none(object extra_keys) except -1:
 
 cdef cnp.ndarray looked_up(TokenShape shape, KeyedTrees trees, object extra_keys,
                            cnp.ndarray tokens):
-    """What a tree has in place of these tokens. No other code may run until it is read."""
+    """Return the ids for a query of a tree. No other code may run before the query."""
     if shape.words == 1 and not shape.paired:
         return shown_of(trees, extra_keys, tokens)
     require_none(extra_keys)
@@ -102,7 +103,7 @@ cdef cnp.ndarray looked_up(TokenShape shape, KeyedTrees trees, object extra_keys
 
 
 cdef ExtraKeys put_in(TokenShape shape, KeyedTrees trees, object extra_keys, cnp.ndarray tokens):
-    """What a tree is given in place of these tokens; None where they are that."""
+    """Return the ids to insert into a tree; None to insert the tokens themselves."""
     if shape.words > 1 or shape.paired:
         require_none(extra_keys)
         return None

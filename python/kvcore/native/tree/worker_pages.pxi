@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which workers hold which pages: kvcore::PrefixIndex over arrays of hashes."""
+"""The index from pages to workers: kvcore::PrefixIndex over arrays of hashes."""
 
 
 cpdef cnp.ndarray hashes_of(object keys):
-    """Return uint64 [n] of what stands for keys: such an array, or a sequence of bytes and ints."""
+    """Return keys as uint64 [n]; `keys` is an array uint64 [n], or a sequence of bytes and ints."""
     cdef cnp.ndarray found
     if type(keys) is cnp.ndarray:
         found = keys
@@ -19,7 +19,7 @@ cpdef cnp.ndarray hashes_of(object keys):
     cdef Py_ssize_t i = 0
     for key in keys:
         if i == cnp.PyArray_DIM(found, 0):
-            raise ValueError("keys became more while they were read")
+            raise ValueError("keys grew while they were read; pass a list that does not change")
         data[i] = hash_of(key)
         i += 1
     return found[:i]
@@ -31,7 +31,7 @@ cdef cnp.ndarray converted(object keys):
             f"keys are an array of {keys.dtype} {list(keys.shape)}, must be uint64 [n]"
         )
     if keys.dtype.kind == "i" and keys.size and keys.min() < 0:
-        raise ValueError(f"keys have {keys.min()}, must be 64 bits without a sign")
+        raise ValueError(f"keys have {keys.min()}, must be at least 0 (uint64)")
     return np.ascontiguousarray(keys, np.uint64)
 
 
@@ -48,7 +48,7 @@ cdef uint64_t hash_of(object key) except? 0:
 
 @cython.final
 cdef class WorkerPages:
-    """Which of workers 0 .. num_workers - 1 hold which pages.
+    """An index of the pages that workers 0 .. num_workers - 1 have.
 
     Parameters
     ----------
@@ -57,8 +57,9 @@ cdef class WorkerPages:
 
     Notes
     -----
-    Keys are an array uint64 [n] of their low 64 bits, which is not copied, or a sequence of bytes
-    and ints. Media are the bits 1, 2 and 4. Any number of threads; none holds the GIL meanwhile.
+    `keys` is an array uint64 [n] of the low 64 bits of each key, which is not copied, or a sequence
+    of bytes and ints. Media are the bits 1, 2 and 4. Any number of threads; the calls release the
+    GIL.
     """
 
     cdef unique_ptr[CppPrefixIndex] index
@@ -71,20 +72,20 @@ cdef class WorkerPages:
 
     @property
     def num_pages(self):
-        """Pages that some worker has."""
+        """Number of pages that at least one worker has."""
         return self.index.get().num_pages()
 
     @property
     def num_bytes(self):
-        """Bytes of memory."""
+        """Memory of the index in bytes."""
         return self.index.get().num_bytes()
 
     def pages_of(self, int32_t worker):
-        """Return how many pages a worker has."""
+        """Return the number of pages of a worker."""
         return self.index.get().num_pages(worker)
 
     def store(self, int32_t worker, keys, int medium):
-        """Note pages that a worker has on a medium."""
+        """Add pages that a worker has on a medium."""
         cdef cnp.ndarray hashes = hashes_of(keys)
         cdef const uint64_t* data = <const uint64_t*>cnp.PyArray_DATA(hashes)
         cdef size_t n = cnp.PyArray_DIM(hashes, 0)
@@ -92,7 +93,7 @@ cdef class WorkerPages:
             self.index.get().store(worker, data, n, <Medium>medium)
 
     def remove(self, int32_t worker, keys, int medium):
-        """Note pages that it has there no more."""
+        """Remove pages that a worker no longer has on a medium."""
         cdef cnp.ndarray hashes = hashes_of(keys)
         cdef const uint64_t* data = <const uint64_t*>cnp.PyArray_DATA(hashes)
         cdef size_t n = cnp.PyArray_DIM(hashes, 0)
@@ -100,12 +101,12 @@ cdef class WorkerPages:
             self.index.get().remove(worker, data, n, <Medium>medium)
 
     def clear(self, int32_t worker):
-        """Note that a worker has nothing."""
+        """Remove all pages of a worker."""
         with nogil:
             self.index.get().clear(worker)
 
     def match(self, keys, int media):
-        """Return int32 [num_workers]: the leading pages of a prompt that each has."""
+        """Return int32 [num_workers]: the number of leading pages of a prompt per worker."""
         cdef cnp.ndarray hashes = hashes_of(keys)
         cdef const uint64_t* data = <const uint64_t*>cnp.PyArray_DATA(hashes)
         cdef size_t n = cnp.PyArray_DIM(hashes, 0)
@@ -117,11 +118,11 @@ cdef class WorkerPages:
         return held
 
     def check_integrity(self):
-        """Verify what the index keeps.
+        """Check the consistency of the index.
 
         Raises
         ------
         AssertionError
-            With the law that is broken.
+            The index is inconsistent; the text names the violated law.
         """
         self.index.get().check_integrity()

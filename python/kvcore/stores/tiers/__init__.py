@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores below a manager's host tier: who asks which of them, what is written, and what counts.
+"""Stores below a manager's host tier: load pages from stores, and write pages to them.
 
-`stack` puts it together: `reader` brings pages with what `depths` and `flights` know, `writer`
-writes them, `adapters` use the stores, `records` are what kvcore checks pages by where a store does
-not, and `calls` bound what a store may cost. `options` and `choice` read a manager's arguments,
-`methods` are those that it gets.
+`stack` combines the parts: `reader` loads pages into the host tier, `onload` loads them in threads,
+`writer` writes pages to the stores. `adapters` call the stores. `records` label pages, so that
+kvcore can check pages of stores that do not. `calls` limits the time and the errors of a store.
+`options` and `choice` read the arguments of a manager.
 """

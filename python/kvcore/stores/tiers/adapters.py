@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores as a manager uses them: nothing raises, and every page that arrives was checked."""
+"""Adapters through which a manager uses stores: no method raises, every read page is checked."""
 
 from __future__ import annotations
 
@@ -29,56 +29,56 @@ from kvcore.stores.tiers.records import Bytes, RecordLayout, RecordMemory
 
 __all__ = ["ALL_PARTS", "COUNTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
 
-#: What a store says that knows of a page, but not of its parts, before it was read.
+#: The parts of a page that is stored, if its store cannot list them: all parts, until it is read.
 ALL_PARTS = (1 << 64) - 1
 
-#: Takes the handle of what was begun.
+#: A function that takes the handle of a read that has begun.
 Begun: TypeAlias = Callable[[StoreHandle], None]
 
 
 class StoreAdapter(Protocol):
-    """Use a store. Nothing raises."""
+    """Use a store. No method raises."""
 
     name: str
-    is_private: bool  # it is in no server that others use too
+    is_private: bool  # False for a server, which other processes may also use
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the parts of each page as bits; `ALL_PARTS` where they are not known."""
+        """Return the parts of each page as bits; `ALL_PARTS` if the store cannot list them."""
 
     def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
         """Read parts of pages.
 
-        A store that reads in place tells `begun` its handle: the memory is free once it is done,
-        which may be later than this returns.
+        An adapter that reads directly into `to` calls `begun` with the handle of the read. The read
+        may still be in flight after this method returns; until it is done, `to` is in use.
 
         Returns
         -------
         list of int
-            For each page that was served, a prefix, the bits of its parts. A last one may be less
-            than was wanted of it: what the page has. Its memory may hold anything.
+            For each page that was read, a prefix of `keys`, its stored parts as bits. If the last
+            page lacks requested parts, its memory may hold any bytes.
         """
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
-        """Begin to write pages; what is returned waits, and returns how many are stored now.
+        """Begin to write pages; return a function that waits for the number of stored pages.
 
-        Until then the pages must not change.
+        Until that function has returned, the pages must not change.
         """
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget pages."""
+        """Remove pages."""
 
     def clear(self) -> None:
-        """Forget all pages."""
+        """Remove all pages."""
 
     def metrics(self, waiting: int) -> TierMetrics:
         """Return the counters."""
 
     def close(self, timeout: float | None) -> None:
-        """End threads, and the store where it is the manager's own."""
+        """End the threads; close the store if the manager opened it."""
 
 
 class DiskAdapter:
-    """Use a DiskStore: it knows of parts, checks by itself, and reads and writes in place.
+    """Use a DiskStore. It stores parts, checks pages, and reads and writes memory without a copy.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class DiskAdapter:
     layout : RecordLayout
     limits : StoreLimits
     is_own : bool
-        Whether it is closed with its manager.
+        Whether closing the manager closes the store.
     """
 
     def __init__(
@@ -106,22 +106,22 @@ class DiskAdapter:
         self._last = store.health()
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         try:
             return self.store.parts_of(keys)
-        except KVCacheError:  # the caller has closed it
+        except KVCacheError:  # the caller has closed the store
             self._counters.add(errors=1)
             return [0] * len(keys)
 
     def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
-        """As of StoreAdapter; nothing is done per page in Python."""
+        """See StoreAdapter. The read runs no Python code per page."""
         return to.masks()[: self._read(lambda: self._get_placed(keys, to), begun)]
 
     def _get_placed(self, keys: Sequence[bytes], to: Places) -> StoreHandle:
         return self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
 
     def _read(self, begin: Callable[[], StoreHandle], begun: Begun) -> int:
-        """Return how many pages were served."""
+        """Return the number of pages that were read."""
         began = perf_counter()
         try:
             handle = begin()
@@ -137,7 +137,7 @@ class DiskAdapter:
         return served
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         if self._layout.all_parts != 1:
             pages = [*map(self._completed, keys, self.parts_of(keys), pages)]
         began = perf_counter()
@@ -157,7 +157,7 @@ class DiskAdapter:
         return wait
 
     def _completed(self, key: bytes, there: int, parts: Parts) -> Parts:
-        """Return parts with those that the store has beside them: a put replaces a page."""
+        """Add the other parts that the store has to `parts`, because a put replaces the page."""
         new = mask_of(parts)
         if not there & ~new or not new & ~there:
             return parts
@@ -167,25 +167,25 @@ class DiskAdapter:
         return {**others, **parts} if served else parts
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         with suppress(KVCacheError):
             self.store.remove(keys)
 
     def clear(self) -> None:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         with suppress(KVCacheError):
             self.store.clear()
 
     def metrics(self, waiting: int) -> TierMetrics:
-        """As of StoreAdapter; the last ones once the store is closed."""
+        """See StoreAdapter. After the store is closed, return its last counters."""
         with suppress(KVCacheError):
             self._last = self.store.health()
         own = self._counters.metrics(self._last.breaker, waiting)
         sums = {name: own[name] + getattr(self._last, name) for name in COUNTS}
         return replace(own, **sums)
 
-    def close(self, timeout: float | None) -> None:  # noqa: ARG002 - it bounds itself
-        """As of StoreAdapter."""
+    def close(self, timeout: float | None) -> None:  # noqa: ARG002 - the store limits its own time
+        """See StoreAdapter."""
         with suppress(KVCacheError):
             self._last = self.store.health()
         if self.is_own:
@@ -193,7 +193,7 @@ class DiskAdapter:
 
 
 class RecordAdapter:
-    """Use any other store, which keeps records of one size and may do with them what it likes.
+    """Use any other store. It keeps records of one size; every record that it returns is checked.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class RecordAdapter:
     layout : RecordLayout
     limits : StoreLimits
     is_own : bool
-        Whether it is closed with its manager.
+        Whether closing the manager closes the store.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class RecordAdapter:
         self.is_private = not isinstance(store, _SERVERS)
         self._layout = layout
         self._counters = StoreCounters()
-        # One of kvcore's own answers from memory, the others bound their calls themselves.
+        # MemoryStore does not block, and the server stores limit the time of their own calls.
         in_threads = type(store) not in (MemoryStore, *_SERVERS)
         self._calls = StoreCalls(name, self._counters, limits, in_threads=in_threads)
         self._closing_seconds = limits.seconds
@@ -226,16 +226,16 @@ class RecordAdapter:
         self._last = StoreHealth()
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         return self._known_parts(keys) or [0] * len(keys)
 
     def read(
         self,
         keys: Sequence[bytes],
         to: Places,
-        begun: Begun,  # noqa: ARG002 - what it reads into is nobody else's
+        begun: Begun,  # noqa: ARG002 - the store reads into records of this adapter
     ) -> list[int]:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         masks: list[int] = []
         records = self._records(keys)
         for key, parts, record in zip(keys, to, records, strict=False):
@@ -252,7 +252,7 @@ class RecordAdapter:
         return masks
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
-        """As of StoreAdapter; the pages are copied, so that they may change soon."""
+        """See StoreAdapter. The pages are copied, so they may change after this returns."""
         there = self._known_parts(keys)
         if there is None:
             return lambda: 0
@@ -268,19 +268,19 @@ class RecordAdapter:
         return lambda: known + stored
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         self._calls.make(lambda: self.store.remove(keys))
 
     def clear(self) -> None:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         self._calls.make(self.store.clear)
 
     def metrics(self, waiting: int) -> TierMetrics:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         own = self._counters.metrics(self._calls.breaker.state, waiting)
         if not isinstance(self.store, _SERVERS):
             return own
-        with suppress(KVCacheError):  # what failed there was no error here
+        with suppress(KVCacheError):  # failures that the store counts are not in `own`
             self._last = self.store.health()
         sums = {
             name: own[name] + getattr(self._last, name)
@@ -289,24 +289,24 @@ class RecordAdapter:
         return replace(own, breaker=self._last.breaker, **sums)
 
     def close(self, timeout: float | None) -> None:
-        """As of StoreAdapter."""
+        """See StoreAdapter."""
         if self.is_own:
             self._calls.make(self.store.close)
         self._calls.close(self._closing_seconds if timeout is None else timeout)
 
     def _new_buffer(self, size: int) -> Bytes | None:
-        with suppress(KVCacheError):  # the caller has closed it
+        with suppress(KVCacheError):  # the caller has closed the store
             if isinstance(self.store, MooncakeStore):
                 return self.store.new_buffer(size)
         return None
 
     def _known_parts(self, keys: Sequence[bytes]) -> list[int] | None:
-        """Ask which pages are there; None where the store does not say."""
+        """Return `ALL_PARTS` or 0 for each page; return None if the call of the store fails."""
         found = self._calls.make(lambda: self._checked(self.store.contains(keys), len(keys)))
         return None if found is FAILED else [ALL_PARTS if there else 0 for there in found]
 
     def _records(self, keys: Sequence[bytes]) -> list[Bytes]:
-        """Read records that were not checked: those of a prefix."""
+        """Return the records of a prefix of `keys`, unchecked."""
         records = [self._memory.new() for _ in keys]
 
         def work() -> int:
@@ -339,7 +339,7 @@ class RecordAdapter:
         return record
 
     def _complete(self, key: bytes, parts: Parts) -> bool:
-        """Add parts to a page that is stored; return whether it has them all."""
+        """Add parts to a stored page; return whether all of them are stored now."""
         found = self._records([key])
         mask = self._checked_mask(key, found[0]) if found else 0
         if mask and not mask_of(parts) & ~mask:
@@ -364,25 +364,25 @@ class RecordAdapter:
     def _counted(served: Any, most: int) -> int:
         count = operator.index(served)
         if not 0 <= count <= most:
-            raise ValueError(f"a store answered {count} pages of {most}")
+            raise ValueError(f"a store returned {count} as a number of pages, must be 0 .. {most}")
         return count
 
     @staticmethod
     def _checked(found: Any, n: int) -> list[bool]:
         answers = [bool(each) for each in found]
         if len(answers) != n:
-            raise ValueError(f"a store answered {len(answers)} times for {n} keys")
+            raise ValueError(f"contains of a store returned {len(answers)} values for {n} keys")
         return answers
 
 
 _SERVERS = (MooncakeStore, RedisStore)
 
-#: What is counted of a store since it was opened; `TierStack` counts misses.
+#: Counters of a store since it was opened; `TierStack` counts misses.
 COUNTS = ("hits", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
 
 
 def _listed(parts: Parts) -> Any:
-    """Return the parts of a page as stores take them: by number, None for those not there."""
+    """Return the parts of a page in the form that stores take: by number, None if missing."""
     if parts.keys() == {0}:
         return parts[0]
     listed: list[Bytes | None] = [None] * (max(parts) + 1)

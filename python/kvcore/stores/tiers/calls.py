@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call a store that kvcore knows nothing of: time and errors are bounded, calls are counted."""
+"""Call a store with a time limit; count its calls, and stop calling a store that fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATENCIES = 512
 
 
 class StoreCounters:
-    """Count for one store; any number of threads."""
+    """Counters of one store; any number of threads may use them."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -32,19 +32,19 @@ class StoreCounters:
         self._lock = Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to counters that `TierMetrics` has."""
+        """Add to counters; their names are fields of `TierMetrics`."""
         with self._lock:
             self._counts.update(counts)
 
     def took(self, kind: Literal["read", "write"], seconds: float) -> None:
-        """Note how long a batch took."""
+        """Record the time of a batch."""
         with self._lock:
             self._times[kind].append(seconds)
 
     def metrics(
         self, breaker: Literal["closed", "open", "half-open"] = "closed", waiting: int = 0
     ) -> TierMetrics:
-        """Return a copy."""
+        """Return the counters."""
         with self._lock:
             counts = dict(self._counts)
             times = {kind: sorted(each) for kind, each in self._times.items()}
@@ -64,33 +64,33 @@ def _percentile(ordered: Iterable[float], percent: int) -> float:
 
 log = logging.getLogger("kvcore")
 
-#: What a call returns that did not succeed.
+#: The result of a call that failed.
 FAILED: Any = object()
 
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """What a store may cost.
+    """Limits of the calls of a store.
 
     Parameters
     ----------
     seconds : float
-        That a call may take.
+        Time limit of a call.
     breaker_failures : int
-        In a row, after which the store is not asked for `breaker_seconds`.
+        After this number of consecutive failures, no call starts for `breaker_seconds`.
     breaker_seconds : float
     calls : int
-        At a time, those that have taken too long included.
+        The most calls at a time, including calls that exceeded the time limit.
     """
 
     seconds: float = 5.0
     breaker_failures: int = 5
     breaker_seconds: float = 10.0
-    calls: int = 40  # those of `Onload` and of who writes
+    calls: int = 40  # for the threads of `Onload` and the writer
 
 
 class StoreCalls:
-    """Make the calls of one store; one that fails returns `FAILED` and counts.
+    """Make the calls of one store. A call that fails returns `FAILED`, and is counted.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class StoreCalls:
     counters : StoreCounters
     limits : StoreLimits
     in_threads : bool
-        Whether calls may hang, and are made where nobody waits for ever.
+        Whether to make calls in threads, because a call of this store may never return.
     """
 
     def __init__(
@@ -109,9 +109,10 @@ class StoreCalls:
         self._workers = Workers(f"kvcore {name}", limits.calls) if in_threads else None
 
     def make(self, work: Callable[[], Any], timed: Literal["read", "write"] | None = None) -> Any:
-        """Make a call, which holds all memory that the store gets, and return its result.
+        """Make a call and return its result; return `FAILED` if it fails.
 
-        A call that takes too long goes on; what it holds is nobody else's until it is over.
+        A call that exceeds the time limit continues. `work` must hold all memory that the store
+        uses, because the store may use it until the call is over.
         """
         if not self.breaker.admits():
             return FAILED
@@ -121,10 +122,10 @@ class StoreCalls:
         except Exception as error:  # noqa: BLE001 - whatever a store raises is a miss
             self._fail(error)
             return FAILED
-        except BaseException:  # of the caller's own
+        except BaseException:  # such as an interrupt of the caller
             self.breaker.failed()
             raise
-        if result is FAILED:  # one time-out, not one for each page
+        if result is FAILED:  # a time-out opens the breaker at once, or each page would wait
             self.breaker.failed(is_dead=True)
             return FAILED
         self.breaker.succeeded()
@@ -144,13 +145,13 @@ class StoreCalls:
                 return job.result()
             except Exception:
                 raise
-            except BaseException as error:  # of the store's, such as SystemExit
+            except BaseException as error:  # raised by the store, such as SystemExit
                 raise KVCacheError("a store tried to end the program") from error
         self._counters.add(timeouts=1)
         return FAILED
 
     def _fail(self, error: Exception) -> None:
         if self.breaker.state == "closed":
-            log.warning("the tier %s failed, which is a miss: %r", self._name, error)
+            log.warning("the tier %s failed, which counts as a miss: %r", self._name, error)
         self._counters.add(errors=1)
         self.breaker.failed()

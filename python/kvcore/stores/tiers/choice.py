@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tiers a manager is to have: the items of ``tiers=``, checked before anything is made."""
+"""Check the items of ``tiers=`` before a manager opens any store."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["TierChoice", "chosen_tiers", "model_fingerprint", "with_host_tier"]
 _GIB = 1 << 30
 _MOST_STAGING = 1 << 30
 
-#: What an object needs to be a store.
+#: The methods that every store has.
 _METHODS = (
     *("contains", "get_into", "put_from", "remove", "clear", "capacity", "health", "close"),
 )
 
-#: What is to be opened, or is there.
+#: The description of a store to open, or an open store.
 StoreChoice: TypeAlias = "DiskTier | RedisTier | MooncakeTier | BlockStore"
 
 
 @dataclass(frozen=True)
 class TierChoice:
-    """Hold what ``tiers=`` says.
+    """Hold the checked items of ``tiers=``.
 
     Parameters
     ----------
     host_bytes : int
-        Of each replica's host tier; 0 where no item says.
+        Bytes of each replica's host tier; 0 if no item gives the size.
     stores : tuple
-        Below it, in order: a DiskTier, RedisTier or MooncakeTier to open, or a store that is there.
+        The lower stores in order: a DiskTier, RedisTier or MooncakeTier to open, or an open store.
     """
 
     host_bytes: int
@@ -52,10 +52,11 @@ def chosen_tiers(
     Raises
     ------
     ValueError
-        A text that is no tier; a host tier that is not the first item, or that `params` have too;
-        a store twice; tiers without prefix caching or without a pool.
+        A text that does not name a tier; a host tier that is not the first item; host tiers in both
+        `tiers` and `params`; the same store twice; tiers without prefix caching or without a pool.
     TypeError
-        No sequence; an item that is neither a text nor a store, with the methods that it lacks.
+        `tiers` is not a sequence; an item is neither a text nor a store (the text lists the methods
+        that it lacks).
     """
     if tiers is None:
         return TierChoice(0, ())
@@ -64,16 +65,18 @@ def chosen_tiers(
             f"tiers is a {type(tiers).__name__}, must be a list such as ['host:8GiB', "
             f"'disk:/var/cache/kv:200GiB']"
         )
-    from kvcore.stores import HostTier  # managers without tiers do without
+    from kvcore.stores import HostTier  # managers without tiers do not import it
 
     items = [_read(item) for item in tiers]
     if items and not has_pool:
-        raise ValueError("tiers are given, but blocks is None: without a pool there is no page")
+        raise ValueError("tiers are given, but blocks is None; tiers need a manager with a pool")
     if items and not params.enable_prefix_caching:
         raise ValueError("tiers are given, but enable_prefix_caching is off; turn it on")
     hosts = [i for i, item in enumerate(items) if isinstance(item, HostTier)]
     if hosts and hosts != [0]:
-        raise ValueError(f"tiers[{hosts[-1]}] is {tiers[hosts[-1]]!r}; a host tier is the first")
+        raise ValueError(
+            f"tiers[{hosts[-1]}] is {tiers[hosts[-1]]!r}; a host tier is the first item"
+        )
     if hosts and params.enable_kvcache_swapping_to_host:
         raise ValueError(
             f"tiers[0] is {tiers[0]!r}, and enable_kvcache_swapping_to_host is a host tier of "
@@ -110,10 +113,10 @@ def _require_distinct(stores: tuple[StoreChoice, ...]) -> None:
         if not isinstance(store, DiskTier)
     ]
     if len({*objects}) < len(objects):
-        raise ValueError("tiers name one store twice; name each once")
+        raise ValueError("tiers contain one store twice; name each once")
     paths = [path for each in stores if isinstance(each, DiskTier) for path, _ in each.directories]
     if len({*paths}) < len(paths):
-        raise ValueError(f"tiers name a directory twice, of {', '.join(paths)}; name each once")
+        raise ValueError(f"tiers name a directory twice in {', '.join(paths)}; name each once")
 
 
 def with_host_tier(
@@ -125,13 +128,13 @@ def with_host_tier(
 ) -> KVCacheParams:
     """Return params with the host tier that the choice names, or that its stores need.
 
-    Stores need one to read and write: as many pages as the device has, in 1 GiB at most, but no
-    less than two requests of `max_seq_len` take.
+    Stores read and write through the host tier. Its default size is the size of the device's pages,
+    at most 1 GiB, but at least the pages of two requests of `max_seq_len`.
 
     Raises
     ------
     CapacityError
-        It holds no page.
+        The host tier holds no page.
     """
     size = choice.host_bytes
     if size and size < params.bytes_per_page:
@@ -156,23 +159,23 @@ def _staging_bytes(
     pages = max(least, min(num_pages * page, _MOST_STAGING))
     if num_host_states is not None:
         return pages + num_host_states * params.bytes_per_state_slot
-    return 2 * pages if params.state_groups else pages  # slots get half, where there are any
+    return 2 * pages if params.state_groups else pages  # half for state slots, if any
 
 
 def model_fingerprint(params: KVCacheParams, fingerprint: bytes | str | None) -> bytes:
-    """Return the 32 bytes that pages of a model in this layout are told apart by.
+    """Return the 32 bytes that identify pages of a model in this layout.
 
     Raises
     ------
     TypeError
-        Neither bytes nor a str.
+        `fingerprint` is neither bytes nor a str.
     """
     if fingerprint is not None and not isinstance(fingerprint, bytes | str):
         raise TypeError(
             f"fingerprint is a {type(fingerprint).__name__}, must be bytes or a str that names the "
             f"model"
         )
-    from kvcore.keys import format_fingerprint  # `import kvcore` does without
+    from kvcore.keys import format_fingerprint  # not imported by `import kvcore`
 
     if isinstance(fingerprint, bytes):
         return format_fingerprint(params, f"bytes {fingerprint.hex()}")

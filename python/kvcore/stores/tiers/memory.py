@@ -12,19 +12,19 @@ from kvcore.stores.tiers.records import Bytes
 
 __all__ = ["STATE_PART", "HostMemory", "Parts", "Places", "TierStates", "mask_of"]
 
-#: The parts of a page that are there, or wanted, and where they lie.
+#: The memory of each part of a page, by the number of the part.
 Parts = dict[int, Bytes]
 
 
 class Places(Sequence[Parts]):
-    """Where pages of the host tier lie: views of their parts, made where somebody needs them.
+    """Views of the parts of host-tier pages; a page's views are made when the page is used.
 
     Parameters
     ----------
     rows : uint8 [num_pages, page_bytes]
     slots : uint8 [num_slots, slot_bytes] or None
     columns : list of list of (int, int)
-        Of each page (part, row).
+        For each page its parts, as (part, row).
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Places(Sequence[Parts]):
 
 
 class TierStates(Protocol):
-    """Say what is asked of `kvcore.pools.StateArrays`."""
+    """The methods of `kvcore.pools.StateArrays` that this module uses."""
 
     def host_memory(self, replica: int) -> Bytes:
         """Return the slots of a replica, uint8 [slots, bytes]."""
 
     def wait(self, replica: int) -> None:
-        """Block until what was moved so far has arrived."""
+        """Wait for all state copies that were started before this call."""
 
 
 class HostMemory:
-    """Show the pages of the host tier and its slots of states.
+    """Give access to the pages and the state slots of the host tier.
 
     Parameters
     ----------
     pages : Mover
     states : StateArrays or None
-        None where the tier has no slots.
+        None if the tier has no slots.
     num_replicas : int
     """
 
@@ -89,7 +89,7 @@ class HostMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Of the pages of a replica."""
+        """The bytes of a replica's pages."""
         return int(self._memory[0].nbytes)
 
     def part_bytes(self, num_lanes: int) -> dict[int, int]:
@@ -107,29 +107,29 @@ class HostMemory:
         return self.places(replica, [[*places]])[0]
 
     def places(self, replica: int, columns: Sequence[Sequence[tuple[int, int]]]) -> Places:
-        """Return where pages lie, given as their parts."""
+        """Return views of pages, given for each page as (part, page or slot)."""
         slots = self._slots[replica] if self._slots else None
         return Places(self._memory[replica], slots, columns)
 
     def settle(self, replica: int) -> None:
-        """Wait for copies that are on their way to or from the tier."""
+        """Wait for copies to and from the tier that are in flight."""
         if self._pages is not None:
             self._pages.wait(replica)
         if self._states is not None:
             self._states.wait(replica)
 
     def expect(self, replica: int, columns: Iterable[Iterable[tuple[int, int]]]) -> None:
-        """Have memory present that is about to be written, given as the parts of pages."""
+        """Make the memory of parts of pages present, before the parts are written."""
         pages = [at for parts in columns for part, at in parts if part != STATE_PART]
         if pages and self._pages is not None:
             self._pages.expect(replica, max(pages))
 
     def let_go(self) -> None:
-        """Refer to the memory no more; nobody asks for parts any longer."""
+        """Drop all references to the memory; no other method is called after this."""
         self._memory, self._slots = [], []
         self._pages = self._states = None
 
 
 def mask_of(parts: Iterable[Any]) -> int:
-    """Return the bits of parts."""
+    """Return parts as bits."""
     return sum(1 << part for part in parts)

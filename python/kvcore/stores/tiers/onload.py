@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that go on while pages for them are brought, and prefixes that are brought ahead."""
+"""Load pages of requests in the background, and prefetch prefixes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _THREADS = 32
 
 
 class RequestSearch(FillSearch, Protocol):
-    """Say what is asked of the search of a request beside."""
+    """The search of a request, with the limit of its hit."""
 
     @property
     def max_hit(self) -> int | None:
-        """Tokens that its hit may have, where it said so."""
+        """The longest hit that the request accepts, in tokens; None without a limit."""
 
 
 @dataclass
 class Arrival:
-    """Hold what a request waits for.
+    """The load that a request waits for.
 
     Parameters
     ----------
     context : context
     job : Job
     max_hit : int or None
-        As of the reservation that waits.
+        The longest hit that the waiting reservation accepts, in tokens.
     """
 
     context: Any
@@ -44,7 +44,7 @@ class Arrival:
 
 
 class Onload:
-    """Bring pages in threads, and know which requests wait for them.
+    """Load pages in threads, and list the requests that wait for them.
 
     Parameters
     ----------
@@ -53,18 +53,18 @@ class Onload:
     Attributes
     ----------
     waiting : dict of request id to Arrival
-        Empty mostly: then a fetch asks nothing more.
+        Usually empty; if it is empty, a fetch does no other work.
     """
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
         self._workers = Workers("kvcore onload", _THREADS, queues=True)
         self.waiting: dict[Hashable, Arrival] = {}
-        self._asked: set[Hashable] = set()  # of claimed requests: once for each claim
+        self._asked: set[Hashable] = set()  # claimed requests: one load per claim
         self._lock = Lock()
 
     def begin(self, search: RequestSearch, context: Any) -> None:
-        """Bring what a request can use; not a second time."""
+        """Load pages for a request, once per claim."""
         name = context.request_id
         with self._lock:
             if name in self._asked:
@@ -78,11 +78,11 @@ class Onload:
             _mark(context, is_pending=True)
 
     def prefetch(self, search: FillSearch) -> None:
-        """Bring what is found of a prefix."""
+        """Load the pages of a prefix that stores have."""
         self._workers.start(lambda: self._reader.bring(search))
 
     def take(self) -> list[tuple[Hashable, Arrival]]:
-        """Return the requests whose pages have arrived, which wait no longer."""
+        """Return the requests whose pages have arrived, and remove them from `waiting`."""
         with self._lock:
             names = [name for name, each in self.waiting.items() if each.job.done()]
             return [(name, self._pop(name)) for name in names]
@@ -93,7 +93,7 @@ class Onload:
         Returns
         -------
         Arrival or bool
-            True where it does not wait for any; False where they have not arrived in time.
+            True if the request does not wait; False if its pages have not arrived in time.
         """
         with self._lock:
             arrival = self.waiting.get(name)
@@ -105,7 +105,7 @@ class Onload:
             return self._pop(name) if self.waiting.get(name) is arrival else True
 
     def put_back(self, arrival: Arrival) -> None:
-        """Have a request that was taken wait again, unless it was released since."""
+        """Put a taken request back into `waiting`, unless it was released meanwhile."""
         name = arrival.context.request_id
         with self._lock:
             if name in self._asked and name not in self.waiting:
@@ -113,21 +113,21 @@ class Onload:
                 _mark(arrival.context, is_pending=True)
 
     def drop(self, name: Hashable) -> None:
-        """Forget a request that was released; what is brought for it stays in the host tier."""
+        """Remove a released request; its loaded pages stay in the host tier."""
         with self._lock:
             self._asked.discard(name)
             if name in self.waiting:
                 self._pop(name)
 
     def give_up(self) -> None:
-        """Let no request wait any longer: nobody brings anything."""
-        self._lock = Lock()  # somebody of the parent's may have had the other
+        """End the wait of all requests, in a child of fork, which has no threads."""
+        self._lock = Lock()  # a thread of the parent may have held the old lock
         for arrival in self.waiting.values():
             _mark(arrival.context, is_pending=False)
         self.waiting.clear()
 
     def close(self, timeout: float | None) -> bool:
-        """End the threads; return whether they have ended after so many seconds."""
+        """End the threads; return whether all of them ended within `timeout` seconds."""
         ends = None if timeout is None else monotonic() + timeout
         with self._lock:
             for name in [*self.waiting]:
@@ -135,7 +135,7 @@ class Onload:
         return self._workers.close(None if ends is None else ends - monotonic())
 
     def _wait_as(self, name: Hashable, context: Any) -> None:
-        """Let the context that was reserved last stand for a request that waits."""
+        """Replace the context of a waiting request by the context that was reserved last."""
         arrival = self.waiting.get(name)
         if arrival is not None and arrival.context is not context:
             _mark(arrival.context, is_pending=False)
@@ -149,6 +149,6 @@ class Onload:
 
 
 def _mark(context: Any, *, is_pending: bool) -> None:
-    """Set ``pending``, on contexts that have one."""
+    """Set ``pending`` of a context that has this attribute."""
     with suppress(AttributeError):
         context._set_pending(is_pending)  # noqa: SLF001 - kvcore's own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager was told about its tiers, and what it makes of that."""
+"""Check a manager's arguments about tiers, and open its stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["TierOptions"]
 
 @dataclass(frozen=True)
 class TierOptions:
-    """Hold the arguments of a manager that are about tiers, checked.
+    """Hold the checked arguments of a manager about tiers.
 
     Parameters
     ----------
@@ -72,11 +72,11 @@ class TierOptions:
     def with_host_tier(
         self, params: KVCacheParams, num_pages: int, max_seq_len: int, num_host_states: int | None
     ) -> KVCacheParams:
-        """Return params with the host tier that is asked for, or that stores need."""
+        """Return params with the host tier that `tiers` names, or that its stores need."""
         return with_host_tier(params, self.choice, num_pages, max_seq_len, num_host_states)
 
     def core_arguments(self, *, has_keys: bool) -> dict[str, Any]:
-        """Return what ``CacheManager`` takes for stores and keys: those are of one model alone."""
+        """Return the arguments of ``CacheManager`` about stores and keys, for one model."""
         if not (self.choice.stores or has_keys):
             return {}
         return {
@@ -88,30 +88,32 @@ class TierOptions:
     def opened(
         self, params: KVCacheParams, mover: Mover | None, states: TierStates | None
     ) -> TierStack | None:
-        """Open the stores, in front of which the host tier lies; None where there are none.
+        """Open the lower stores of the host tier; return None if `tiers` names no stores.
+
+        If this raises, all stores that it opened are closed.
 
         Raises
         ------
         CapacityError
             The host tier has no page.
         KVCacheError
-            A directory is in use, or cannot be written. What was opened is closed again.
+            A directory is in use, or cannot be written.
         OSError
-            The certificates of a Redis tier cannot be read, or there is no memory to share with
-            the client of a Mooncake tier.
+            The certificates of a Redis tier cannot be read, or the system has no memory to share
+            with the client of a Mooncake tier.
         ImportError
             The client of a Mooncake tier is not installed.
         ValueError
-            A DiskStore that is there is for smaller pages.
+            An open DiskStore of `tiers` is for smaller pages.
         """
         if not self.choice.stores:
             return None
         if mover is None:
             raise CapacityError(
                 f"the host tier of {params.host_kvcache_swap_space_gb} GiB holds no page of "
-                f"{params.bytes_per_page} bytes, and stores need one; give it more"
+                f"{params.bytes_per_page} bytes, but stores need at least one; give it more"
             )
-        # Only managers with stores import these.
+        # Only managers with stores import these modules.
         from kvcore.stores.tiers.calls import StoreLimits
         from kvcore.stores.tiers.memory import HostMemory
         from kvcore.stores.tiers.records import RecordLayout
@@ -130,7 +132,7 @@ class TierOptions:
         )
 
     def _opened(self, page_bytes: int) -> list[tuple[BlockStore, bool]]:
-        """Return each store, and whether it is the manager's own."""
+        """Return each store, and whether the manager has opened it."""
         from kvcore.stores import (
             DiskStore,
             DiskTier,

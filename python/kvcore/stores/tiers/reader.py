@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring pages from the stores below the host tier into it."""
+"""Load pages from the lower stores into the host tier."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ __all__ = ["Fill", "FillSearch", "Flights", "Found", "Search", "StoreDepth", "St
 
 
 class Flights:
-    """Know which pages somebody reads from a store, by replica and key."""
+    """Register the pages that are being read from stores, by replica and key."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, bytes], Event] = {}
         self._lock = Lock()
 
     def begin(self, replica: int, keys: Iterable[bytes]) -> Event | None:
-        """Begin to read pages; or return what is set once some of them have arrived."""
+        """Register pages as in flight and return None.
+
+        If a page is already in flight, register no page, and return the event that is set when the
+        read of that page ends.
+        """
         names = [(replica, key) for key in keys]
         over = Event()
         with self._lock:
@@ -38,7 +42,7 @@ class Flights:
         return None
 
     def end(self, replica: int, keys: Iterable[bytes]) -> None:
-        """They have arrived, or will not."""
+        """Remove pages whose read has ended, and set their events."""
         with self._lock:
             over = [self._under_way.pop((replica, key)) for key in keys]
         for each in over:
@@ -49,32 +53,32 @@ _FIRST_BATCH, _MOST_BATCH = 8, 256
 
 
 class Search(Protocol):
-    """Say what is asked of a `kvcore.native.engine.BelowSearch`."""
+    """The attributes of `kvcore.native.engine.BelowSearch` that `StoreDepth` uses."""
 
     @property
     def replica(self) -> int:
-        """Of the pages."""
+        """The replica of the pages."""
 
     @property
     def have(self) -> int:
-        """Columns that the device or the host tier has."""
+        """The number of columns in the device or the host tier, whichever has more."""
 
     @property
     def most(self) -> int:
-        """Columns that a hit could have."""
+        """The number of columns of the longest possible hit."""
 
     @property
     def has_gaps(self) -> bool:
-        """Whether a hit does without some of its columns."""
+        """Whether a hit does not need all of its columns."""
 
     def keys(self, first: int, last: int) -> list[bytes]:
         """Return the keys of columns ``first .. last - 1``."""
 
     def needed(self, end: int) -> list[tuple[int, int]]:
-        """Return what a hit of `end` columns lacks: columns, and parts as bits."""
+        """Return the columns, and their parts as bits, that a hit of `end` columns lacks."""
 
 
-#: A store, and the parts it has of a column as bits.
+#: The store that has a column, and the stored parts as bits.
 Found = tuple[StoreAdapter, int]
 
 
@@ -85,7 +89,7 @@ class StoreDepth:
     ----------
     search : BelowSearch
     stores : sequence of StoreAdapter
-        A column is that of the first one that has it.
+        Each column is read from the first store that has it.
     """
 
     def __init__(self, search: Search, stores: Sequence[StoreAdapter]) -> None:
@@ -94,9 +98,9 @@ class StoreDepth:
         self._bad: set[tuple[int, str]] = set()
 
     def reach(self) -> int:
-        """Return the columns up to the first that no store has and the tiers above have not.
+        """Return the number of columns before the first column that is in no tier.
 
-        Where a hit does without some, those up to the last that a store has.
+        If a hit does not need all columns, count up to the last column that a store has.
         """
         if self._search.has_gaps:
             return self._reach_over_gaps()
@@ -117,10 +121,10 @@ class StoreDepth:
         return found[-1] + 1 if found else self._search.have
 
     def best(self, end: int, least: int) -> list[tuple[int, int]]:
-        """Return what stores have to bring for the longest hit of at most `end` columns.
+        """Return the columns that stores must load for the longest hit of at most `end` columns.
 
-        None but longer ones than `least`. It is as of `BelowSearch.needed`, and all of it is there
-        as far as stores say.
+        The items are those of `BelowSearch.needed`; according to the stores, all parts are stored.
+        The list is empty if no hit is longer than `least` columns.
         """
         while end > least:
             needed = self._search.needed(end)
@@ -128,23 +132,23 @@ class StoreDepth:
             lacking = [column for column, parts in needed if parts & ~self._parts(column)]
             if not lacking:
                 return needed
-            # Whatever needs the last of them: a hit that ends in front of it, or further back.
+            # A hit that ends after the last lacking column needs it; try a hit that ends before it.
             end = lacking[-1]
         return []
 
     def store_of(self, column: int) -> StoreAdapter | None:
-        """Return the store that has a column that was asked for."""
+        """Return the store of a column that was looked up; return None without a store."""
         found = self._found.get(column)
         return found[0] if found is not None else None
 
     def learn(self, column: int, parts: int) -> None:
-        """Note what a store has of a column, which it could not say before."""
+        """Record the stored parts of a column, which the store could not list before the read."""
         found = self._found[column]
         if found is not None:
             self._found[column] = (found[0], parts)
 
     def lose(self, column: int) -> bool:
-        """Note that a store has not got a column; return whether another one has."""
+        """Record that a store lacks a column; return whether another store has it."""
         found = self._found.pop(column)
         if found is not None:
             self._bad.add((column, found[0].name))
@@ -156,7 +160,7 @@ class StoreDepth:
         return 0 if found is None else found[1]
 
     def _look(self, columns: Sequence[int]) -> None:
-        """Ask stores for columns that they were not asked for yet."""
+        """Look up columns in the stores, except columns that were looked up before."""
         open_columns = {column for column in columns if column not in self._found}
         if not open_columns:
             return
@@ -173,7 +177,7 @@ class StoreDepth:
         self._found.update(dict.fromkeys(keys))
 
     def _keys(self, columns: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield the keys of columns, one call for each run of them."""
+        """Yield columns and their keys, with one call for each run of adjacent columns."""
         first = 0
         for i in range(1, len(columns) + 1):
             if i == len(columns) or columns[i] != columns[i - 1] + 1:
@@ -184,59 +188,59 @@ class StoreDepth:
 
 log = logging.getLogger("kvcore")
 
-#: Tries to bring one prompt, each of which has found out more than the one before.
+#: The most attempts to load one prompt; each attempt uses the results of earlier attempts.
 _ROUNDS = 8
 
 
 class Fill(Protocol):
-    """Say what is asked of a `kvcore.native.engine.Fill`."""
+    """The attributes of `kvcore.native.engine.Fill` that `StoreReader` uses."""
 
     @property
     def replica(self) -> int:
-        """Of the pages."""
+        """The replica of the pages."""
 
     @property
     def keys(self) -> list[bytes]:
-        """Of the columns."""
+        """The keys of the columns."""
 
     @property
     def parts(self) -> list[list[tuple[int, int]]]:
-        """Of each column (part, page of the host tier or slot)."""
+        """The parts of each column, as (part, page of the host tier or slot)."""
 
-    def finish(self, arrived: int, forward: bool = ...) -> None:  # noqa: FBT001 - as it is
-        """Let the first `arrived` columns be found."""
+    def finish(self, arrived: int, forward: bool = ...) -> None:  # noqa: FBT001 - native
+        """Add the first `arrived` columns to the host tier, and free the others."""
 
 
 class FillSearch(Search, Protocol):
-    """Say what more is asked of a `kvcore.native.engine.BelowSearch`."""
+    """The attributes of `kvcore.native.engine.BelowSearch` that `StoreReader` uses."""
 
     @property
     def legal(self) -> int:
-        """Columns that a hit can have now."""
+        """The number of columns that a hit can have now."""
 
     def begin_fill(self, columns: list[tuple[int, int]]) -> Fill | None:
-        """Take pages of the host tier for columns; None where there is no room."""
+        """Take pages of the host tier for columns; return None without room."""
 
 
 class StoreReader:
-    """Find and read what stores have of a prompt.
+    """Load the pages of prompts from stores into the host tier.
 
     Parameters
     ----------
     stores : sequence of StoreAdapter
-        In the order in which they are asked.
+        In the order in which they are searched.
     memory : HostMemory
     batch_bytes : int
-        That one call of a store reads, about.
+        Approximate number of bytes that one call of a store reads.
     seconds : float
-        To wait for pages that somebody else reads.
+        Time limit for waiting until another thread has read pages.
     drain : callable
-        Waits a bounded time for pages that are to be written, and returns whether there were any:
-        they take room.
+        Waits a limited time until queued pages, which take room in the host tier, are written;
+        returns whether pages were queued.
 
     Notes
     -----
-    Any number of threads. Nothing raises: what fails is a shorter hit.
+    Any number of threads may use it. A failure does not raise: it shortens the hit.
     """
 
     def __init__(
@@ -258,29 +262,29 @@ class StoreReader:
         self._is_closed = False
 
     def may_have(self, key: bytes) -> bool:
-        """Tell whether any store has a page."""
+        """Return whether any store has a page."""
         keys = [key]
         return any(ask(keys)[0] for ask in self._asks)
 
     def depth(self, search: Search) -> int:
-        """Return the columns of a prompt that the tiers above and stores have, as they say."""
+        """Return the number of columns of a prompt that the tiers report, without reading them."""
         return StoreDepth(search, self._stores).reach()
 
     def bring(self, search: FillSearch) -> None:
-        """Read what makes the hit of a prompt longer, and let it be found in the host tier."""
+        """Load the pages that extend the hit of a prompt into the host tier."""
         try:
             self._bring(search)
-        except Exception:  # a shorter hit, whatever it is
+        except Exception:  # every failure only shortens the hit
             if not self._is_closed:
-                log.exception("pages from stores below the host tier could not be had")
+                log.exception("pages could not be loaded from the stores below the host tier")
 
     def forget(self) -> None:
-        """Let nothing be found that is on its way now."""
+        """Discard the pages that are in flight now: no search finds them."""
         with self._lock:
             self._epoch += 1
 
     def close(self, timeout: float | None) -> None:
-        """Wait for reads that took too long, whose memory the stores still have."""
+        """Wait for reads that exceeded the time limit, whose memory the stores still use."""
         self._is_closed = True
         self._reapers.join(timeout)
 
@@ -309,17 +313,17 @@ class StoreReader:
     def _fill(
         self, search: FillSearch, depth: StoreDepth, wanted: dict[bytes, tuple[int, int]]
     ) -> bool:
-        """Bring columns, by their keys; return whether there is nothing more to try."""
+        """Load columns, given by key; return False if another attempt may load more."""
         columns = [*wanted.values()]
         with self._lock:
             epoch = self._epoch
         fill = search.begin_fill(columns)
         if (fill is None or len(fill.keys) < len(columns)) and self._drain():
-            del fill  # what it has taken is free again
+            del fill  # frees its pages
             fill = search.begin_fill(columns)
         if fill is None:
             return True
-        # What has arrived meanwhile is not among them.
+        # The fill may have fewer columns: some have arrived meanwhile, or the host tier is full.
         job = _FillJob(fill, [wanted[key][0] for key in fill.keys], depth, self._memory)
         try:
             while job.arrived < job.size and job.read_on(self._batch_bytes):
@@ -334,7 +338,7 @@ class StoreReader:
         return is_whole or late is not None or epoch != self._epoch
 
     def _finish(self, fill: Fill, job: _FillJob, epoch: int) -> None:
-        with self._lock:  # against `forget`, which comes before the tiers above are emptied
+        with self._lock:  # excludes `forget`, which runs before the upper tiers are emptied
             arrived = job.arrived if epoch == self._epoch else 0
             fill.finish(arrived, self._has_upper(job))
 
@@ -350,7 +354,7 @@ class StoreReader:
 
         try:
             self._reapers.start(reap)
-        except BaseException:  # until then the store reads into the pages of the fill
+        except BaseException:  # wait here, because the store reads into the pages of the fill
             with suppress(Exception):
                 handle.wait()
             raise
@@ -374,7 +378,7 @@ class _FillJob:
         memory.expect(fill.replica, fill.parts)
 
     def read_on(self, batch_bytes: int) -> bool:
-        """Read the next pages from one store; return whether some arrived or others may."""
+        """Read the next pages from one store; return whether to read on in this fill."""
         first = self.arrived
         store = self._depth.store_of(self._columns[first])
         if store is None:
@@ -400,7 +404,7 @@ class _FillJob:
         self.handle = handle
 
     def _next(self, store: StoreAdapter, batch_bytes: int) -> Places:
-        """Return where the next pages go that a store has, of so many bytes or one page."""
+        """Return the next pages of a store: at most `batch_bytes`, but at least one page."""
         end, left = self.arrived, batch_bytes
         while end < self.size and self._depth.store_of(self._columns[end]) is store:
             left -= sum(self._memory.bytes_of(part) for part, _ in self._places.columns[end])

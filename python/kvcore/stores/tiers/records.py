@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page looks like in a store that kvcore did not write: all its parts behind a label."""
+"""Format of a page in stores that do not check pages: a label, then all parts of the page."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from kvcore._core import crc32c
 
 __all__ = ["LABEL_BYTES", "Bytes", "RecordLayout", "RecordMemory"]
 
-#: Memory of a page or of a part of it.
+#: Memory of a page or of a part of a page.
 Bytes: TypeAlias = NDArray[np.uint8]
 
-#: In front of the parts, of which each begins at its place whether those before it are there or
-#: not.
+#: Bytes of the label. Each part after it has a fixed place, also if other parts are missing.
 LABEL_BYTES = 128
 
-#: Of records that are kept for the next batch.
+#: The most bytes of free records that are kept for the next batch.
 _FREE_BYTES = 64 << 20
 
 _MAGIC = b"KVCRECD\n"
@@ -31,17 +30,17 @@ _CRC = struct.Struct("<I")
 
 
 class RecordMemory:
-    """Keep memory for records: fresh memory costs as much as a copy.
+    """Keep memory for records, because new memory costs as much as a copy.
 
     Parameters
     ----------
     record_bytes : int
     new_buffer : callable, optional
-        Returns as many bytes as it is asked for that a store likes best, or None.
+        Takes a number of bytes; returns memory of this size that is fastest for the store, or None.
 
     Notes
     -----
-    Any number of threads.
+    Any number of threads may use it.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class RecordMemory:
             return np.empty(self._bytes, np.uint8) if found is None else found
 
     def give_back(self, records: Sequence[Bytes]) -> None:
-        """Take memory that nobody uses any more."""
+        """Take back memory that is no longer in use."""
         room = max(1, _FREE_BYTES // self._bytes) - len(self._free)
         self._free.extend(records[: max(0, room)])
 
@@ -70,22 +69,23 @@ class RecordLayout:
     Parameters
     ----------
     part_bytes : mapping of int to int
-        Bytes of each part that a page can have, by its number.
+        Bytes of each part that a page can have, by the part's number.
     fingerprint : bytes [32]
-        Of the pages.
+        Fingerprint of the pages.
 
     Attributes
     ----------
     record_bytes : int
-        Of a record, label included.
+        Bytes of a record, including the label.
     payload_bytes : int
-        Of all parts.
+        Bytes of all parts.
     all_parts : int
-        That a page can have, a bit each.
+        All parts that a page can have, one bit per part.
 
     Notes
     -----
-    Any number of threads, different records. Costs a copy of the parts and a CRC over them.
+    Any number of threads may use it, on different records. `seal` and `merge` copy the parts and
+    compute a CRC over them.
     """
 
     def __init__(self, part_bytes: Mapping[int, int], fingerprint: bytes) -> None:
@@ -100,20 +100,20 @@ class RecordLayout:
         self.all_parts = sum(1 << part for part in self._places)
 
     def seal(self, record: Bytes, key: bytes, parts: Mapping[int, Bytes]) -> None:
-        """Write a page into a record; places of parts that are not there are zeros."""
+        """Write a page into a record, with zeros in the places of missing parts."""
         for part, place in self._places.items():
             record[place] = parts.get(part, 0)
         self._label(record, key, sum(1 << part for part in parts))
 
     def merge(self, record: Bytes, key: bytes, parts: Mapping[int, Bytes]) -> None:
-        """Add parts to a record that was checked."""
+        """Add parts to a checked record."""
         mask = self._mask_of(record)
         for part, data in parts.items():
             record[self._places[part]] = data
         self._label(record, key, mask | sum(1 << part for part in parts))
 
     def check(self, record: Bytes, key: bytes) -> int:
-        """Return the parts that a record has, a bit each; 0 for one that is not what it must be."""
+        """Return the parts of a record, one bit per part; 0 if the record is wrong or damaged."""
         mask = self._mask_of(record)
         right = bytes(record[: _FIELDS.size]) == self._fields(key, mask)
         if not right or not mask or mask & ~self.all_parts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores below a manager's host tier, from the first page to ``close``."""
+"""Combine the lower stores of a manager's host tier: loads, writes, resets and counters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvcore.stores.tiers.writer import StoreWriter, WriteQueue
 
 __all__ = ["TierStack", "adapters_of"]
 
-#: Bytes that are read or written at a time, about.
+#: Approximate number of bytes of one read or write.
 _BATCH_BYTES = 64 << 20
 
 
-#: Names of kvcore's own stores; others are called as their class.
+#: Names of kvcore's own stores; every other store has the name of its class.
 _KINDS: dict[type, str] = {
     DiskStore: "disk",
     MooncakeStore: "mooncake",
@@ -37,7 +37,7 @@ _KINDS: dict[type, str] = {
 def adapters_of(
     stores: Sequence[tuple[BlockStore, bool]], layout: RecordLayout, limits: StoreLimits
 ) -> list[StoreAdapter]:
-    """Return what uses each store: the manager's own, or somebody's, with names of their own."""
+    """Return an adapter with a unique name for each store, given with its `is_own`."""
     kinds = [_KINDS.get(type(store), type(store).__name__.lower()) for store, _ in stores]
     found: list[StoreAdapter] = []
     for i, (store, is_own) in enumerate(stores):
@@ -54,23 +54,24 @@ def adapters_of(
 
 
 class TierStack:
-    """Have pages written to stores and brought from them; what `_set_below` takes.
+    """Write pages to stores, and load pages from stores; the argument of `_set_below`.
 
     Parameters
     ----------
     stores : sequence of StoreAdapter
     memory : HostMemory
     page_bytes : int
-        Of all parts of a page.
+        Bytes of all parts of a page.
     limits : StoreLimits
     max_write_wait : float
-        Seconds that a step waits for stores where much of the host tier waits to be written.
+        The most seconds that a step waits for stores if half of the host tier waits to be written.
     is_async : bool
-        `bring` returns at once, and requests wait in `onload`.
+        Whether `bring` returns at once, so that requests wait in `onload`.
 
     Notes
     -----
-    Any number of threads. It knows nothing of its manager, so that it does not keep that alive.
+    Any number of threads may use it. It has no reference to its manager, so it does not keep the
+    manager alive.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class TierStack:
         self._process = os.getpid()
         self._is_off = False
         self._before: dict[str, TierMetrics] = {}  # counters at the last reset
-        # Looked up by each call: an attribute of its own is the shortest way.
+        # An attribute of this object, because every call looks it up.
         self.may_have = self._reader.may_have
 
     def begin(self, queue: WriteQueue) -> None:
-        """Take over what the core has to be written."""
+        """Start to write the pages of a queue."""
         self._queue = queue
         self._writer = StoreWriter(
             queue,
@@ -110,8 +111,8 @@ class TierStack:
         self.arrived = self._writer.arrived
         _ALIVE.add(self)
 
-    def bring(self, search: RequestSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - natively
-        """Bring what stores have of a request's prompt, or begin to where it need not run now."""
+    def bring(self, search: RequestSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - native
+        """Load a request's prompt from stores; if `is_async` and not `now`, in the background."""
         if self._is_off:
             return
         if self._is_async and not now:
@@ -120,20 +121,20 @@ class TierStack:
             self._reader.bring(search)
 
     def prefetch(self, search: FillSearch) -> int:
-        """Begin to bring a prefix; return the columns that are there or on their way."""
+        """Begin to load a prefix; return the number of columns that are cached or in stores."""
         found = self._reader.depth(search)
         if found > search.have or search.legal < search.have:
             self.onload.prefetch(search)
         return found
 
     def begin_reset(self) -> None:
-        """Let nothing come back that is on its way, before the tiers above are emptied."""
+        """Discard pages in flight; called before the upper tiers are emptied."""
         if not self._is_off:
             self._reader.forget()
             self._writer.forget()
 
     def end_reset(self) -> None:
-        """Empty the stores, but for servers, whose pages are others' too."""
+        """Empty the stores, except servers, which other processes may also use."""
         if not self._is_off:
             for store in self._stores:
                 if store.is_private:
@@ -141,7 +142,7 @@ class TierStack:
             self._writer.forgotten()
 
     def flush(self, timeout: float | None) -> bool:
-        """Wait until what waits now is written; return whether all of it is."""
+        """Wait until all queued pages are written; return whether all of them are stored."""
         self.require_here()
         return self._writer.flush(timeout)
 
@@ -151,7 +152,7 @@ class TierStack:
         Parameters
         ----------
         missed : int
-            Pages of prompts that no tier had. A store also lacked what those below it had.
+            Pages of prompts that no tier had. A hit of a store is a miss of the stores above it.
         """
         waiting = 0 if self._is_off else self._queue.waiting
         found: dict[str, TierMetrics] = {}
@@ -163,11 +164,11 @@ class TierStack:
         return {store.name: found[store.name] for store in self._stores}
 
     def reset_metrics(self) -> None:
-        """Let the counters of the stores begin at 0."""
+        """Set the counters of the stores to 0."""
         self._before = {store.name: store.metrics(0) for store in self._stores}
 
     def flush_here(self) -> None:
-        """Wait without end for what waits now; for nothing where stores are off."""
+        """Wait without limit until all queued pages are written, unless the stores are off."""
         if not self._is_off:
             self._writer.flush(None)
 
@@ -176,11 +177,11 @@ class TierStack:
         if os.getpid() != self._process:
             raise KVCacheError(
                 f"the stores of this manager belong to process {self._process}, of which this one "
-                f"is a fork; make a manager with stores of its own here"
+                f"is a fork; create another manager with its own stores here"
             )
 
     def stop(self) -> None:
-        """Have the threads end, without waiting: the manager is gone."""
+        """End the threads of a destroyed manager, without waiting for them."""
         if not self._is_off:
             self._writer.stop()
             self.onload.close(0)
@@ -188,7 +189,7 @@ class TierStack:
                 store.close(0)
 
     def close(self, timeout: float | None) -> None:
-        """End the threads and close the stores that are the manager's own."""
+        """End the threads, and close the stores that the manager opened."""
         if self._is_off:
             return
         self._switch_off()
@@ -203,7 +204,7 @@ class TierStack:
         return self._writer.drain()
 
     def leave_to_parent(self) -> None:
-        """Touch no store any more, in a child of fork."""
+        """Stop using the stores, in a child of fork."""
         self._switch_off()
         self.onload.give_up()
 
@@ -225,7 +226,7 @@ _ALIVE: WeakSet[TierStack] = WeakSet()
 
 
 def _switch_off_in_child() -> None:
-    """In a child of fork there are neither the threads nor the owner of the directories."""
+    """Switch off the stores: a child of fork has no threads, and does not own the directories."""
     for stack in list(_ALIVE):
         stack.leave_to_parent()
 

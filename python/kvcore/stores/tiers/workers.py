@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads for calls that may take for ever: who waits for one does not."""
+"""Threads for calls that may never return, so that the caller can stop waiting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Job:
     Parameters
     ----------
     work : callable
-        Takes nothing. Let go once it is over: what it refers to lives until then.
+        Takes no arguments. The job holds `work`, and all that `work` refers to, until the call is
+        over.
     """
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -38,35 +39,35 @@ class Job:
             self._error = error
 
     def end(self) -> None:
-        """Tell that it is over."""
+        """Mark the call as over, and wake the waiting threads."""
         self._over.set()
 
     def done(self) -> bool:
-        """Return whether it is over."""
+        """Return whether the call is over."""
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for so many seconds, or without end; return whether it is over."""
+        """Wait for `timeout` seconds, or without limit; return whether the call is over."""
         return self._over.wait(timeout)
 
     def result(self) -> Any:
-        """Return what the call has returned, or raise what it has raised; it is over."""
+        """Return the result of the call, which is over, or raise its exception."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class Workers:
-    """Make calls in threads, which begin when they are needed.
+    """Make calls in threads, which start when they are needed.
 
     Parameters
     ----------
     name : str
-        Of the threads.
+        Name of the threads.
     most : int
-        Of them.
+        The most threads.
     queues : bool
-        A call for which there is no thread waits for one; else it is not made.
+        If true, a call waits when all threads are in use; otherwise the call is not made.
     """
 
     def __init__(self, name: str, most: int, *, queues: bool = False) -> None:
@@ -78,7 +79,7 @@ class Workers:
         self._lock = Lock()
 
     def start(self, work: Callable[[], Any]) -> Job | None:
-        """Begin a call; None where no thread makes it: all are at work, or after ``close``."""
+        """Start a call; return None if no thread can make it, or after ``close``."""
         job = Job(work)
         with self._lock:
             if self._closed or not (self._has_thread() or self._may_queue()):
@@ -88,7 +89,7 @@ class Workers:
         return job
 
     def _has_thread(self) -> bool:
-        """Return whether a thread is free for one more call, which may be started for the call."""
+        """Return whether a thread is free for one more call; start a thread if necessary."""
         threads = len(self._threads)
         if self._unfinished < threads:
             return True
@@ -96,18 +97,18 @@ class Workers:
             return False
         try:
             self._threads.start(self._run)
-        except RuntimeError:  # the system has no more of them
+        except RuntimeError:  # the system cannot start more threads
             return False
         return True
 
     def _may_queue(self) -> bool:
-        """Return whether a call may wait for a thread that makes another call."""
+        """Return whether a call may wait until a thread has finished another call."""
         return self._queues and len(self._threads) > 0
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the threads; return whether they have ended after so many seconds.
+        """End the threads; return whether all of them ended within `timeout` seconds.
 
-        Calls that wait for a thread are not made any more.
+        Calls that wait for a thread are not made.
         """
         with self._lock:
             if not self._closed:
@@ -127,10 +128,10 @@ class Workers:
         while True:
             job = self._jobs.get()
             if job is None:
-                self._jobs.put(None)  # for the next thread: each ends, however many there are
+                self._jobs.put(None)  # for the next thread, so that all threads end
                 return
             job.run()
             with self._lock:
-                self._unfinished -= 1  # first: who waits for the job may bring the next one at once
+                self._unfinished -= 1  # before `end`: its waiter may start the next call at once
             job.end()
             del job

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what arrives in the host tier to the stores below it, in the background."""
+"""Write pages that arrive in the host tier to the lower stores, in the background."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ log = logging.getLogger("kvcore")
 
 
 class Writes(Protocol):
-    """Say what is asked of a `kvcore.native.engine.StoreWrites`."""
+    """The attributes of `kvcore.native.engine.StoreWrites` that `StoreWriter` uses."""
 
     @property
     def replica(self) -> int:
-        """Of the pages."""
+        """The replica of the pages."""
 
     @property
     def keys(self) -> list[bytes]:
-        """Of the columns."""
+        """The keys of the columns."""
 
     @property
     def parts(self) -> list[list[tuple[int, int]]]:
-        """Of each column (part, page of the host tier or slot)."""
+        """The parts of each column, as (part, page of the host tier or slot)."""
 
     def note_stored(self) -> None:
-        """Tell who listens to events that a store has them."""
+        """Report in the events that a store has all these columns."""
 
     def finish(self) -> None:
-        """They are written, or never will be."""
+        """End the batch, whether its columns were written or not; they may be evicted again."""
 
 
 class WriteQueue(Protocol):
-    """Say what is asked of a `kvcore.native.engine.StoreSide`."""
+    """The attributes of `kvcore.native.engine.StoreSide` that `StoreWriter` uses."""
 
     @property
     def waiting(self) -> int:
-        """Columns that wait or are being written."""
+        """The number of columns that wait or are being written."""
 
     @property
     def dropped(self) -> int:
-        """Columns that were forgotten while they waited."""
+        """The number of columns that were dropped while they waited."""
 
     def take_writes(self, most: int) -> Writes | None:
-        """Take some to write them; None where none waits."""
+        """Take at most `most` columns to write them; return None if no column waits."""
 
 
 class StoreWriter:
-    """Write in one thread, which begins with the first page and ends with ``close``.
+    """Write in one thread, which starts with the first page and ends with ``close``.
 
     Parameters
     ----------
     queue : StoreSide
-        What waits.
+        Queue of the columns to write.
     stores : sequence of StoreAdapter
-        Each gets what it lacks.
+        Each store gets the pages that it lacks.
     memory : HostMemory
     batch : int
-        Pages that are held at a time.
+        The most pages of a batch.
     most_waiting : int
-        Pages that may wait before `arrived` waits for them.
+        `arrived` waits for the stores if more pages than this are queued.
     seconds : float
-        That it waits, at most.
+        The most seconds that `arrived` waits.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class StoreWriter:
         self._queue, self._stores, self._memory = queue, tuple(stores), memory
         self._batch, self._most_waiting, self._seconds = batch, most_waiting, seconds
         self._changed = Condition()
-        self._threads = Threads("kvcore writer")  # one at most
+        self._threads = Threads("kvcore writer")  # at most one thread
         self._is_asked = False
         self._is_closing = False
         self._epoch = 0
-        self._finished = 0  # pages, in the order in which they arrived
-        self._lost = 0  # of those, pages that some store did not take
+        self._finished = 0  # pages that the thread has written or lost, in the order of arrival
+        self._lost = 0  # finished pages that some store did not take
         self._lost_before = 0
         self._dropped_before = 0
-        self._waited_in_vain_at = -1  # pages finished by then
+        self._waited_in_vain_at = -1  # `_finished` at the last wait without progress
 
     def arrived(self) -> None:
-        """Write what has arrived in the host tier; wait a bounded time where much does."""
+        """Write the pages that arrived in the host tier; wait a limited time if many are queued."""
         waiting = self._queue.waiting
         if not waiting or self._is_closing:
             return
@@ -109,12 +109,12 @@ class StoreWriter:
                 self._changed.wait_for(
                     lambda: self._queue.waiting <= self._most_waiting, self._seconds
                 )
-                # Not every step waits for a store that hangs: once, until something moves.
+                # While a store hangs, only one step waits for it, until a page is finished.
                 if self._finished == before:
                     self._waited_in_vain_at = before
 
     def drain(self) -> bool:
-        """Wait a bounded time until nothing waits; return whether anything did."""
+        """Wait a limited time until the queue is empty; return whether it had pages."""
         if not self._queue.waiting or self._is_closing:
             return False
         with self._changed:
@@ -124,39 +124,39 @@ class StoreWriter:
         return True
 
     def flush(self, timeout: float | None) -> bool:
-        """Wait until what waits now is written; return whether all since the last time is."""
+        """Wait until the queue is written; return whether all pages since the last flush are."""
         ends = None if timeout is None else monotonic() + timeout
         with self._changed:
-            last = self._queue.waiting + self._over()  # what is dropped in between counts twice
+            last = self._queue.waiting + self._over()  # a page dropped meanwhile counts twice
             while self._over() < last and self._queue.waiting and not self._is_closing:
                 left = None if ends is None else ends - monotonic()
                 if left is not None and left <= 0:
                     return False
                 self._ask()
-                # Pages that are dropped wake nobody.
+                # A dropped page does not wake this thread.
                 self._changed.wait(_LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN))
             lost = self._lost - self._lost_before + self._queue.dropped - self._dropped_before
             self._begin_counting()
             return lost == 0
 
     def forget(self) -> None:
-        """Let nothing stay in a store that is on its way there now."""
+        """Let pages in flight be removed from the stores after they are written."""
         with self._changed:
             self._epoch += 1
 
     def forgotten(self) -> None:
-        """Do not count what was dropped by a reset as lost."""
+        """Do not count the pages that a reset dropped as lost."""
         with self._changed:
             self._begin_counting()
 
     def stop(self) -> None:
-        """Have the thread end when it has written what it has taken."""
+        """End the thread after its current batch, without waiting for it."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
 
     def close(self, timeout: float | None) -> bool:
-        """End the thread; return whether it has ended after so many seconds."""
+        """End the thread; return whether it ended within `timeout` seconds."""
         self.stop()
         return self._threads.join(timeout)
 
@@ -167,11 +167,11 @@ class StoreWriter:
         self._lost_before, self._dropped_before = self._lost, self._queue.dropped
 
     def _ask(self) -> None:
-        """Wake the thread, or begin it; under the lock."""
+        """Wake the thread, or start it; the caller holds the lock."""
         if not self._is_closing and len(self._threads) == 0:
             try:
                 self._threads.start(self._run)
-            except RuntimeError:  # the system has no more of them; the next call tries again
+            except RuntimeError:  # the system cannot start a thread; the next call tries again
                 log.exception("pages cannot be written to the stores below the host tier")
                 return
         self._is_asked = True
@@ -181,12 +181,12 @@ class StoreWriter:
         while self._wait_for_work():
             try:
                 self._write_all()
-            except Exception:  # no memory: what waits goes on waiting
+            except Exception:  # such as no memory: the queued pages stay queued
                 log.exception("pages could not be written to the stores below the host tier")
 
     def _write_all(self) -> None:
         while not self._is_closing:
-            epoch = self._epoch  # first: a reset from now on is about what is taken
+            epoch = self._epoch  # read first: a later reset applies to the batch
             writes = self._queue.take_writes(self._batch)
             if writes is None:
                 return
@@ -202,7 +202,7 @@ class StoreWriter:
         lost = len(writes.keys)
         try:
             lost = self._put(writes, epoch)
-        except Exception:  # lost, whatever it is
+        except Exception:  # every failure loses the batch
             log.exception("pages could not be written to the stores below the host tier")
         finally:
             with self._changed:
@@ -212,9 +212,9 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def _put(self, writes: Writes, epoch: int) -> int:
-        """Write to all stores; return how many pages some of them did not take."""
+        """Write to all stores; return the number of pages that some store did not take."""
         self._memory.settle(writes.replica)
-        # A page to which something was added while it waited is there twice.
+        # A page is in the batch twice if parts were added to it while it waited.
         pages = {
             key: self._memory.parts(writes.replica, parts)
             for key, parts in zip(writes.keys, writes.parts, strict=True)
@@ -222,7 +222,7 @@ class StoreWriter:
         keys, parts = [*pages], [*pages.values()]
         waits = [store.write(keys, parts) for store in self._stores]
         counts = [wait() for wait in waits]
-        if epoch != self._epoch:  # a reset came in between, and each store was emptied since
+        if epoch != self._epoch:  # a reset came meanwhile: the pages may be newer than its clear
             for store in self._stores:
                 store.remove(keys)
         elif max(counts) == len(keys):
@@ -230,8 +230,8 @@ class StoreWriter:
         return len(keys) - min(counts)
 
 
-#: Seconds to wait for room in the host tier, for pages that stores have.
+#: The most seconds that a load waits for room in the host tier.
 _ROOM_SECONDS = 0.1
 
-#: Seconds after which a flush looks for pages that were dropped.
+#: Seconds between the checks of a flush for dropped pages.
 _LOOK_AGAIN = 0.05

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's runtime as kvcore calls, to be compiled in its place: it does nothing but keep
-// which calls were made, in which capture mode of the thread and for which device, and which
-// devices have a context by now: as from CUDA 12 on, cudaSetDevice creates one, and so does a call
-// that needs one where the thread has none.
+// A replacement for the part of CUDA's runtime that kvcore calls. It only records the calls, the
+// thread's capture mode and device at each call, and the devices that have a context. As in CUDA
+// 12, cudaSetDevice creates a context, and so does a call that needs a context on a thread without
+// one.
 #pragma once
 
 #include <cuda.h>
@@ -52,7 +52,7 @@ struct cudaMemcpyAttributes {
     cudaMemcpySrcAccessOrder srcAccessOrder;
 };
 
-/// What the runtime knows, and what it was asked.
+/// The state of the runtime, and the calls that it got.
 struct FakeRuntime {
     struct Call {
         std::string name;
@@ -61,10 +61,10 @@ struct FakeRuntime {
     };
     std::vector<Call> calls;
     std::vector<std::size_t> copied;  // bytes of each copy
-    int device = 0;                   // that the thread has set
-    std::vector<int> pushed;          // of the contexts on the thread's stack
+    int device = 0;                   // device that the thread has set
+    std::vector<int> pushed;          // devices of the contexts on the thread's stack
     std::map<int, int> references;    // to primary contexts, by device
-    std::set<int> contexts;           // devices that have one
+    std::set<int> contexts;           // devices that have a context
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     bool is_capturing = false;
 
@@ -108,7 +108,7 @@ inline CUresult current_device(CUdevice* device) {
 inline CUresult retain(CUcontext* context, CUdevice device) {
     fake.contexts.insert(device);
     ++fake.references[device];
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): nobody follows it
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): never dereferenced
     *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
     return CUDA_SUCCESS;
 }
