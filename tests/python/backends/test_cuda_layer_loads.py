@@ -138,7 +138,7 @@ def captures(machine: Machine, call: Callable[[], Any]) -> Any:
     side = machine.kernels.Stream(0)
     machine.kernels.emulation.begin_capture(0, side.ptr)
     try:
-        with pytest.raises(ValueError, match="pages are still on their way") as raised:
+        with pytest.raises(ValueError, match="loads from the host tier are in flight") as raised:
             call_on(machine, side.ptr, call)
         return raised.value
     finally:

@@ -108,7 +108,7 @@ def test_layer_in_no_group_caches_nothing() -> None:
     ("groups", "words"),
     [
         ([], "groups is empty"),
-        ([State([0], ARRAYS)], "1 State group and no attention group: such a model has no K and V"),
+        ([State([0], ARRAYS)], "1 State group and no attention group: this model has no K and V"),
         ([State([0], ARRAYS), State([1], ARRAYS)], "2 State groups and no attention group"),
         (
             [FullAttention([0, 4])],

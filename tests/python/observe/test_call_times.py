@@ -91,7 +91,7 @@ def test_nothing_is_timed_without_an_exporter() -> None:
 
 def test_a_port_that_is_taken_times_nothing() -> None:
     manager, other = make_manager(4, 32), make_manager(4, 32)
-    with export(other, port=0) as exporter, pytest.raises(OSError, match="nobody can listen"):
+    with export(other, port=0) as exporter, pytest.raises(OSError, match="cannot listen"):
         export(manager, port=exporter.port)
     run(manager, 0)
     assert counted(manager) == [0, 0, 0, 0]

@@ -203,7 +203,7 @@ def test_signed_headers_that_say_something_else(change: str) -> None:
 def test_the_checksum_of_the_header_is_compared() -> None:
     header, body = header_of(valid())
     header["__metadata__"]["cache_salt"] = '"another"'
-    with pytest.raises(ValueError, match="the header does not match its checksum"):
+    with pytest.raises(ValueError, match="the checksum of the header does not match its text"):
         moving.read_sequence(with_header(header, body, signs=False))
 
 

@@ -96,7 +96,7 @@ def state() -> dict[str, Any]:
         ),
         ({"version": 2}, ValueError, "of version 2, must be of version 1"),
         ({"version": None}, ValueError, "version None"),
-        ({"more": 1}, ValueError, "with other fields than that has: more"),
+        ({"more": 1}, ValueError, "with extra or missing fields: more"),
         ({"start_idx": 3}, ValueError, "0 <= start_idx < active_idx <= tokens"),
         ({"start_idx": -1}, ValueError, "0 <= start_idx < active_idx <= tokens"),
         ({"active_idx": 4}, ValueError, "0 <= start_idx < active_idx <= tokens"),
