@@ -52,8 +52,8 @@ class Call(NamedTuple):
     ----------
     q : array [tokens, q_heads, dim]
     key, value, rest : array [pages, page_size, heads, dim]
-        Value is None for latent rows; `rest` has the ends of latent keys if they are a separate
-        array. nvfp4 arrays are uint8 [pages, page_size, heads, dim / 2].
+        Latent rows have no `value` (None). `rest` has the ends of latent keys if they are a
+        separate array. nvfp4 arrays are uint8 [pages, page_size, heads, dim / 2].
     key_scales, value_scales : float32 array [pages, page_size, heads, groups], or None
         nvfp4 scales are float8_e4m3fn, and `global_scales` are numbers or arrays of one element.
     table : uint32 [rows, columns]
@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        """The shapes of the call; with a stack, its states are the tokens, its rows the rows."""
+        """The shapes of the call; with a stack, the numbers of its states and stacked rows."""
         found = sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
         if self.stack is None:
             return found
@@ -98,7 +98,7 @@ def product_dtype(call: Call) -> str:
 
 
 def planned(call: Call, splits: int | None, place: Any) -> Plan:
-    """Return the plan of a call; if `splits` is None, with the default number of splits."""
+    """Return the plan of a call; None for `splits` means the default number of splits."""
     sizes = call.sizes
     settings = settings_for(
         architecture(attend_kernel, place),
