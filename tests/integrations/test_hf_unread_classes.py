@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of every decoder of the transformers library, with a field that nobody knows."""
+"""Configs of every decoder of the transformers library, with an unknown field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvcore import KVCacheParams  # noqa: E402
 from kvcore.layers.hf.defaults import CLASS_DEFAULTS  # noqa: E402
 from kvcore.layers.hf.fields import KV_HEADS  # noqa: E402
 
-#: Classes whose defaults are refused although their layers keep K and V, and why.
+#: Classes whose defaults are refused although their layers keep K and V, and the reasons.
 REFUSED = {
     "bart": "cross attention",
     "bigbird_pegasus": "cross attention",
@@ -71,7 +71,7 @@ REFUSED = {
 }
 STATES_ALONE = "keep states or nothing"
 
-#: Words about the cache, and what may stand around them.
+#: Words about the cache, and the words that may surround them.
 WORDS = (
     *("kv", "kv_heads", "key_value", "cache", "cache_dtype", "latent", "head_groups", "gqa"),
     *("query_groups", "head_width", "share", "shared_layers", "sharing", "cross_layer", "reuse"),
@@ -94,7 +94,7 @@ def read(fields: dict[str, Any], **rest: Any) -> KVCacheParams:
 
 @functools.cache
 def taken() -> dict[str, tuple[dict[str, Any], KVCacheParams]]:
-    """The classes whose defaults are read, with their fields."""
+    """Return the classes whose defaults are read, with their fields."""
     found = {}
     for kind, config in whole_configs().items():
         fields = config.to_dict()
@@ -106,7 +106,7 @@ def taken() -> dict[str, tuple[dict[str, Any], KVCacheParams]]:
 
 
 def test_no_class_is_refused_but_those_that_keep_something_else() -> None:
-    """Neither the whole configs nor their language models need an assumption."""
+    """Whole configs and configs of their language models need no assumption."""
     wrong = {}
     for kind, whole in whole_configs().items():
         for fields in (whole.to_dict(), decoders()[kind].to_dict()):
@@ -164,7 +164,7 @@ def test_class_with_a_harmless_field_is_taken() -> None:
         assert read({**fields, drawn.choice(HARMLESS): drawn.choice(VALUES)}) == plain
 
 
-# -- what a class takes where a config is silent -------------------------------------------------
+# -- the defaults of a class ---------------------------------------------------------------------
 def test_defaults_are_those_of_the_classes() -> None:
     wrong = {}
     for kind, config in decoders().items():
@@ -179,7 +179,7 @@ def test_defaults_are_those_of_the_classes() -> None:
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_field_that_a_config_leaves_to_its_class_costs_nothing(is_nested: bool) -> None:
-    """Without one of its fields a config is refused, or its cache is no smaller."""
+    """Without a field, a config is refused, or its cache is at least as large."""
     smaller = {}
     for kind, config in decoders().items():
         fields = config.to_dict()

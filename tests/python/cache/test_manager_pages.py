@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CacheManager, the building block: bounds of reservations, pages that are held or forgotten."""
+"""CacheManager, the building block: bounds of reservations, held pages, forgotten pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(**options: Any) -> CacheManager:
 
 
 def run(manager: CacheManager, tokens: list[int]) -> SequenceHandle:
-    """A sequence that has written all of its tokens."""
+    """Return a sequence that has written all of its tokens."""
     sequence = manager.claim()
     assert manager.reserve(sequence, tokens)[0]
     manager.commit(sequence, tokens, len(tokens))
@@ -102,7 +102,7 @@ def test_held_pages_do_not_come_back_with_a_longer_hit() -> None:
     sequence = manager.claim()
     assert manager.reserve(sequence, PROMPT[:6])[0]
     pages = manager.pages_of(sequence)
-    manager.release(run(manager, PROMPT[:5]))  # the same prefix, cached: 1 page is free
+    manager.release(run(manager, PROMPT[:5]))  # caches the same prefix: 1 page is free
     prompt = PROMPT[:9]  # a hit of 5 pages, and 3 more
     with manager.hold(pages):
         plan = manager.plan(sequence, prompt)
@@ -129,7 +129,7 @@ def test_a_hold_ends_with_its_block_or_its_object() -> None:
     del kept
     gc.collect()
     assert manager.stats().available_pages == 8
-    held = make().hold([])  # keeps its manager
+    held = make().hold([])  # keeps its manager alive
     gc.collect()
     held.let_go()
 
@@ -165,7 +165,7 @@ def test_forgotten_pages_are_run_again() -> None:
 
 
 def test_a_reservation_does_what_was_planned() -> None:
-    """Random bounds: "no" changes nothing, and what "yes" promises holds."""
+    """With random bounds, "no" changes nothing, and "yes" keeps its promise."""
     rng = random.Random(3)
     said = {True: 0, False: 0}
     for _ in range(60):

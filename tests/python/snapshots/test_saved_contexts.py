@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts and inputs without a pool are pickled and copied; what was changed in between is not."""
+"""Contexts and inputs without a pool are pickled and copied; changed pickles are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_pickle_has_no_claim() -> None:
     with pytest.raises(ValueError, match="is not claimed"):
         other.fetch([again])
     other.claim("r")
-    (inputs,) = other.fetch([again])  # nothing of it is written there
+    (inputs,) = other.fetch([again])  # this manager has no written tokens of the request
     assert (again.start_idx, inputs.cache_lengths.tolist()) == (0, [0])
     manager.fetch([context])
     assert context.start_idx == 10

@@ -190,8 +190,7 @@ class SlotTable:
         for slot, serial in zip(ids, serials, strict=True):
             if self._serials.get(slot) != serial:
                 raise InvalidHandleError(
-                    f"sequence {slot} was released after this view of it was made; "
-                    f"fetch it again"
+                    f"sequence {slot} was released after this view of it was made; fetch it again"
                 )
 
     # ---- queries -------------------------------------------------------------------------
