@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores to the host tier on (emulated) GPUs: the calls that wait for them, and all other calls."""
+"""Stores to the host tier on (emulated) GPUs: only calls that need a stored page wait."""
 
 from __future__ import annotations
 

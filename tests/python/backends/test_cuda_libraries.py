@@ -239,7 +239,7 @@ def test_what_dlpack_hands_over_is_waited_for_on_every_stream(
 def test_a_manager_below_torch_works_on_torch_s_stream(
     machine: Machine, torch: FakeTorch, owner: str
 ) -> None:
-    """The stream runs its tables, its copies, and calls on its arrays only."""
+    """Its tables, its copies, and calls with only its arrays run on torch's stream."""
     params = KVCacheParams("float32", 1, 4, num_layers=1, page_size=2, enable_prefix_caching=True)
     more: dict[str, Any] = {}
     if owner == "torch":
