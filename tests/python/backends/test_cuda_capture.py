@@ -289,7 +289,9 @@ def test_calls_of_a_manager_are_refused_and_change_nothing(machine: Machine) -> 
     manager.claim("a")
     KERNELS.emulation.begin_capture(0, side.ptr)
     for _ in range(2):
-        with pytest.raises(ValueError, match="is captured into a graph, which cannot contain calls of a manager"):
+        with pytest.raises(
+            ValueError, match="is captured into a graph, which cannot contain calls of a manager"
+        ):
             manager.fetch([context])
     KERNELS.emulation.end_capture(0, side.ptr)
     manager.check_integrity()
