@@ -147,7 +147,7 @@ def test_tables_tell_of_the_same_memory(
         (["--groups", "x" * 5000], "'--groups': "),
         (["--groups", "llama-3.1-8b"], "'--groups': all 32 layers keep every token; expected a"),
         (["--groups", "qwen3-next-80b-a3b"], "'--groups': 36 of 48 layers keep a state, which a"),
-        ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, which names the model"),
+        ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, not both"),
         ([*GROUPS, "--policy", "lru,lfu,slru,fifo,arc"], "'--policy': expected at most 4 policies"),
         ([*GROUPS, "--pages", "9", "--memory", "1GiB"], "expected --pages, or --memory together"),
         ([*GROUPS, "--memory", "1GiB,1GiB"], "'--memory': expected each value once"),

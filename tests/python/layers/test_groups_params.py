@@ -121,7 +121,10 @@ def test_layer_in_no_group_caches_nothing() -> None:
             [FULL, State([1], ARRAYS, 6)],
             "interval 6 of State must be a multiple of the page size 4",
         ),
-        ([FullAttention([0], n_kv_heads=2), WINDOW, State([2], ARRAYS, 4)], "one of 8"),
+        (
+            [FullAttention([0], n_kv_heads=2), WINDOW, State([2], ARRAYS, 4)],
+            "must be a multiple of the page size 8",
+        ),
     ],
 )
 def test_groups_that_describe_no_model_are_refused(groups: list[Any], words: str) -> None:

@@ -168,7 +168,11 @@ U32 = np.uint32
     ("call", "error", "match"),
     [
         (lambda b: ops.append_slots(b, 1, ROWS, ROWS, np.array([0])), IndexError, "layer is 1"),
-        (lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.array([1, 2, 1])), ValueError, "before"),
+        (
+            lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.array([1, 2, 1])),
+            ValueError,
+            "named twice",
+        ),
         (lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.arange(4)), ValueError, r"least \(4, 1"),
         (lambda b: ops.append_slots(b, 0, ROWS, None, np.arange(2)), TypeError, "v is a NoneType"),
         (lambda b: ops.append_slots(b, 0, ROWS, ROWS[:1], np.arange(2)), ValueError, "tokens have"),

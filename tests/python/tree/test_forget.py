@@ -148,7 +148,7 @@ def test_held_pages_are_not_handed_out() -> None:
     assert manager.maybe_reserve(other)
     assert not set(manager.get_req_blocks(other.request_id)) & set(pages[:2])
     held.let_go()
-    with pytest.raises(kvcore.InvalidHandleError, match="let go"):
+    with pytest.raises(kvcore.InvalidHandleError, match="released before"):
         held.let_go()
     assert manager.num_free_blocks == 2
 

@@ -112,7 +112,7 @@ class SlotTable:
             if n > self._pages.num_free:
                 raise CapacityError(
                     f"batch_size is {n}, {self._pages.num_free} of {self._pages.num_blocks} "
-                    f"are free; release a sequence first"
+                    f"slots are free; release a sequence first"
                 )
             free = self._pages.allocate(self._pages.num_free)
             free = free[np.argsort((free - self._next) % self._pages.num_blocks)]
