@@ -25,11 +25,12 @@ namespace kvcore::python {
         {"float8_e5m2", DType::kFloat8E5M2}, {"int8", DType::kInt8},
     };
     const pybind11::dtype dtype = array.dtype();
+    const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
+    if (is_native && dtype.num() == pybind11::detail::npy_api::NPY_FLOAT_) return DType::kFloat32;
     // Reads the name of the scalar type: numpy takes a microsecond to build the name of the dtype.
     const pybind11::object scalar = dtype.attr("type");
     std::string_view found = reinterpret_cast<PyTypeObject*>(scalar.ptr())->tp_name;
     found.remove_prefix(found.rfind('.') + 1);
-    const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
     for (const auto& [known, kind] : kNames) {
         if (is_native && found == known) return kind;
     }

@@ -39,7 +39,7 @@ def attend_on_host(
     pools = layer_pools(batch, 0)
     rule = ("scale", "causal", "window", "chunk", "soft_cap", "sinks")
     request = AttentionRequest(
-        pools.parts(),
+        pools.parts,
         global_scales_of(pools, HOST),
         asked.pop("v_head_dim", None),
         (pools.lookup_table, pools.cache_lengths, (offsets, offsets)),
