@@ -297,7 +297,7 @@ def test_headers_that_are_no_header(text: bytes) -> None:
         moving.read_sequence(len(text).to_bytes(8, "little") + text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(data=st.data())
 def test_mutated_files(data: Any) -> None:
     """Change, move and cut bytes, in the header and in the tensors."""
@@ -327,7 +327,6 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     header, body = header_of(valid())
@@ -338,7 +337,6 @@ def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     assert_exact_or_refused(with_header(header, body))
 
 
-@settings(max_examples=100, deadline=None)
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_mutated_files_of_states(place: int, value: int) -> None:
     changed = bytearray(valid_states())
