@@ -20,8 +20,9 @@ import gc
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -95,6 +96,25 @@ def require(module: str) -> ModuleType:
         if module in REQUIRED:
             raise
         pytest.skip(f"the module {module!r} is not installed", allow_module_level=True)
+
+
+def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Return parameters that mark a test as slow unless `quick` contains its value.
+
+    Parameters
+    ----------
+    quick : container
+        The values that run without ``-m slow``.
+    values : iterable
+        All values of the parameter.
+
+    Returns
+    -------
+    parameters : list
+        For ``pytest.mark.parametrize`` with one argument.
+    """
+    slow = pytest.mark.slow
+    return [each if each in quick else pytest.param(each, marks=slow) for each in values]
 
 
 def require_program(name: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 import kvcore
 from cli_runs import refused, shown, told
+from conftest import slow_but
 from kvcore.apps.cli.machine import isa_level, x86_64_level
 from kvcore.apps.cli.presets import PRESETS, model_params
 from kvcore.apps.cli.progress import progress_bar
@@ -42,7 +43,7 @@ def without_libraries(missing: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", slow_but(["rich"], ["typer", "rich"]))
 def test_builds_find_the_library_without_the_extra(missing: str) -> None:
     for option, path in (
         ("--cmakedir", kvcore.get_cmake_dir()),
@@ -53,7 +54,7 @@ def test_builds_find_the_library_without_the_extra(missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["--cmakedir", "info"]])
+@pytest.mark.parametrize("arguments", slow_but([[]], [[], ["demo"], ["--cmakedir", "info"]]))
 def test_without_the_extra_one_line_says_how_to_get_it(missing: str, arguments: list[str]) -> None:
     done = without_libraries(missing, *arguments)
     assert (done.returncode, done.stdout) == (2, "")

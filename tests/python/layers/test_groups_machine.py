@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from conftest import slow_but
 from ruled_scene import EVERYTHING, MOST, SHAPES
 from ruled_traffic import GroupsTraffic
 from searches import machine_settings
@@ -199,7 +200,7 @@ def test_answers_are_those_of_the_rules() -> None:
     run_state_machine_as_test(GroupsMachine, settings=machine_settings(examples=50, steps=40))
 
 
-@pytest.mark.parametrize("seed", range(3 * len(SHAPES)))
+@pytest.mark.parametrize("seed", slow_but(range(len(SHAPES)), range(3 * len(SHAPES))))
 def test_long_walks(seed: int) -> None:
     Walk(seed).run(250)
 
