@@ -12,6 +12,7 @@ from hf_group_configs import GEMMA_3_27B, KIMI_LINEAR, LLAMA
 from kvcore import KVCacheParams
 from kvcore.layers.hf.config import read_config
 from kvcore.layers.hf.unread import looks_cached
+from tables import table
 
 
 def read(config: dict[str, Any], **rest: Any) -> KVCacheParams:
@@ -40,7 +41,7 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@table("name", UNKNOWN)
 def test_unknown_field_of_the_cache_is_refused_with_its_name_and_value(name: str) -> None:
     assert looks_cached(name)
     config = {**LLAMA, name: 3}

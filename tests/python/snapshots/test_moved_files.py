@@ -18,6 +18,7 @@ from kvcore import PagedKVCacheManager, moving
 from kvcore.snapshots import format as tensors
 from moved_requests import assert_reads, moving_manager, moving_params, written_request
 from state_model import prefill, state_manager, state_params
+from tables import table
 
 PROMPT = [(5 * i + 1) % 7 for i in range(10)]
 
@@ -194,7 +195,7 @@ def changes(header: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", changes(header_of(valid())[0]))
+@table("change", changes(header_of(valid())[0]))
 def test_signed_headers_that_say_something_else(change: str) -> None:
     header, body = header_of(valid())
     assert assert_exact_or_refused(with_header(changes(header)[change], body))
