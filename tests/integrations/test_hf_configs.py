@@ -152,7 +152,7 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     assert made.head_dim == 128
 
 
-@pytest.mark.parametrize(
+@table(
     ("rest", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, ["t5", "is_encoder_decoder"]),

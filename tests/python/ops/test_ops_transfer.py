@@ -223,7 +223,7 @@ def test_refused_calls_change_nothing(
     assert np.array_equal(pool.arrays, before)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arrays", "layout", "error", "match"),
     [
         (np.zeros((2, 2, 1, 4, 1, 8)), "nhd", ValueError, "layout is 'nhd', must be one of max"),
