@@ -9,8 +9,9 @@ Environment:
 ``TRITON_INTERPRET``
     0 compiles Triton's kernels for a GPU (tests/gpu); the default is to interpret them.
 ``HYPOTHESIS_PROFILE``
-    ``random`` (the default), ``ci`` (the same examples at each run) or ``deep`` (ten times the
-    examples of ``random``).
+    ``random`` (the default), ``ci`` (the same examples at each run), ``long`` (three times the
+    examples of ``ci``, with twice the steps in a state machine) or ``deep`` (new examples, ten
+    times as many as ``long``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import gc
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -28,15 +30,26 @@ import pytest
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
 REQUIRED = frozenset(filter(None, os.environ.get("KVCORE_REQUIRE", "").split(",")))
 
-RANDOM = hypothesis.settings(max_examples=100, deadline=None, print_blob=True)
+RANDOM = hypothesis.settings(
+    max_examples=30, stateful_step_count=25, deadline=None, print_blob=True
+)
+REPEATED = hypothesis.settings(RANDOM, derandomize=True, database=None)
 hypothesis.settings.register_profile("random", RANDOM)
-hypothesis.settings.register_profile("ci", RANDOM, derandomize=True, database=None)
-hypothesis.settings.register_profile("deep", RANDOM, max_examples=1000)
+hypothesis.settings.register_profile("ci", REPEATED)
+hypothesis.settings.register_profile("long", REPEATED, max_examples=100, stateful_step_count=50)
+hypothesis.settings.register_profile("deep", RANDOM, max_examples=1000, stateful_step_count=50)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the wheel tests first: one worker runs them, and other workers would wait at the end."""
+    """Mark the searches of Hypothesis, and put the tests of the wheel first.
+
+    One worker runs the tests of the wheel, and other workers would wait for them at the end.
+    """
+    for item in items:
+        is_given = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if is_given or item.path.stem.endswith("_machine"):
+            item.add_marker("search")
 
     def is_of_wheel(item: pytest.Item) -> bool:
         group = item.get_closest_marker("xdist_group")
@@ -83,6 +96,25 @@ def require(module: str) -> ModuleType:
         if module in REQUIRED:
             raise
         pytest.skip(f"the module {module!r} is not installed", allow_module_level=True)
+
+
+def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Return parameters that mark a test as slow unless `quick` contains its value.
+
+    Parameters
+    ----------
+    quick : container
+        The values that run without ``-m slow``.
+    values : iterable
+        All values of the parameter.
+
+    Returns
+    -------
+    parameters : list
+        For ``pytest.mark.parametrize`` with one argument.
+    """
+    slow = pytest.mark.slow
+    return [each if each in quick else pytest.param(each, marks=slow) for each in values]
 
 
 def require_program(name: str) -> str:

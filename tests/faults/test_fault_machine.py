@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from faulty_worlds import NO_FAULT, WEIGHTS, Act, Fault, World
+from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -315,22 +315,10 @@ def write(world: World, numbers: list[int]) -> None:
         context.update(0)
 
 
-def explore(examples: int, steps: int) -> None:
-    run_state_machine_as_test(
-        FaultMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 def test_calls_that_fail_leave_requests_as_before_or_after() -> None:
-    explore(settings().max_examples, 30)
+    run_state_machine_as_test(FaultMachine, settings=machine_settings(steps=30))
 
 
 @pytest.mark.slow
 def test_calls_that_fail_in_long_runs() -> None:
-    explore(settings().max_examples * 4, 60)
+    run_state_machine_as_test(FaultMachine, settings=machine_settings(examples=400, steps=60))

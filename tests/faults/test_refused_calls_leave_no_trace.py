@@ -15,6 +15,7 @@ import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from foreign_context import Context
 from kvcore import errors
+from tables import table
 
 NUM_PAGES = 12
 PAGE_SIZE = 4
@@ -271,7 +272,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@table("case", CASES)
 def test_error_leaves_no_trace(case: Case) -> None:
     scene = Scene()
     call = case.make(scene)

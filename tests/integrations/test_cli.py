@@ -13,12 +13,14 @@ import pytest
 
 import kvcore
 from cli_runs import refused, shown, told
+from conftest import slow_but
 from kvcore.apps.cli.machine import isa_level, x86_64_level
 from kvcore.apps.cli.presets import PRESETS, model_params
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.cli.token_counts import parse_tokens
 from kvcore.backends.cuda import availability
 from kvcore.support.byte_sizes import format_size, parse_size
+from tables import table
 
 V2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -42,7 +44,7 @@ def without_libraries(missing: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", slow_but(["rich"], ["typer", "rich"]))
 def test_builds_find_the_library_without_the_extra(missing: str) -> None:
     for option, path in (
         ("--cmakedir", kvcore.get_cmake_dir()),
@@ -53,7 +55,7 @@ def test_builds_find_the_library_without_the_extra(missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["--cmakedir", "info"]])
+@pytest.mark.parametrize("arguments", slow_but([[]], [[], ["demo"], ["--cmakedir", "info"]]))
 def test_without_the_extra_one_line_says_how_to_get_it(missing: str, arguments: list[str]) -> None:
     done = without_libraries(missing, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -145,7 +147,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1G", "1e3", "0x10", "1 000", "1PiB", "nan"])
+@table("text", ["", "GiB", "-1GiB", "1G", "1e3", "0x10", "1 000", "1PiB", "nan"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as 80GiB"):
         parse_size(text)
@@ -174,7 +176,7 @@ def test_tokens_are_read(text: str, tokens: int) -> None:
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "k", "0", "-1", "1.5k", "32kB", "32KiB", "1G", "2048M", "x"])
+@table("text", ["", "k", "0", "-1", "1.5k", "32kB", "32KiB", "1G", "2048M", "x"])
 def test_other_counts_of_tokens_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="tokens"):
         parse_tokens(text)

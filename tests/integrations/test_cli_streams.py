@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import slow_but
 from kvcore.apps.cli.main import main
 from trace_files import row, write_trace
 
@@ -37,7 +38,7 @@ def run_unread(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", slow_but(["json"], COMMANDS))
 def test_output_that_nobody_reads_ends_quietly(command: str) -> None:
     assert run_unread(*COMMANDS[command]) == (1, "")
 
@@ -49,7 +50,7 @@ def test_replay_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:
 
 @needs_shell
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", slow_but(["table"], COMMANDS))
 def test_full_disk_is_one_line_and_exit_1(command: str) -> None:
     done = program(*COMMANDS[command], shell='"$@" >/dev/full')
     assert done.returncode == 1
@@ -59,7 +60,7 @@ def test_full_disk_is_one_line_and_exit_1(command: str) -> None:
 
 
 @needs_shell
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", slow_but(["json"], COMMANDS))
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_closed_streams_change_nothing_else(command: str, closed: str) -> None:
     done = program(*COMMANDS[command], shell=f'"$@" {closed}>&-')

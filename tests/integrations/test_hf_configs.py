@@ -12,6 +12,7 @@ import pytest
 from hf_configs import CONFIGS, LATENT, SHAPES
 from kvcore import KVCacheParams
 from kvcore.support.dtypes import itemsize
+from tables import table
 
 LLAMA = CONFIGS["llama-3.1-70b"]
 DEEPSEEK = CONFIGS["deepseek-v3"]
@@ -103,8 +104,8 @@ def test_missing_rope_width_of_a_latent_row_is_named() -> None:
     assert KVCacheParams.from_hf_config(silent).head_dim == 576
 
 
-@pytest.mark.parametrize("value", [0, -8, 8.0, "8", True, [8, 8], {}])
-@pytest.mark.parametrize(
+@table("value", [0, -8, 8.0, "8", True, [8, 8], {}])
+@table(
     "field",
     [
         "num_hidden_layers",
@@ -151,7 +152,7 @@ def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     assert made.head_dim == 128
 
 
-@pytest.mark.parametrize(
+@table(
     ("rest", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, ["t5", "is_encoder_decoder"]),

@@ -28,6 +28,7 @@ from hf_group_configs import (
 from kvcore import KVCacheParams
 from kvcore.apps.cli.presets import PRESETS
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
+from tables import table
 
 
 # -- windows and chunks --------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_preset_has_the_groups_of_its_config(preset: str, config: dict[str, Any]
 
 
 # -- broken configs ------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@table(
     ("config", "words"),
     [
         ({**LLAMA, "is_encoder_decoder": True}, "caches cross attention"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hf_group_configs import GEMMA_3_27B, KIMI_LINEAR, LLAMA
 from kvcore import KVCacheParams
 from kvcore.layers.hf.config import read_config
 from kvcore.layers.hf.unread import looks_cached
+from tables import table
 
 
 def read(config: dict[str, Any], **rest: Any) -> KVCacheParams:
@@ -39,7 +41,7 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@table("name", UNKNOWN)
 def test_unknown_field_of_the_cache_is_refused_with_its_name_and_value(name: str) -> None:
     assert looks_cached(name)
     config = {**LLAMA, name: 3}
@@ -130,7 +132,7 @@ def test_fields_inside_objects_are_looked_at() -> None:
 
 def test_deep_objects_are_looked_at_to_the_bottom() -> None:
     inside: dict[str, Any] = {"kv_stride": 2}
-    for _ in range(5000):
+    for _ in range(sys.getrecursionlimit() + 500):
         inside = {"a": inside}
     assert "kv_stride of the config is 2" in refusal({**LLAMA, "b": inside})
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import slow_but
 from handover import PAGES, expect_the_same_bytes, serve
 from kvcore.stores import RedisStore
 from redis_server import RedisServer
@@ -22,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield started
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", slow_but(["windows"], GROUPS))
 def test_another_process_finds_the_same_bytes(
     kind: str, server: RedisServer, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import slow_but
 from kvcore import KVCacheParams
 from kvcore.apps.cli.presets import find_model
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
@@ -81,7 +82,7 @@ def equals_the_simulator(folder: Path, seed: int, name: str, page_size: int) -> 
 NAMES = ["window", "short window", "two windows", "chunk", "window and chunk", "window alone"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["two windows", "chunk"], NAMES))
 def test_replay_equals_the_simulator(tmp_path: Path, name: str) -> None:
     assert equals_the_simulator(tmp_path, 0, name, 256) > 10_000
 

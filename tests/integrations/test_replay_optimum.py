@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow_but
 from kvcore.apps.replay import uses as uses_module
 from kvcore.apps.replay.belady import optimum
 from kvcore.apps.replay.uses import PageUsesError, page_uses
@@ -96,7 +97,7 @@ def test_prompts_that_fill_their_pages_are_bounded(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.parametrize("page_size", [16, 48, 128, 500, 512, 700])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 def test_no_run_of_the_manager_exceeds_it(tmp_path: Path, page_size: int, seed: int) -> None:
     workload = read_trace(
         write_trace(tmp_path, *random_rows(seed, requests=150, depth=6, fan_out=2))
@@ -104,7 +105,7 @@ def test_no_run_of_the_manager_exceeds_it(tmp_path: Path, page_size: int, seed: 
     assert_limit(workload, page_size, [1, 6, 9, 17, 40, 10_000])
 
 
-@pytest.mark.parametrize("page_size", [1, 7, 16, 64])
+@pytest.mark.parametrize("page_size", slow_but([7, 64], [1, 7, 16, 64]))
 def test_no_run_of_chats_exceeds_it(page_size: int) -> None:
     settings = ChatSettings(
         conversations=60, system_prompts=3, system_tokens=(5, 90), median_message=20

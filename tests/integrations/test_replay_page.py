@@ -237,8 +237,8 @@ def test_a_page_with_groups_has_two_curves_for_each_policy() -> None:
         page_size=128,
         groups=[FullAttention([0]), SlidingWindow([1, 2], 600)],
     )
-    workload = chat_workload(seed=2, limit=80)
-    pools = [PoolSettings(page_size=128, pages=pages) for pages in (200, 400, 900)]
+    workload = chat_workload(seed=2, limit=40)
+    pools = [PoolSettings(page_size=128, pages=pages) for pages in (200, 900)]
     for engine in (None, EngineSettings()):
         found = compare(workload, pools, ["lru", "lfu"], engine=engine, model=model, chunk=512)
         text = comparison_page(found, "")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from builders import make_manager, put_in_cache
-from conftest import require
+from conftest import require, slow_but
 from interrupted_starts import MOMENTS, interrupt_starts, threads_named
 from kvcore.observe.zmq_reset import ResetListener
 from reset_sender import base, fetch_until_reset, send_reset
@@ -253,7 +253,7 @@ print("heard", flush=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("ending", ["close", "collect", "exit"])
+@pytest.mark.parametrize("ending", slow_but(["exit"], ["close", "collect", "exit"]))
 def test_forked_child_leaves_the_parents_listener_alone(base: str, ending: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, base, ending],
@@ -307,7 +307,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", slow_but(["plain", "cycle"], ENDINGS))
 def test_program_that_listens_ends(base: str, ending: str) -> None:
     code = (
         "import sys\nfrom kvcore.observe.zmq_reset import ResetListener\n"

@@ -338,9 +338,10 @@ class Engine:
 
 
 CASES = [
-    pytest.param(setup, seed, id=f"{setup.name}, seed {seed}")
+    pytest.param(setup, seed, id=f"{setup.name}, seed {seed}", marks=marks)
     for setup in SETUPS
-    for seed in range(8)
+    for seeds, marks in ((range(2), ()), (range(2, 8), pytest.mark.slow))
+    for seed in seeds
 ]
 
 

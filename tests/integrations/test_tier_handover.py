@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import slow_but
 from kvcore.moving import read_sequence
 from programs import printed
 from small_model import GROUPS, HIT, PAGE_SIZE, rows_of
@@ -50,7 +51,7 @@ GO_ON = """
 """
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", slow_but(["flat"], GROUPS))
 def test_another_process_finds_the_same_bytes_on_disk(kind: str, tmp_path: Path) -> None:
     folder, files = tmp_path / "disk", [tmp_path / "first", tmp_path / "second"]
     cached, *computed, hits, corrupt, hash_1 = printed(SERVE, kind, folder, files[0], seed=1)
@@ -64,7 +65,7 @@ def test_another_process_finds_the_same_bytes_on_disk(kind: str, tmp_path: Path)
     assert first == second
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", slow_but(["states"], GROUPS))
 def test_a_request_that_moves_to_another_process_goes_on(kind: str, tmp_path: Path) -> None:
     one, other, file = tmp_path / "one", tmp_path / "other", tmp_path / "request"
     tokens = printed(BEGIN, kind, one, file, seed=1)

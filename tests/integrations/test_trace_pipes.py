@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import slow_but
 from kvcore.apps.replay import trace, trace_lines
 from kvcore.replay import TraceError, read_trace
 from trace_files import row
@@ -56,7 +57,7 @@ def test_named_pipe_is_read_as_a_file(
 
 
 @pytest.mark.skipif(not Path("/dev/stdin").exists(), reason="there is no /dev/stdin")
-@pytest.mark.parametrize("data", [TEXT, PACKED], ids=["plain", "gzip"])
+@pytest.mark.parametrize("data", slow_but([TEXT], [TEXT, PACKED]), ids=["plain", "gzip"])
 def test_program_reads_its_input(data: bytes) -> None:
     command = [sys.executable, "-m", "kvcore", "replay", "/dev/stdin", "--json"]
     done = subprocess.run(command, input=data, capture_output=True, check=False)

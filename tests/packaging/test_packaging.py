@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import kvcore
-from conftest import require
+from conftest import require, slow_but
 from kvcore.native import engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,7 +335,7 @@ void parts() {
 
 @pytest.mark.parametrize(
     "program",
-    [(EMBED / "main.cpp").read_text(), PARTS_OF_STRUCTS],
+    slow_but([PARTS_OF_STRUCTS], [(EMBED / "main.cpp").read_text(), PARTS_OF_STRUCTS]),
     ids=["the program of the page", "structs that grow"],
 )
 def test_programs_of_callers_compile_without_a_warning(program: str, tmp_path: Path) -> None:

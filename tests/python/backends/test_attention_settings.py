@@ -23,14 +23,15 @@ from kvcore.backends.cuda.attention.settings_file import (
     read_rows,
     write_row,
 )
+from tables import table
 
 DECODE, PROMPT = Settings(64, 32, 2, 4), Settings(64, 128, 8, 1)
 OF_16_BITS: dict[str, Any] = {"has_codes": False, "is_wide": False}
 
 
-@pytest.mark.parametrize("has_codes", [False, True])
-@pytest.mark.parametrize("arch", [0, 80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("dim", [1, 64, 80, 128, 200, 256, 512])
+@table("has_codes", [False, True])
+@table("arch", [0, 80, 86, 89, 90, 100, 120])
+@table("dim", [1, 64, 80, 128, 200, 256, 512])
 def test_every_kernel_has_settings(arch: int, dim: int, has_codes: bool) -> None:
     for tokens in (0.5, 1, 9, 4000):
         for group in (1, 4, 128):

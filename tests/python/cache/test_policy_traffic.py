@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow_but
 from paired_request import Request
 from test_random_traffic import Traffic
 
@@ -44,7 +45,7 @@ class PolicyTraffic(Traffic):
     VERBS = Traffic.VERBS + [touch] * 2  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("seed", [301, 305])
+@pytest.mark.parametrize("seed", slow_but([301], [301, 305]))
 @pytest.mark.parametrize("eviction", POLICIES)
 def test_victims_are_those_of_the_reference(eviction: str, seed: int) -> None:
     PolicyTraffic(seed, eviction).play(150)

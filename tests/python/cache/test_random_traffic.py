@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow_but
 from lockstep import Lockstep
 from paired_request import Request
 
@@ -226,7 +227,7 @@ class Traffic:
             self.pair.check()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", slow_but(range(8), range(24)))
 def test_long_runs_agree_with_the_reference(seed: int) -> None:
     Traffic(seed).play(250)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -17,6 +16,7 @@ from foreign_context import Context
 from lockstep import Lockstep
 from paired_request import Request
 from reference_claims import Namespace
+from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -334,9 +334,4 @@ class PagedManagerMachine(RuleBasedStateMachine):
 
 
 TestPagedManagerMachine = PagedManagerMachine.TestCase
-TestPagedManagerMachine.settings = settings(
-    max_examples=settings().max_examples * 3 // 2,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestPagedManagerMachine.settings = machine_settings(examples=150, steps=40)

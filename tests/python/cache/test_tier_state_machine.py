@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from searches import machine_settings
 from test_state_machine import TOKEN, PagedManagerMachine, has_requests
 from tiered_lockstep import TieredLockstep
 
@@ -81,9 +81,4 @@ class TieredMachine(PagedManagerMachine):
 
 
 TestTieredMachine = TieredMachine.TestCase
-TestTieredMachine.settings = settings(
-    max_examples=settings().max_examples,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestTieredMachine.settings = machine_settings(steps=40)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
+from tables import table
 
 ARRAYS = {"conv": ((8, 4), "bfloat16"), "ssm": ((2, 3, 5), "float32")}
 
@@ -170,8 +171,8 @@ def test_hit_of_full_and_state_ends_at_the_deepest_checkpoint(
     assert hit_of_all(groups, [full, checkpoints], 16)[0] == hit
 
 
-@pytest.mark.parametrize("group", [FullAttention([0]), State([0], ARRAYS)])
-@pytest.mark.parametrize(
+@table("group", [FullAttention([0]), State([0], ARRAYS)])
+@table(
     ("present", "page", "error", "words"),
     [
         ("12", 2, ValueError, "'2'"),
@@ -230,8 +231,8 @@ def test_no_request_holds_more_pages_than_at_most(
     assert held <= group.max_pages(tokens, page, most)
 
 
-@pytest.mark.parametrize("kind", [FullAttention, SlidingWindow, ChunkedLocal])
-@pytest.mark.parametrize(
+@table("kind", [FullAttention, SlidingWindow, ChunkedLocal])
+@table(
     ("given", "error", "words"),
     [
         ((-1, 4, 4), ValueError, "tokens is -1"),
@@ -345,7 +346,7 @@ def test_bytes_of_a_slot_are_those_of_all_layers() -> None:
     assert State([0], {"one": ((), "float32")}).bytes_per_slot == 4
 
 
-@pytest.mark.parametrize(
+@table(
     ("arrays", "error", "words"),
     [
         ({}, ValueError, "arrays is empty"),

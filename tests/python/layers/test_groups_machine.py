@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,8 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from conftest import slow_but
 from ruled_scene import EVERYTHING, MOST, SHAPES
 from ruled_traffic import GroupsTraffic
+from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -195,22 +196,11 @@ class Walk:
         self.traffic.end()
 
 
-def _machine_settings(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=40,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 def test_answers_are_those_of_the_rules() -> None:
-    run_state_machine_as_test(
-        GroupsMachine, settings=_machine_settings(settings().max_examples // 2)
-    )
+    run_state_machine_as_test(GroupsMachine, settings=machine_settings(examples=50, steps=40))
 
 
-@pytest.mark.parametrize("seed", range(3 * len(SHAPES)))
+@pytest.mark.parametrize("seed", slow_but(range(len(SHAPES)), range(3 * len(SHAPES))))
 def test_long_walks(seed: int) -> None:
     Walk(seed).run(250)
 
@@ -223,4 +213,4 @@ def test_longer_walks(seed: int) -> None:
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_rules_for_long() -> None:
-    run_state_machine_as_test(GroupsMachine, settings=_machine_settings(600))
+    run_state_machine_as_test(GroupsMachine, settings=machine_settings(examples=600, steps=40))

@@ -17,6 +17,7 @@ from kvcore import (
     TextGenerationContext,
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
+from tables import table
 
 ARRAYS = {"ssm": ((4,), "float32")}
 FULL, WINDOW = FullAttention([0, 2]), SlidingWindow([1, 3], 8)
@@ -104,7 +105,7 @@ def test_layer_in_no_group_caches_nothing() -> None:
 
 
 # -- refusals ------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@table(
     ("groups", "words"),
     [
         ([], "groups is empty"),
@@ -147,7 +148,7 @@ def test_groups_of_another_type_are_refused(groups: Any, words: str) -> None:
         KVCacheParams("float32", 4, 16, 4, page_size=4, groups=groups)
 
 
-@pytest.mark.parametrize(
+@table(
     ("shared", "error", "words"),
     [
         ({1: 3}, ValueError, "layer 1 reads .* of layer 3, which is in no attention group"),

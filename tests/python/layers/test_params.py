@@ -12,6 +12,7 @@ import pytest
 import kvcore
 from builders import make_manager, make_params
 from kvcore import KVCacheParams
+from tables import table
 
 
 def params(**rest: Any) -> KVCacheParams:
@@ -99,7 +100,7 @@ def test_latent_attention_has_one_head_on_every_device() -> None:
     assert (made.n_kv_heads_per_device, made.kv_dim) == (1, 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("rest", "words"),
     [
         ({"page_size": 0}, ["page_size", "0"]),

@@ -13,6 +13,7 @@ import pytest
 import kvcore
 from builders import error_of
 from slot_managers import ROOM, seen, slot_manager
+from tables import table
 from together import THREADS, run_together, switch_often
 
 __all__ = ["switch_often"]
@@ -26,7 +27,7 @@ def other_view(manager: Manager) -> Any:
     return other.fetch_collection([0, 1])
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "words"),
     [
         (lambda m: m.claim(-1), ValueError, "batch_size is -1"),

@@ -13,6 +13,7 @@ import kvcore
 from builders import claimed, make_manager, prefilled
 from kvcore import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection, RaggedKVCacheInputs
 from slot_managers import LAYERS, ROOM, SLOTS, slot_manager
+from tables import table
 
 HEADS = {"n_kv_heads": 3, "head_dim": 4}
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
@@ -73,8 +74,8 @@ def test_page_elements_count_tokens_from_the_start_of_the_sequence(dtype: str) -
 GOOD = {"bs": 1, "head": 2, "tok": 2, "dim": 3}
 
 
-@pytest.mark.parametrize("make", [slot_view, page_view])
-@pytest.mark.parametrize(
+@table("make", [slot_view, page_view])
+@table(
     ("name", "value"),
     [
         ("bs", -1), ("bs", 2), ("head", -1), ("head", 3), ("dim", -1), ("dim", 4), ("tok", -1),

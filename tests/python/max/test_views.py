@@ -18,6 +18,7 @@ from kvcore import (
     RaggedKVCacheInputs,
 )
 from slot_managers import ROOM, slot_manager
+from tables import table
 
 SHAPE = (5, 2, 3, 4, 2, 6)  # blocks, K and V, layers, tokens, heads, elements
 
@@ -164,7 +165,7 @@ def test_pool_that_holds_the_bits_alone() -> None:
 LENGTHS, TABLE = u32(0, 0), u32(1, 2)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "error", "words"),
     [
         ((numbered()[0], LENGTHS, TABLE), ValueError, "6 dimensions"),
@@ -181,7 +182,7 @@ LENGTHS, TABLE = u32(0, 0), u32(1, 2)
         ((numbered(), LENGTHS, [1, 2]), TypeError, "lookup_table is a list"),
     ],
 )
-@pytest.mark.parametrize("through_fetch", [False, True])
+@table("through_fetch", [False, True])
 def test_arrays_of_another_rank_or_dtype_are_refused(
     arguments: Any, error: type[Exception], words: str, through_fetch: bool
 ) -> None:

@@ -163,7 +163,7 @@ def test_counts_only_grow_while_threads_serve() -> None:
         for thread in threads:
             thread.start()
         before = [0.0] * 4
-        for _ in range(20):
+        for _ in range(8):
             found = scrape(exporter)
             now = counts(found)
             assert all(a <= b for a, b in zip(before, now, strict=True))

@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from conftest import require
+from tables import table
 
 require("msgspec")
 
@@ -87,7 +88,7 @@ def test_whole_keys_and_what_later_versions_add() -> None:
     assert decode_batch(named) == KVEventBatch(0.0, [BlockRemoved([9])], None)
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         b"",

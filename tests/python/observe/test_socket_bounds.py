@@ -13,6 +13,7 @@ import pytest
 
 from conftest import require
 from event_mirror import manager_of, run
+from tables import table
 
 require("msgspec")
 zmq = require("zmq")
@@ -128,8 +129,8 @@ def test_a_publisher_divides_what_a_subscriber_would_not_take(
     assert len(batches) > 1
 
 
-@pytest.mark.parametrize("depth", [100, 2_000, 200_000])
-@pytest.mark.parametrize("place", ["payload", "event", "field", "map"])
+@table("depth", [100, 2_000, 200_000])
+@table("place", ["payload", "event", "field", "map"])
 def test_a_nested_payload_is_no_batch(depth: int, place: str) -> None:
     nested = b"\x91" * depth + b"\x90"
     event = {

@@ -12,6 +12,7 @@ import kvcore
 from attention_oracle import assert_close, attend_row
 from kvcore import ops
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
+from tables import table
 
 WINDOW, CHUNK = 10, 12
 RULES: list[dict[str, Any]] = [{}, {"window": WINDOW}, {"window": WINDOW}, {"chunk": CHUNK}]
@@ -116,7 +117,7 @@ def test_a_rule_may_be_narrower_than_the_group() -> None:
         model.run([context], **rule)
 
 
-@pytest.mark.parametrize(
+@table(
     ("layer", "rule", "match"),
     [
         (1, {"window": 11}, "window is 11, layer 1 keeps 10 tokens; pass a window up to that"),

@@ -15,6 +15,7 @@ import conftest
 import kvcore
 from attention_scenes import Scene
 from kvcore import ops
+from tables import table
 
 Q = np.ones((5, 4, 16), np.float32)
 
@@ -90,7 +91,7 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("cascades", [False, True])
-@pytest.mark.parametrize(("change", "error", "match"), BAD)
+@table(("change", "error", "match"), BAD)
 def test_refused_calls_write_nothing(
     change: dict[str, Any], error: type[Exception], match: str, cascades: bool
 ) -> None:
@@ -156,7 +157,7 @@ BAD_PAIRS: list[tuple[Any, bool, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("cascades", [False, True])
-@pytest.mark.parametrize(("out", "return_lse", "error", "match"), BAD_PAIRS)
+@table(("out", "return_lse", "error", "match"), BAD_PAIRS)
 def test_pairs_for_results_that_do_not_fit(
     out: Any, return_lse: bool, error: type[Exception], match: str, cascades: bool
 ) -> None:
@@ -234,7 +235,7 @@ def batch_of(**change: Any) -> kvcore.PagedBatch:
 CODES = np.zeros((4, 16, 2, 16), np.int8)
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "error", "match"),
     [
         ({"cache_lengths": u32(33, 3)}, IndexError, "position 32 of row 0 has no page: column 2"),
@@ -279,7 +280,7 @@ def test_unaligned_tables_are_refused() -> None:
         ops.attention(batch_of(lookup_table=table), 0, Q, u32(0, 4, 5))
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "error", "match"),
     [
         ({"key_scales": 0.5}, TypeError, "key_pool has dtype float32, must be one of"),

@@ -15,6 +15,7 @@ import kvcore
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene
 from kvcore import ops
+from tables import table
 
 # Rows, and the number of pages that they share, the longest last.
 GROUPS: list[list[tuple[list[int], int]]] = [
@@ -137,7 +138,7 @@ def prefix(rows: Any, num_tokens: int, replica: int = 0) -> kvcore.SharedPrefix:
     return kvcore.SharedPrefix(tuple(rows), num_tokens, replica)
 
 
-@pytest.mark.parametrize(
+@table(
     ("shared", "error", "match"),
     [
         ([prefix([0, 5], 8)], IndexError, r"shared\[0\].rows holds 5, .* below the 5 rows"),

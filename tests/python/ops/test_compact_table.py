@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import conftest
 from compacted import NOTHING, compacted
 from kvcore import ops
+from tables import table
 
 U32 = np.uint32
 
@@ -81,7 +82,7 @@ def frozen(array: Any) -> Any:
     return array
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (

@@ -26,15 +26,16 @@ from kvcore.functional import (
     append_kv,
     gather_kv,
 )
+from tables import table
 
 
-@pytest.mark.parametrize("row", [-1, -2, 2, 2**31, 2**70, -(2**70)])
+@table("row", [-1, -2, 2, 2**31, 2**70, -(2**70)])
 def test_row_outside_the_batch_is_an_index_error(row: int) -> None:
     for call in (allocation(row), append(row, rows_of([4])), gathering(row)):
         refused(IndexError, filled(), call, "sequence_idx", row, "0 .. 1")
 
 
-@pytest.mark.parametrize("row", [0.0, None, "0", True, np.float32(0), np.zeros(1, np.int32)])
+@table("row", [0.0, None, "0", True, np.float32(0), np.zeros(1, np.int32)])
 def test_row_that_is_no_integer_is_a_type_error(row: Any) -> None:
     for call in (allocation(row), append(row, rows_of([4])), gathering(row)):
         refused(TypeError, filled(), call)
@@ -58,12 +59,12 @@ def test_too_few_free_blocks_are_refused_with_both_numbers() -> None:
     refused(ValueError, filled(), allocation(1, 2**31 - 1, [0]), "1073741824")
 
 
-@pytest.mark.parametrize("tokens", [-1, 2**31, 2**70])
+@table("tokens", [-1, 2**31, 2**70])
 def test_token_count_out_of_range_is_refused(tokens: int) -> None:
     refused(ValueError, filled(), allocation(1, tokens), "num_new_tokens", tokens)
 
 
-@pytest.mark.parametrize("tokens", [1.0, None, "1", True])
+@table("tokens", [1.0, None, "1", True])
 def test_token_count_that_is_no_integer_is_refused(tokens: Any) -> None:
     refused(TypeError, filled(), allocation(1, tokens), "num_new_tokens")
 
@@ -79,7 +80,7 @@ def test_second_allocation_before_the_append_is_refused() -> None:
     assert append_kv(cache, 0, rows_of([3]), rows_of([3])).seq_lengths[0] == 3
 
 
-@pytest.mark.parametrize(
+@table(
     ("ids", "words"),
     [
         ([0, 0], ["block 0", "twice"]),
@@ -95,7 +96,7 @@ def test_wrong_block_ids_are_refused(ids: Any, words: list[str]) -> None:
     refused(ValueError, filled(), allocation(1, 4, ids), *words)
 
 
-@pytest.mark.parametrize("ids", [[0.0, 2.0], np.array([0.0, 2.0]), None, 0, "02"])
+@table("ids", [[0.0, 2.0], np.array([0.0, 2.0]), None, 0, "02"])
 def test_block_ids_that_are_no_integers_are_refused(ids: Any) -> None:
     refused(TypeError, filled(), allocation(1, 4, ids), "free_block_ids")
 
@@ -106,7 +107,7 @@ def test_append_into_an_unallocated_block_is_refused() -> None:
     refused(ValueError, filled(), append(0, rows_of([4, 5])), "block_table[0, 2]")
 
 
-@pytest.mark.parametrize("block", [4, 2**31 - 1])
+@table("block", [4, 2**31 - 1])
 def test_block_that_the_pool_does_not_have_is_refused(block: int) -> None:
     cache = filled()
     cache.block_table[0, 1] = block
@@ -129,9 +130,7 @@ def test_block_that_is_twice_in_the_row_is_refused() -> None:
     assert numbers_in(cache, 0)[2] == 0
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.float64, np.float16, np.int32, np.dtype(">f4"), ml_dtypes.bfloat16, np.bool_]
-)
+@table("dtype", [np.float64, np.float16, np.int32, np.dtype(">f4"), ml_dtypes.bfloat16, np.bool_])
 def test_rows_of_another_dtype_are_refused(dtype: Any) -> None:
     good, bad = rows_of([4]), rows_of([4], dtype)
     refused(TypeError, filled(), append(0, bad, good), "keys_new", np.dtype(dtype), "float32")
@@ -146,13 +145,13 @@ def test_rows_of_another_shape_are_refused() -> None:
     refused(ValueError, filled(), append(0, rows_of([4, 5]), good), "(2, 1, 3)", "(1, 1, 3)")
 
 
-@pytest.mark.parametrize("rows", [[[[4.0, 4.0, 4.0]]], None, 4.0, object()])
+@table("rows", [[[[4.0, 4.0, 4.0]]], None, 4.0, object()])
 def test_rows_that_are_no_array_are_refused(rows: Any) -> None:
     refused(TypeError, filled(), lambda c, d: append_kv(c, 0, rows, rows_of([4]), donate=d))
     refused(TypeError, filled(), lambda c, d: append_kv(c, 0, rows_of([4]), rows, donate=d))
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "array", "error"),
     [
         ("block_table", np.full((2, 4), -1), TypeError),
@@ -207,7 +206,7 @@ def test_one_array_for_both_pools_is_not_donated() -> None:
     assert gather_kv(cache, 0)[2] == 3
 
 
-@pytest.mark.parametrize(
+@table(
     ("rest", "error"),
     [
         ({"num_blocks": 0}, ValueError),

@@ -15,6 +15,7 @@ from attention_oracle import assert_close, assert_lse, merge
 from attention_scenes import Scene
 from kvcore import ops
 from kvcore.support.dtypes import WIDE, numpy_dtype
+from tables import table
 
 
 def states(seed: int, shape: tuple[int, ...], dtype: str) -> list[Any]:
@@ -112,7 +113,7 @@ def test_parts_of_a_sequence_merge_into_the_whole() -> None:
 VALUES, LSE = np.ones((3, 2, 8), np.float32), np.zeros((3, 2), np.float32)
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "error", "match"),
     [
         ({"o_b": VALUES[:2]}, ValueError, r"lse_b has shape \(3, 2\) for o_b of shape \(2, 2, 8\)"),

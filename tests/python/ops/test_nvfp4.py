@@ -14,6 +14,7 @@ import conftest
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import decoded, drawn, encoded, specials
+from tables import table
 
 WIDE = ("float32", "float16", "bfloat16")
 GLOBALS = (1.0, 0.37, 2.0**-12, 5e4, 1e-30, 1e-44, 5e37, 3.4e38)
@@ -147,7 +148,7 @@ CODES, SCALES = ops.quantize(X, "nvfp4", 16)
 MEMORY = np.zeros(256, np.uint8)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda: ops.quantize(X, "nvfp4", 8), ValueError, "granularity is 8, must be 16"),
@@ -203,7 +204,7 @@ def test_bad_arguments_are_refused(call: Any, error: type[Exception], match: str
         call()
 
 
-@pytest.mark.parametrize(
+@table(
     ("scale", "error"),
     [
         *((bad, ValueError) for bad in (0, 0.0, -1.0, float("nan"), float("inf"), 1e39, 1e-60)),

@@ -12,6 +12,7 @@ from kvcore import KVCacheParams, PagedBatch, ops
 from kvcore.support.dtypes import numpy_dtype
 from nvfp4_oracle import decoded
 from nvfp4_pools import LENGTHS, NEW, PAGE, PAGES, Pools
+from tables import table
 
 WIDE = ("float32", "float16", "bfloat16")
 OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
@@ -175,7 +176,7 @@ E4M3 = numpy_dtype("float8_e4m3fn")
 LATENT = np.zeros((7, 3, 24), np.uint8)
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "error", "match"),
     [
         ({"key_pool": np.zeros((7, 3, 2, 24), np.int8)}, TypeError, "must be uint8"),
@@ -218,7 +219,7 @@ def test_params_have_no_nvfp4() -> None:
 ROWS = np.ones((2, 2, 48), np.float32)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda b: ops.append(b, 0, ROWS[..., :32], ROWS, [0, 2]), ValueError, "must be .2, 2, 48"),

@@ -15,6 +15,7 @@ import conftest
 import kvcore
 from kvcore import ops
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
+from tables import table
 
 KINDS = ("groups", "heads", "none")
 Array = np.ndarray[Any, Any]
@@ -295,8 +296,8 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize("call", [ops.append, ops.scatter])
-@pytest.mark.parametrize(("kind", "change", "error", "match"), BAD)
+@table("call", [ops.append, ops.scatter])
+@table(("kind", "change", "error", "match"), BAD)
 def test_refused_calls_write_nothing(
     call: Any, kind: str, change: dict[str, Any], error: type[Exception], match: str
 ) -> None:

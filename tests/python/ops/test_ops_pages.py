@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
+from tables import table
 
 SHAPE = (9, 2, 3, 4, 1, 5)
 
@@ -89,7 +90,7 @@ def read_only(keys: Any) -> Any:
     return values
 
 
-@pytest.mark.parametrize(
+@table(
     ("make_values", "error", "match"),
     [
         (short, IndexError, "page 7 is outside the pool of 5"),
@@ -101,7 +102,7 @@ def read_only(keys: Any) -> Any:
         (lambda keys: keys.view(np.uint8), ValueError, "share memory"),
     ],
 )
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda pair: ops.copy_pages(pair, [(0, 7)]),
@@ -158,7 +159,7 @@ def test_nothing_to_do() -> None:
     assert ops.checksum(pool, []).shape == (0,)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda p: ops.copy_pages(p, [(0, 9)]), IndexError, "page 9 is outside the pool of 9"),

@@ -16,6 +16,7 @@ import kvcore
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
+from tables import table
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 
@@ -256,7 +257,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "match"), BAD)
+@table(("change", "error", "match"), BAD)
 def test_refused_append_writes_nothing(
     change: dict[str, Any], error: type[Exception], match: str
 ) -> None:

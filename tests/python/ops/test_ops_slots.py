@@ -17,6 +17,7 @@ import kvcore
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
+from tables import table
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 
@@ -164,7 +165,7 @@ ROWS = np.zeros((3, 1, 3), np.float32)
 U32 = np.uint32
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda b: ops.append_slots(b, 1, ROWS, ROWS, np.array([0])), IndexError, "layer is 1"),

@@ -16,6 +16,7 @@ from kvcore import ops
 from kvcore.ops import PoolLayout
 from kvcore.support.dtypes import numpy_dtype
 from layout_caches import DTYPES, FORMS, NAMES, Cache, random_bytes
+from tables import table
 
 
 @st.composite
@@ -173,7 +174,7 @@ def pool_of(name: str = "max", **changed: Any) -> PoolLayout:
     return pool
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda p: ops.transfer(pool_of(), p, [3], [0]), IndexError, "page 3 is outside"),
@@ -222,7 +223,7 @@ def test_refused_calls_change_nothing(
     assert np.array_equal(pool.arrays, before)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arrays", "layout", "error", "match"),
     [
         (np.zeros((2, 2, 1, 4, 1, 8)), "nhd", ValueError, "layout is 'nhd', must be one of max"),

@@ -10,6 +10,7 @@ import pytest
 
 from kvcore import KVCacheParams, PagedBatch, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import FullAttention, SlidingWindow
+from tables import table
 
 
 def batch_of(table: Any, lengths: Any, page: int = 4, pages: int = 9) -> PagedBatch:
@@ -95,7 +96,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "match"), BAD)
+@table(("change", "error", "match"), BAD)
 def test_refused_calls_write_nothing(
     change: dict[str, Any], error: type[Exception], match: str
 ) -> None:

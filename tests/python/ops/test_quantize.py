@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import conftest
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
+from tables import table
 
 WIDE = ("float32", "float16", "bfloat16")
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -155,7 +156,7 @@ def test_results_go_where_the_caller_says() -> None:
 X = np.ones((2, 3, 8), np.float32)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "match"),
     [
         (lambda: ops.quantize(X, "int8", 3), ValueError, "granularity is 3"),

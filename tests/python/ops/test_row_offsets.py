@@ -11,6 +11,7 @@ import pytest
 
 from conftest import require
 from kvcore import PagedBatch, ops
+from tables import table
 
 WANTED = np.array([0, 2, 3], np.uint32)
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -79,8 +80,8 @@ def test_any_integers_mean_what_uint32_does(verb: Callable[[Any], Any], kind: st
     assert np.array_equal(verb(given(kind)), verb(WANTED))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
+@table("verb", VERBS)
+@table(
     ("offsets", "error", "text"),
     [
         ([0, 2, -1], ValueError, "row_offsets holds -1, must be 0 .. 4294967295"),

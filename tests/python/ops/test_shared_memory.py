@@ -16,6 +16,7 @@ from builders import make_manager
 from kvcore import PagedBatch, _core, ops
 from kvcore.functional import PagedKVCache, allocate_blocks, append_kv
 from kvcore.pools import make_shards
+from tables import table
 
 SHAPE = (4, 2, 1, 3)  # pages, page_size, heads, dim
 TABLE, LENGTHS = np.array([[2, 0]], np.uint32), np.array([1], np.uint32)
@@ -90,8 +91,8 @@ WRITES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("make", BAD)
-@pytest.mark.parametrize("name", WRITES)
+@table("make", BAD)
+@table("name", WRITES)
 def test_pools_that_share_memory_with_themselves_are_refused(
     name: str, make: Callable[[], Any]
 ) -> None:

@@ -15,6 +15,7 @@ import kvcore
 from builders import error_of
 from foreign_context import Context, Refused
 from kvcore import TextGenerationContext
+from tables import table
 
 INT32 = np.iinfo(np.int32)
 
@@ -77,7 +78,7 @@ def test_whole_int32_range_is_legal(token: int) -> None:
         assert made.tokens.tolist() == [token] * 4
 
 
-@pytest.mark.parametrize(
+@table(
     ("tokens", "error", "word"),
     [
         ([], ValueError, "0"),
@@ -211,12 +212,12 @@ def test_update_of_a_chunk_discards_the_token() -> None:
     assert indices(made) == (5, 6, 6)
 
 
-@pytest.mark.parametrize(
+@table(
     ("token", "error"),
     [(2**31, ValueError), (-(2**31) - 1, ValueError), (2**70, ValueError), (1.5, TypeError),
      ("1", TypeError), (None, TypeError)],
 )  # fmt: skip
-@pytest.mark.parametrize("active_idx", [None, 2])
+@table("active_idx", [None, 2])
 def test_bad_token_changes_nothing(token: Any, error: Any, active_idx: int | None) -> None:
     made = context(active_idx=active_idx)
     before = indices(made)

@@ -7,13 +7,13 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvcore
 from builders import make_manager, with_host
 from keyed_cache import KeyedCache, KeyedContext, Keys, Mark, common, marks
+from searches import machine_settings
 from written_pool import WrittenPool
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
@@ -228,9 +228,4 @@ class CrowdedMachine(KeyedMachine):
 
 TestKeyed = KeyedMachine.TestCase
 TestCrowded = CrowdedMachine.TestCase
-for case in (TestKeyed, TestCrowded):
-    case.settings = settings(
-        max_examples=settings().max_examples,
-        stateful_step_count=30,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )
+TestKeyed.settings = TestCrowded.settings = machine_settings(steps=30)

@@ -13,6 +13,7 @@ import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from foreign_context import Context
 from kvcore.native.contexts import num_stand_ins
+from tables import table
 
 PROMPT = [1, 2, 3, 4, 9, 9, 9, 9]
 CAT = [(4, 4, b"cat")]
@@ -71,8 +72,8 @@ TAKERS: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("taker", TAKERS)
-@pytest.mark.parametrize(("keys", "kind", "texts"), WRONG)
+@table("taker", TAKERS)
+@table(("keys", "kind", "texts"), WRONG)
 def test_wrong_keys_are_refused(
     taker: str, keys: Any, kind: type[Exception], texts: tuple[str, ...]
 ) -> None:

@@ -14,6 +14,7 @@ import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled
 from foreign_context import Context, FrozenContext
 from kvcore import errors
+from tables import table
 
 WRITTEN = list(range(6))
 
@@ -145,7 +146,7 @@ class WithTokens(Context):
         return self.array
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@table("case", CASES)
 def test_error_leaves_no_trace(case: Case) -> None:
     scene = Scene()
     before = scene.snapshot()

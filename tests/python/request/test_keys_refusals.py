@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from kvcore import keys
+from tables import table
 
 #: For calls that a type checker refuses.
 ANY: Any = keys
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "error", "text"),
     [
         (

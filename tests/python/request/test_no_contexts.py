@@ -10,14 +10,13 @@ import pytest
 
 import kvcore
 from builders import claimed, make_manager
+from tables import table
 
 NO_CONTEXTS: list[Any] = [None, 7, "request-1", b"", [1], {}, object(), TypeError]
 
 
-@pytest.mark.parametrize("given", NO_CONTEXTS, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize(
-    "verb", ["maybe_reserve", "plan", "get_replica", "get_or_recommend_replica"]
-)
+@table("given", NO_CONTEXTS)
+@table("verb", ["maybe_reserve", "plan", "get_replica", "get_or_recommend_replica"])
 def test_what_is_no_context(verb: str, given: Any) -> None:
     manager = make_manager()
     manager.claim("request-1")
@@ -25,8 +24,8 @@ def test_what_is_no_context(verb: str, given: Any) -> None:
         getattr(manager, verb)(given)
 
 
-@pytest.mark.parametrize("given", NO_CONTEXTS, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize(
+@table("given", NO_CONTEXTS)
+@table(
     "verb",
     ["fetch", "step", "maybe_reserve_batch", "shared_prefixes", "get_data_parallel_splits"],
 )

@@ -12,6 +12,7 @@ import pytest
 import kvcore
 from builders import make_manager, prefilled, put_in_cache
 from foreign_context import Context
+from tables import table
 from together import run_together, switch_often
 
 __all__ = ["switch_often"]
@@ -256,8 +257,8 @@ VERBS: dict[str, Callable[[Scene], object]] = {
 }
 
 
-@pytest.mark.parametrize("is_claimed", [False, True])
-@pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
+@table("is_claimed", [False, True])
+@table("verb", VERBS.values())
 def test_id_that_raises_leaves_no_trace(
     verb: Callable[[Scene], object], *, is_claimed: bool
 ) -> None:

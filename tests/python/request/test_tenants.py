@@ -16,6 +16,7 @@ from kvcore import (
 )
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.scheduler import Request, Scheduler
+from tables import table
 from tenant_steps import PAGES, context_of, manager_of, reserved, run
 
 
@@ -268,7 +269,7 @@ def test_managers_without_quotas_take_no_notice() -> None:
     assert dict(manager.quotas) == {}
 
 
-@pytest.mark.parametrize(
+@table(
     ("quotas", "error", "text"),
     [
         ({"a": (-1, 4)}, ValueError, "reserved_pages of quotas.'a'. is -1, must be at least 0"),

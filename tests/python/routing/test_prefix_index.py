@@ -14,6 +14,7 @@ from hypothesis import given
 
 from kvcore.keys import page_keys
 from kvcore.routing import POLICIES, PrefixIndex, Router
+from tables import table
 from together import run_together
 
 MEDIA = ("GPU", "CPU", "STORAGE")
@@ -225,7 +226,7 @@ def test_threads_feed_and_ask() -> None:
     index.check_integrity()
 
 
-@pytest.mark.parametrize(
+@table(
     ("act", "text"),
     [
         (lambda index: index.store("x", [1]), "worker 'x' is unknown"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import slow_but
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
 from kvcore.scheduler import Request, Scheduler
@@ -59,7 +60,7 @@ def test_windows_get_pages_for_the_chunk_that_runs() -> None:
     assert manager.metrics.peak_used_pages < 100 + 2 * 10  # unbounded windows: 2 x 100
 
 
-@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("num_steps", slow_but([5], [1, 5]))
 @pytest.mark.parametrize(
     "groups",
     [

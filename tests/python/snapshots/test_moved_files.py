@@ -18,6 +18,7 @@ from kvcore import PagedKVCacheManager, moving
 from kvcore.snapshots import format as tensors
 from moved_requests import assert_reads, moving_manager, moving_params, written_request
 from state_model import prefill, state_manager, state_params
+from tables import table
 
 PROMPT = [(5 * i + 1) % 7 for i in range(10)]
 
@@ -194,7 +195,7 @@ def changes(header: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", changes(header_of(valid())[0]))
+@table("change", changes(header_of(valid())[0]))
 def test_signed_headers_that_say_something_else(change: str) -> None:
     header, body = header_of(valid())
     assert assert_exact_or_refused(with_header(changes(header)[change], body))
@@ -297,7 +298,7 @@ def test_headers_that_are_no_header(text: bytes) -> None:
         moving.read_sequence(len(text).to_bytes(8, "little") + text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(data=st.data())
 def test_mutated_files(data: Any) -> None:
     """Change, move and cut bytes, in the header and in the tensors."""
@@ -327,7 +328,6 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     header, body = header_of(valid())
@@ -338,7 +338,6 @@ def test_signed_headers_with_any_value_anywhere(data: Any) -> None:
     assert_exact_or_refused(with_header(header, body))
 
 
-@settings(max_examples=100, deadline=None)
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_mutated_files_of_states(place: int, value: int) -> None:
     changed = bytearray(valid_states())

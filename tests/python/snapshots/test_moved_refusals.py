@@ -33,6 +33,7 @@ from moved_requests import (
     write_chunk,
     written_request,
 )
+from tables import table
 
 # ---- refusals ------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def state_of(manager: PagedKVCacheManager) -> Any:
     return (manager.num_free_blocks, manager.num_cached_blocks, manager.metrics)
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "target", "text"),
     [
         ({}, {"num_layers": 3}, r"layers 2 \(0, 1\), must be 3 \(0, 1, 2\)"),

@@ -11,6 +11,7 @@ import pytest
 
 from kvcore import moving
 from moved_requests import exported, moving_manager
+from tables import table
 
 
 def changed(**fields: Any) -> Any:
@@ -51,7 +52,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@table("change", CHANGES)
 def test_changed_sequences_are_refused(change: str) -> None:
     saved = moving.read_sequence(exported())
     manager = moving_manager()

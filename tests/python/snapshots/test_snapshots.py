@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import slow_but
 from grouped_traffic import SHAPES, Traffic
 from kvcore import InsufficientBlocksError, TextGenerationContext, moving
 from kvcore.groups import FullAttention, SlidingWindow, State
@@ -108,18 +109,18 @@ def test_into_a_pool_of_the_callers_with_strides(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows, content(1, 0, list(range(16)), 2, 4))
 
 
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_kind_of_group(shape: str, tmp_path: Path) -> None:
-    for seed in range(3):
-        side = Traffic(SHAPES[shape], seed)
-        side.act(["claim", "release", "fork", "crowd_out", *(["step"] * 6)], 60)
-        other = Traffic(SHAPES[shape], seed)
-        assert_comes_back(side.manager, other.manager, tmp_path)
-        side.end()
-        other.act(["claim", "release", "fork", "crowd_out", *(["step"] * 6)], 60)
-        other.end()
-        assert other.read > 0
-        assert other.manager.metrics.cache_tokens > 0
+def test_every_kind_of_group(shape: str, seed: int, tmp_path: Path) -> None:
+    side = Traffic(SHAPES[shape], seed)
+    side.act(["claim", "release", "fork", "crowd_out", *(["step"] * 6)], 60)
+    other = Traffic(SHAPES[shape], seed)
+    assert_comes_back(side.manager, other.manager, tmp_path)
+    side.end()
+    other.act(["claim", "release", "fork", "crowd_out", *(["step"] * 6)], 60)
+    other.end()
+    assert other.read > 0
+    assert other.manager.metrics.cache_tokens > 0
 
 
 def run(manager: Any, tokens: list[int]) -> None:

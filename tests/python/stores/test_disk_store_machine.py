@@ -7,11 +7,11 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcore.stores import DiskStore
+from searches import machine_settings
 from stored_pages import FINGERPRINT, content, key, quota
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
@@ -96,6 +96,4 @@ class DiskStoreMachine(RuleBasedStateMachine):
 
 
 TestDiskStore = DiskStoreMachine.TestCase
-TestDiskStore.settings = settings(
-    max_examples=max(10, settings().max_examples // 4), stateful_step_count=25
-)
+TestDiskStore.settings = machine_settings(examples=25, steps=25)

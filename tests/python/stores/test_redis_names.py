@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from kvcore.stores import RedisTier, parse_tier
+from tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reason"),
     [
         ("redis:127.0.0.1", "'//' and the server's name must follow"),

@@ -19,6 +19,7 @@ from kvcore.stores import (
     parse_tier,
 )
 from stored_pages import PAGE, content, get, key, open_disk, put
+from tables import table
 
 MAKERS: dict[str, Callable[[Path], BlockStore]] = {
     "disk": lambda folder: open_disk(folder, 4),
@@ -122,7 +123,7 @@ def test_a_tier_is_read(text: str, tier: HostTier | DiskTier) -> None:
     assert parse_tier(text) == tier
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "told"),
     [
         ("", "must begin with one of host:, disk:"),

@@ -12,6 +12,7 @@ from conftest import require
 from kvcore import CapacityError, KVCacheError
 from kvcore.stores import DiskStore, MemoryStore
 from moved_requests import moving_manager, moving_params
+from tables import table
 from tiered_requests import DictStore, kvcore_threads, tiered_manager
 
 SWAP = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 0.001}
@@ -22,7 +23,7 @@ class NoRemove(DictStore):
     clear = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
+@table(
     ("tiers", "error", "text"),
     [
         (["host:lots"], ValueError, "host:8GiB"),

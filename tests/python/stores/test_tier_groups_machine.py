@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grouped_traffic import SHAPES, WRITE_POLICIES, Traffic, with_host_tier
+from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -102,9 +102,4 @@ class TieredGroupsMachine(RuleBasedStateMachine):
 
 
 TestTieredGroupsMachine = TieredGroupsMachine.TestCase
-TestTieredGroupsMachine.settings = settings(
-    max_examples=settings().max_examples,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestTieredGroupsMachine.settings = machine_settings(steps=40)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-import pytest
 
 from kvcore._core import crc32c
 from kvcore.stores.tiers.records import LABEL_BYTES, Bytes, RecordLayout
+from tables import table
 
 KEY = bytes(range(32))
 FINGERPRINT = bytes(32)
@@ -48,7 +48,7 @@ def test_the_label_is_the_one_that_is_documented() -> None:
     assert crc == crc32c(bytes(record[:124]) + bytes(record[128:]))
 
 
-@pytest.mark.parametrize("bit", range(0, 8 * (LABEL_BYTES + 20), 7))
+@table("bit", range(0, 8 * (LABEL_BYTES + 20), 7))
 def test_a_flipped_bit_is_found(bit: int) -> None:
     of = layout(p0=10, p1=10)
     record = np.empty(of.record_bytes, np.uint8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow_but
 from grouped_traffic import SHAPES, Traffic, with_host_tier
 from kvcore.paged import PagedKVCacheManager
 from kvcore.stores import MemoryStore
@@ -35,7 +36,12 @@ def hits_of(manager: PagedKVCacheManager) -> int:
     return sum(each.hits for name, each in manager.tier_metrics.items() if name != "host")
 
 
-@pytest.mark.parametrize("kind", ["memory", "own", "disk", "small memory over disk"])
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(
+        ["memory", "small memory over disk"], ["memory", "own", "disk", "small memory over disk"]
+    ),
+)
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_layers_read_what_was_written_for_them(kind: str, shape: str, tmp_path: Path) -> None:
     kept: list[Any] = []

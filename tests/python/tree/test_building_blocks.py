@@ -11,6 +11,7 @@ import pytest
 
 import kvcore
 from kvcore import BlockPool, CacheManager, PrefixTree
+from tables import table
 
 # -- BlockPool -----------------------------------------------------------------------------------
 
@@ -44,8 +45,8 @@ def test_shared_page_is_free_after_its_last_holder() -> None:
     assert pool.ref_count(int(ids[0])) == 0
 
 
-@pytest.mark.parametrize("verb", ["free", "share"])
-@pytest.mark.parametrize("bad", [[0, 5], [0, 0, 0, 5], [5, 0], [0, -1], [0, 8], [0, 2**31 - 1]])
+@table("verb", ["free", "share"])
+@table("bad", [[0, 5], [0, 0, 0, 5], [5, 0], [0, -1], [0, 8], [0, 2**31 - 1]])
 def test_wrong_id_changes_nothing(verb: str, bad: list[int]) -> None:
     pool = BlockPool(8)
     ids = pool.allocate(3)

@@ -14,6 +14,7 @@ import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled, put_in_cache
 from grouped_traffic import manager_of, params_of
 from kvcore.groups import FullAttention, SlidingWindow
+from tables import table
 
 PROMPT = list(range(16))
 
@@ -109,7 +110,7 @@ def test_the_host_tier_forgets_as_well(tmp_path: Any) -> None:
     assert context.start_idx == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("pages", "error"),
     [
         ([16], kvcore.InvalidHandleError),

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import kvcore
 from builders import claimed, make_context, make_manager
+from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -152,3 +153,4 @@ class ForgetMachine(RuleBasedStateMachine):
 
 BITS = st.integers(0, 1)
 TestForget = ForgetMachine.TestCase
+TestForget.settings = machine_settings(steps=50)

@@ -11,6 +11,7 @@ import pytest
 
 from builders import make_manager
 from kvcore import TextGenerationContext, policies
+from tables import table
 
 
 class Clock:
@@ -211,7 +212,7 @@ def test_a_context_says_what_it_asks_for() -> None:
         context.priority = 8  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
+@table(
     ("rest", "error", "text"),
     [
         ({"priority": 101}, ValueError, "priority is 101, must be 0 .. 100"),
