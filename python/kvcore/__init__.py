@@ -11,7 +11,7 @@ import importlib as _importlib
 import typing as _typing
 
 from kvcore import _core, groups, ops, policies, stores
-from kvcore._core import BlockPool, CacheManager, __version__
+from kvcore._core import BlockPool, __version__
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import (
@@ -54,7 +54,6 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "AlreadyClaimedError",
     "BlockPool",
-    "CacheManager",
     "CapacityError",
     "ContextLike",
     "ContinuousBatchingKVCache",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import sizing
-from kvcore._core import CacheManager
+from kvcore._core import CacheConfig
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.device import Device, checked_devices
 from kvcore.errors import KVCacheError
@@ -36,6 +36,7 @@ from kvcore.metrics import (
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.native.engine import (
     CacheCleared,
+    CacheCore,
     PagesRemoved,
     PagesStored,
     StepEngine,
@@ -295,8 +296,8 @@ class PagedKVCacheManager(StepEngine):
         host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
         states = StateArrays(params, places, slots, gpus, host_slots) if has_arrays else None
-        core = CacheManager(
-            num_blocks=pages,
+        config = CacheConfig(
+            num_pages=pages,
             page_size=column_tokens(params),
             max_sequences=sizing.batch_per_replica(params, max_batch_size),
             max_seq_len=max_seq_len,
@@ -311,19 +312,20 @@ class PagedKVCacheManager(StepEngine):
             max_draft_tokens=max_draft_tokens,
             quotas=list(limits.values()),
             states=intervals(params),
-            num_states=slots,
-            num_host_states=host_slots,
+            num_state_slots=slots,
+            num_host_state_slots=host_slots,
             **rules,
             event_pages=most_event_pages,
             first_page=first_page,
             keep_windows=flag("keep_windows", keep_windows),
             **options.core_arguments(has_keys=most_event_pages > 0),
         )
+        core = CacheCore(config)
         super().__init__(
             core,
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
-            mover=make_mover(shards, places, host_pages, gpus, core._late_reads),  # noqa: SLF001
+            mover=make_mover(shards, places, host_pages, gpus, core.late_reads),
             gpus=gpus,
             # The listener comes last: after an earlier error, the traceback would keep the endpoint
             # in use.
@@ -513,20 +515,13 @@ class PagedKVCacheManager(StepEngine):
     @property
     def replica_metrics(self) -> tuple[ReplicaMetrics, ...]:
         """Pages of each replica, in the order of the replicas. O(replicas)."""
-        names = [field.name for field in fields(ReplicaMetrics)]
-        each = [self._core.stats(r) for r in range(self.num_replicas)]
-        return tuple(
-            ReplicaMetrics(**{name: getattr(stats, name) for name in names}) for stats in each
-        )
+        return tuple(self._core.stats(r) for r in range(self.num_replicas))
 
     @property
     def eviction_metrics(self) -> dict[str, EvictionMetrics]:
         """Lost cached pages by reason, of "device" and, with a host tier, "host". O(replicas)."""
-        found = self._core.metrics
-        kept = {"device": found.evicted}
-        if self.total_num_host_pages:
-            kept["host"] = found.host_evicted
-        return {tier: _summed(EvictionMetrics, [counts]) for tier, counts in kept.items()}
+        device, host = self._core.eviction_counts()
+        return {"device": device} | ({"host": host} if self.total_num_host_pages else {})
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
@@ -1019,7 +1014,7 @@ class PagedKVCacheManager(StepEngine):
             found["host"] = self._host_metrics()
         if self._tiers is not None:
             column = column_tokens(self.params)
-            missed = self._core.metrics.missed_pages
+            missed, *_ = self._core.tier_counts()
             for name, each in self._tiers.metrics(missed).items():
                 found[name] = replace(each, tokens=each.hits * column)
         return MappingProxyType(found)
@@ -1032,14 +1027,15 @@ class PagedKVCacheManager(StepEngine):
             self._tiers.reset_metrics()
 
     def _host_metrics(self) -> TierMetrics:
-        counts, size = self._core.metrics, self.params.bytes_per_page
+        missed, stored, loaded, tokens = self._core.tier_counts()
+        size = self.params.bytes_per_page
         return TierMetrics(
-            hits=counts.loaded_tokens // column_tokens(self.params),
-            misses=counts.missed_pages,
-            bytes_in=counts.stored_pages * size,
-            bytes_out=counts.loaded_pages * size,
+            hits=tokens // column_tokens(self.params),
+            misses=missed,
+            bytes_in=stored * size,
+            bytes_out=loaded * size,
             pages_waiting=0 if self._side is None else self._side.waiting,
-            tokens=counts.loaded_tokens,
+            tokens=tokens,
         )
 
     # ---- pages from stores ----------------------------------------------------------------------
@@ -1211,7 +1207,7 @@ _log = logging.getLogger("kvcore")
 #: Evicted checkpoints per slot, and per hit, from which the log warns of too few slots.
 _MANY_EVICTIONS = 4
 
-_Counts = TypeVar("_Counts", EvictionMetrics, GroupMetrics, StateMetrics)
+_Counts = TypeVar("_Counts", GroupMetrics, StateMetrics)
 
 
 def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
@@ -1295,7 +1291,7 @@ def checked_tier(
     host_eviction: EvictionPolicy | str,
     host_min_priority: int,
 ) -> dict[str, Any]:
-    """Return the arguments of ``CacheManager`` for the host tier; the core checks their values.
+    """Return the options of ``CacheConfig`` for the host tier; the core checks their values.
 
     Raises
     ------

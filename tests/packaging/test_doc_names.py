@@ -36,7 +36,6 @@ OWNERS: dict[str, Any] = {
     "TextGenerationContext": kvcore.TextGenerationContext,
     "PrefixTree": kvcore.PrefixTree,
     "BlockPool": kvcore.BlockPool,
-    "CacheManager": kvcore.CacheManager,
     "kvcore.ops": ops,
     "kvcore.keys": keys,
     "kvcore.scheduler": scheduler,

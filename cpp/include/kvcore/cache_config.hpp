@@ -69,8 +69,8 @@ enum class WritePolicy : std::uint8_t {
 [[nodiscard]] WritePolicy write_policy(std::string_view name);
 
 /// The configuration of a CacheManager, whose constructor checks the numbers. New fields come last,
-/// so that code that lists values in order continues to compile. The padding does not matter: each
-/// manager has only one configuration.
+/// so that code that lists values in order continues to compile. `for_each_option` lists each
+/// field. The padding does not matter: each manager has only one configuration.
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct CacheConfig {
     std::int64_t num_pages = 0;      // of each replica
@@ -126,5 +126,38 @@ struct CacheConfig {
     // read the pages.
     bool keep_windows = false;
 };
+
+/// Calls `visit(name, member)` for each option of CacheConfig, in the order of the fields. Bindings
+/// read options by this list.
+template <class Visitor>
+void for_each_option(Visitor&& visit) {
+    visit("num_pages", &CacheConfig::num_pages);
+    visit("page_size", &CacheConfig::page_size);
+    visit("max_sequences", &CacheConfig::max_sequences);
+    visit("max_seq_len", &CacheConfig::max_seq_len);
+    visit("num_replicas", &CacheConfig::num_replicas);
+    visit("prefix_caching", &CacheConfig::prefix_caching);
+    visit("dedup", &CacheConfig::dedup);
+    visit("partial_page_reuse", &CacheConfig::partial_page_reuse);
+    visit("host_pages", &CacheConfig::host_pages);
+    visit("groups", &CacheConfig::groups);
+    visit("reserve_chunks", &CacheConfig::reserve_chunks);
+    visit("max_draft_tokens", &CacheConfig::max_draft_tokens);
+    visit("quotas", &CacheConfig::quotas);
+    visit("states", &CacheConfig::states);
+    visit("num_state_slots", &CacheConfig::num_state_slots);
+    visit("num_host_state_slots", &CacheConfig::num_host_state_slots);
+    visit("has_stores", &CacheConfig::has_stores);
+    visit("key_seed", &CacheConfig::key_seed);
+    visit("stand_ins", &CacheConfig::stand_ins);
+    visit("event_pages", &CacheConfig::event_pages);
+    visit("eviction", &CacheConfig::eviction);
+    visit("host_eviction", &CacheConfig::host_eviction);
+    visit("write_policy", &CacheConfig::write_policy);
+    visit("write_threshold", &CacheConfig::write_threshold);
+    visit("host_min_priority", &CacheConfig::host_min_priority);
+    visit("first_page", &CacheConfig::first_page);
+    visit("keep_windows", &CacheConfig::keep_windows);
+}
 
 }  // namespace kvcore

@@ -7,11 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from kvcore._core import CacheManager
+from kvcore._core import CacheConfig
 from kvcore.backends.protocol import Copier, DevicePools, Mover, Shard
 from kvcore.context import ContextLike
 from kvcore.layers.layer_map import LayerMap
-from kvcore.metrics import KVCacheMetrics
+from kvcore.metrics import (
+    EvictionMetrics,
+    GroupMetrics,
+    KVCacheMetrics,
+    ReplicaMetrics,
+    StateMetrics,
+    TenantMetrics,
+)
 from kvcore.native.contexts import RaggedKVCacheInputs, TextGenerationContext
 from kvcore.observe.zmq_reset import ResetListener
 from kvcore.pools import StateArrays
@@ -26,6 +33,19 @@ log: logging.Logger
 
 class PageTable(np.ndarray[Any, np.dtype[np.uint32]]):
     def __dlpack__(self, **options: Any) -> Any: ...
+
+@final
+class CacheCore:
+    def __new__(cls, config: CacheConfig) -> Self: ...
+    def stats(self, replica: int = 0) -> ReplicaMetrics: ...
+    def group_stats(self, replica: int = 0) -> list[GroupMetrics]: ...
+    def tenant_stats(self, replica: int = 0) -> list[TenantMetrics]: ...
+    def state_stats(self, replica: int = 0) -> StateMetrics: ...
+    def eviction_counts(self) -> tuple[EvictionMetrics, EvictionMetrics]: ...
+    def tier_counts(self) -> tuple[int, int, int, int]: ...
+    def reset_metrics(self) -> None: ...
+    def check_integrity(self) -> None: ...
+    def late_reads(self, replica: int) -> int: ...
 
 @final
 class TableMemory: ...
@@ -43,7 +63,7 @@ class Claim:
 
 @final
 class ClaimTable:
-    def __new__(cls, core: CacheManager, tenants: tuple[str, ...] = ()) -> Self: ...
+    def __new__(cls, core: CacheCore, tenants: tuple[str, ...] = ()) -> Self: ...
 
 @final
 class RowClaims:
@@ -56,11 +76,11 @@ class BatchReader:
 
 @final
 class Settler:
-    def __new__(cls, core: CacheManager, copier: Copier | None, mover: Mover | None) -> Self: ...
+    def __new__(cls, core: CacheCore, copier: Copier | None, mover: Mover | None) -> Self: ...
 
 @final
 class StoreSide:
-    def __new__(cls, core: CacheManager) -> Self: ...
+    def __new__(cls, core: CacheCore) -> Self: ...
     def take_writes(self, most: int) -> StoreWrites | None: ...
     @property
     def waiting(self) -> int: ...
@@ -145,7 +165,7 @@ class InputMaker:
 
 class EngineBase:
     @property
-    def _core(self) -> CacheManager: ...
+    def _core(self) -> CacheCore: ...
     @property
     def _shards(self) -> list[list[Shard]]: ...
     @property
@@ -160,7 +180,7 @@ class EngineBase:
 class StepEngine(EngineBase):
     def __init__(
         self,
-        core: CacheManager,
+        core: CacheCore,
         *,
         shards: list[list[Shard]],
         copier: Copier | None,

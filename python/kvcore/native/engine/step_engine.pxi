@@ -37,12 +37,12 @@ cdef class StepEngine(EngineBase):
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def __init__(self, object core, *, list shards not None, object copier, object mover,
+    def __init__(self, CacheCore core not None, *, list shards not None, object copier, object mover,
                  object gpus, object listener, object layers=None,
                  tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
                  tuple tenants=(), int32_t state_groups=0, object states=None):
         require_new(self)
-        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self._native = core.manager
         self._core = core
         self._claims = ClaimTable(core, tenants)
         self._reader = BatchReader(self._claims)

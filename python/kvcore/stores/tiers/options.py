@@ -76,7 +76,7 @@ class TierOptions:
         return with_host_tier(params, self.choice, num_pages, max_seq_len, num_host_states)
 
     def core_arguments(self, *, has_keys: bool) -> dict[str, Any]:
-        """Return the arguments of ``CacheManager`` about stores and keys, for one model."""
+        """Return the options of ``CacheConfig`` about stores and keys, for one model."""
         if not (self.choice.stores or has_keys):
             return {}
         return {
