@@ -106,7 +106,7 @@ void set_option(const char*, const py::handle& value, std::vector<kvcore::Tenant
 CacheConfig config_of(const py::kwargs& options) {
     CacheConfig config;
     std::size_t used = 0;
-    kvcore::for_each_option([&](const char* name, auto member) {
+    kvcore::for_each_option([&](const char* name, auto member, kvcore::OptionBounds) {
         if (!options.contains(name)) return;
         set_option(name, options[name], config.*member);
         ++used;
@@ -115,7 +115,8 @@ CacheConfig config_of(const py::kwargs& options) {
     for (const auto& item : options) {
         bool is_known = false;
         const auto given = item.first.cast<std::string>();
-        kvcore::for_each_option([&](const char* name, auto) { is_known |= given == name; });
+        kvcore::for_each_option(
+            [&](const char* name, auto, kvcore::OptionBounds) { is_known |= given == name; });
         if (!is_known) {
             throw py::type_error(
                 concat("'", given, "' is not an option, must be one of ", "CacheConfig.options"));
@@ -126,7 +127,8 @@ CacheConfig config_of(const py::kwargs& options) {
 
 py::tuple option_names() {
     py::list names;
-    kvcore::for_each_option([&](const char* name, auto) { names.append(name); });
+    kvcore::for_each_option(
+        [&](const char* name, auto, kvcore::OptionBounds) { names.append(name); });
     return py::tuple(names);
 }
 

@@ -28,6 +28,7 @@ from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.native.engine import HeldPages, PinnedPrefix
 from kvcore.native.tree import PrefixTree
 from kvcore.ops.batch import PagedBatch
+from kvcore.options import CacheOptions, LayerOptions, TierOptions
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.results import PrefixRun, ReservePlan, SharedPrefix
@@ -54,6 +55,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "AlreadyClaimedError",
     "BlockPool",
+    "CacheOptions",
     "CapacityError",
     "ContextLike",
     "ContinuousBatchingKVCache",
@@ -70,6 +72,7 @@ __all__ = [
     "KVCacheLayer",
     "KVCacheMetrics",
     "KVCacheParams",
+    "LayerOptions",
     "PagedBatch",
     "PagedKVCacheCollection",
     "PagedKVCacheLayer",
@@ -83,6 +86,7 @@ __all__ = [
     "ReservePlan",
     "SharedPrefix",
     "TextGenerationContext",
+    "TierOptions",
     "__version__",
     "functional",
     "get_cmake_dir",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -127,37 +128,45 @@ struct CacheConfig {
     bool keep_windows = false;
 };
 
-/// Calls `visit(name, member)` for each option of CacheConfig, in the order of the fields. Bindings
-/// read options by this list.
+/// The bounds of an option that is a number. They are ignored for other options.
+struct OptionBounds {
+    std::int64_t least = std::numeric_limits<std::int64_t>::min();
+    std::int64_t most = std::numeric_limits<std::int64_t>::max();
+};
+
+/// Calls `visit(name, member, bounds)` for each option of CacheConfig, in the order of the fields.
+/// Bindings read options by this list, and the constructor of CacheManager checks the bounds.
 template <class Visitor>
 void for_each_option(Visitor&& visit) {
-    visit("num_pages", &CacheConfig::num_pages);
-    visit("page_size", &CacheConfig::page_size);
-    visit("max_sequences", &CacheConfig::max_sequences);
-    visit("max_seq_len", &CacheConfig::max_seq_len);
-    visit("num_replicas", &CacheConfig::num_replicas);
-    visit("prefix_caching", &CacheConfig::prefix_caching);
-    visit("dedup", &CacheConfig::dedup);
-    visit("partial_page_reuse", &CacheConfig::partial_page_reuse);
-    visit("host_pages", &CacheConfig::host_pages);
-    visit("groups", &CacheConfig::groups);
-    visit("reserve_chunks", &CacheConfig::reserve_chunks);
-    visit("max_draft_tokens", &CacheConfig::max_draft_tokens);
-    visit("quotas", &CacheConfig::quotas);
-    visit("states", &CacheConfig::states);
-    visit("num_state_slots", &CacheConfig::num_state_slots);
-    visit("num_host_state_slots", &CacheConfig::num_host_state_slots);
-    visit("has_stores", &CacheConfig::has_stores);
-    visit("key_seed", &CacheConfig::key_seed);
-    visit("stand_ins", &CacheConfig::stand_ins);
-    visit("event_pages", &CacheConfig::event_pages);
-    visit("eviction", &CacheConfig::eviction);
-    visit("host_eviction", &CacheConfig::host_eviction);
-    visit("write_policy", &CacheConfig::write_policy);
-    visit("write_threshold", &CacheConfig::write_threshold);
-    visit("host_min_priority", &CacheConfig::host_min_priority);
-    visit("first_page", &CacheConfig::first_page);
-    visit("keep_windows", &CacheConfig::keep_windows);
+    constexpr std::int64_t kMostInt16 = std::numeric_limits<std::int16_t>::max();
+    constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+    visit("num_pages", &CacheConfig::num_pages, OptionBounds{1, kMostInt32});
+    visit("page_size", &CacheConfig::page_size, OptionBounds{1, kMostInt32});
+    visit("max_sequences", &CacheConfig::max_sequences, OptionBounds{1});
+    visit("max_seq_len", &CacheConfig::max_seq_len, OptionBounds{1});
+    visit("num_replicas", &CacheConfig::num_replicas, OptionBounds{1, kMostInt16});
+    visit("prefix_caching", &CacheConfig::prefix_caching, OptionBounds{});
+    visit("dedup", &CacheConfig::dedup, OptionBounds{});
+    visit("partial_page_reuse", &CacheConfig::partial_page_reuse, OptionBounds{0});
+    visit("host_pages", &CacheConfig::host_pages, OptionBounds{0, kMostInt32});
+    visit("groups", &CacheConfig::groups, OptionBounds{});
+    visit("reserve_chunks", &CacheConfig::reserve_chunks, OptionBounds{});
+    visit("max_draft_tokens", &CacheConfig::max_draft_tokens, OptionBounds{0, kMostInt32});
+    visit("quotas", &CacheConfig::quotas, OptionBounds{});
+    visit("states", &CacheConfig::states, OptionBounds{});
+    visit("num_state_slots", &CacheConfig::num_state_slots, OptionBounds{});
+    visit("num_host_state_slots", &CacheConfig::num_host_state_slots, OptionBounds{});
+    visit("has_stores", &CacheConfig::has_stores, OptionBounds{});
+    visit("key_seed", &CacheConfig::key_seed, OptionBounds{});
+    visit("stand_ins", &CacheConfig::stand_ins, OptionBounds{});
+    visit("event_pages", &CacheConfig::event_pages, OptionBounds{0});
+    visit("eviction", &CacheConfig::eviction, OptionBounds{});
+    visit("host_eviction", &CacheConfig::host_eviction, OptionBounds{});
+    visit("write_policy", &CacheConfig::write_policy, OptionBounds{});
+    visit("write_threshold", &CacheConfig::write_threshold, OptionBounds{1, 255});
+    visit("host_min_priority", &CacheConfig::host_min_priority, OptionBounds{0, 100});
+    visit("first_page", &CacheConfig::first_page, OptionBounds{0, kMostInt32 - 1});
+    visit("keep_windows", &CacheConfig::keep_windows, OptionBounds{});
 }
 
 }  // namespace kvcore

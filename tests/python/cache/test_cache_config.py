@@ -30,7 +30,7 @@ def test_a_cache_has_the_sizes_of_its_configuration() -> None:
     with pytest.raises(IndexError):
         core.stats(2)
     core.check_integrity()
-    with pytest.raises(ValueError, match="num_blocks is 0"):
+    with pytest.raises(ValueError, match="num_pages is 0, must be 1"):
         CacheCore(CacheConfig(page_size=2))
 
 

@@ -22,7 +22,7 @@ LAYERS = (
     ("layers", "groups", "params", "sizing"),
     ("_core", "_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
     ("backends",),
-    ("ops", "pools", "stores"),
+    ("ops", "options", "pools", "stores"),
     ("snapshots", "observe", "cache_events", "integrations.max", "functional", "cuda"),
     ("paged",),
     ("scheduler", "events", "moving", "routing"),
