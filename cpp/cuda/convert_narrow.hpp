@@ -134,14 +134,9 @@ template <DType kNarrow, DType kWide, int kTensors>
 template <DType kWide, int kTensors>
 [[nodiscard]] Status dequantize_pieces(const RunsOf<kTensors>& runs, DType narrow,
                                        Stream stream) noexcept {
-    switch (narrow) {
-        case DType::kFloat8E4M3FN:
-            return dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
-        case DType::kFloat8E5M2:
-            return dequantize_pieces<DType::kFloat8E5M2, kWide>(runs, stream);
-        default:
-            return dequantize_pieces<DType::kInt8, kWide>(runs, stream);
-    }
+    return with_narrow(narrow, [&](auto kind) noexcept {
+        return dequantize_pieces<decltype(kind)::value, kWide>(runs, stream);
+    });
 }
 
 }  // namespace kvcore::cuda

@@ -178,14 +178,9 @@ template <DType kWide, DType kNarrow>
 
 template <DType kWide, class... OfRuns>
 [[nodiscard]] Status quantize_from(DType narrow, Stream stream, const OfRuns&... runs) noexcept {
-    switch (narrow) {
-        case DType::kFloat8E4M3FN:
-            return quantize_to<kWide, DType::kFloat8E4M3FN>(runs..., stream);
-        case DType::kFloat8E5M2:
-            return quantize_to<kWide, DType::kFloat8E5M2>(runs..., stream);
-        default:
-            return quantize_to<kWide, DType::kInt8>(runs..., stream);
-    }
+    return with_narrow(narrow, [&](auto kind) noexcept {
+        return quantize_to<kWide, decltype(kind)::value>(runs..., stream);
+    });
 }
 
 template <class... OfRuns>

@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parents[3] / "python" / "kvcore"
 #: layer and those before it. "" is the package itself, from which the layers after it take the
 #: public names. A room inside a room has a layer of its own where it is named here.
 LAYERS = (
+    ("_core",),
     ("support", "errors", "device", "policies", "results", "metrics"),
     ("layers", "groups", "params", "sizing"),
-    ("_core", "_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
+    ("_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
     ("backends",),
     ("ops", "options", "pools", "stores"),
     ("snapshots", "observe", "cache_events", "integrations.max", "functional", "cuda"),

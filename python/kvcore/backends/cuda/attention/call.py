@@ -23,10 +23,12 @@ from kvcore.backends.cuda.attention.plan import (
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
 from kvcore.backends.cuda.attention.settings import Settings, settings_for
 from kvcore.backends.cuda.attention.settings_file import measured_rows
+from kvcore.support.dtypes import WIDE
 
 __all__ = ["Call", "Launch", "Rule", "attend", "launches", "plan_with", "planned", "product_dtype"]
 
 _KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8", "uint8": "nvfp4"}
+
 _FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 _NO_STRIDES = (0, 0, 0)
@@ -273,8 +275,16 @@ def _strides(array: Any) -> tuple[int, ...]:
     return _NO_STRIDES if array is None else strides_of(array, 3)
 
 
+def _kind_of(dtype: str) -> str:
+    if dtype in WIDE:
+        return "plain"
+    if dtype not in _KINDS:
+        raise TypeError(f"a pool has dtype {dtype}, must be one of {', '.join((*WIDE, *_KINDS))}")
+    return _KINDS[dtype]
+
+
 def _kind(pool: Any, arch: int) -> str:
-    kind = _KINDS.get(pool.dtype.name, "plain")
+    kind = _kind_of(pool.dtype.name)
     return "e4m3 natively" if kind == "e4m3" and arch >= _FIRST_WITH_FP8 else kind
 
 
