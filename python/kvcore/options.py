@@ -7,13 +7,14 @@ a field of ``CacheConfig`` and reaches this field without further code.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +32,8 @@ DEFAULT_EVENT_PAGES = 1 << 16
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {"bool": flag, "int": integer}
 
+_CORE_OPTIONS = frozenset(CacheConfig.options)
+
 
 #: Marks of a field: it is also a keyword of the constructor; this keyword is deprecated; the option
 #: needs a host tier.
@@ -44,19 +47,27 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check each field with the type bool or int."""
-        for each in _fields(type(self)):
-            check = _CHECKS.get(str(each.type))
-            if check is not None:
-                check(each.name, getattr(self, each.name))
+        for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
+            check(name, getattr(self, name))
 
     def core_options(self) -> dict[str, Any]:
         """Return the options that are fields of ``CacheConfig``."""
-        names = [each.name for each in _fields(type(self)) if each.name in CacheConfig.options]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _core_names(type(self))}  # type: ignore[arg-type]
 
 
 def _fields(group: type[Options]) -> tuple[Field[Any], ...]:
     return fields(group)  # type: ignore[arg-type]  # each group is a dataclass
+
+
+@functools.cache
+def _checks_of(group: type[Options]) -> list[tuple[str, Callable[[str, Any], Any]]]:
+    kinds = [(each.name, str(each.type)) for each in _fields(group)]
+    return [(name, _CHECKS[kind]) for name, kind in kinds if kind in _CHECKS]
+
+
+@functools.cache
+def _core_names(group: type[Options]) -> list[str]:
+    return [each.name for each in _fields(group) if each.name in _CORE_OPTIONS]
 
 
 @dataclass(frozen=True)
@@ -344,6 +355,7 @@ def _options() -> Iterator[tuple[str, type[Options], Field[Any]]]:
             yield group, kind, each
 
 
+_DEFAULTS = {group: kind() for group, kind in _GROUPS.items()}
 _PLACES = {each.name: (group, kind, each) for group, kind, each in _options()}
 
 _Group = TypeVar("_Group", bound=Options)
@@ -404,7 +416,7 @@ def _made(
     group: str, kind: type[_Group], value: Any, given: Mapping[str, dict[str, Any]]
 ) -> _Group:
     if value is None:
-        return kind(**given[group])
+        return kind(**given[group]) if given[group] else cast("_Group", _DEFAULTS[group])
     if not isinstance(value, kind):
         raise TypeError(f"{group} is a {type(value).__name__}, must be a {kind.__name__}")
     return value

@@ -388,17 +388,17 @@ class PagedKVCacheManager(StepEngine):
     @property
     def total_num_pages(self) -> int:
         """Pages of each replica."""
-        return self._core.stats(0).total_pages
+        return self._core.total_pages()
 
     @property
     def num_free_blocks(self) -> int:
         """Pages that a request could get, over all replicas, including evictable cached pages."""
-        return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+        return sum(self._core.available_pages(r) for r in range(self.num_replicas))
 
     @property
     def num_cached_blocks(self) -> int:
         """Pages in the prefix cache, over all replicas, including pages that requests share."""
-        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
+        return sum(self._core.cached_pages(r) for r in range(self.num_replicas))
 
     @property
     def free_blocks_pct(self) -> float:

@@ -36,6 +36,18 @@ cdef class CacheCore:
             host_cached_pages=found.host_cached_pages,
         )
 
+    def total_pages(self):
+        """Return the number of pages of each replica."""
+        return self.manager.config().num_pages
+
+    def available_pages(self, int32_t replica):
+        """Return the pages of a replica that a request could get: free and evictable pages."""
+        return self.manager.stats(replica).available_pages()
+
+    def cached_pages(self, int32_t replica):
+        """Return the pages of a replica in the prefix cache."""
+        return self.manager.stats(replica).cached_pages
+
     def group_stats(self, int32_t replica=0):
         """Return a GroupMetrics for each attention group of a replica."""
         cdef vector[GroupStats] found = self.manager.group_stats(replica)
