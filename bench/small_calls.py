@@ -3,7 +3,8 @@
 
 Two rows decode a token each: 4 query heads and 2 K/V heads of 64 float32, pages of 16 tokens. The
 libraries run in turn, so that a slow moment slows both. The limit of torch's row is the same call
-with numpy's arrays.
+with numpy's arrays. The rows "fetched" decode a token of one request in the pool of a manager, with
+the inputs of a fetch; the row "fetched step" includes the fetch.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ class _Scene:
         keys, values = pools
         self.model = kvcore.PagedBatch(keys, values, self.table, self.lengths, params=params)
         self.batch = kvcore.PagedBatch(keys[0], values[0], self.table, self.lengths)
+        self.manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=_PAGES)
+        self.manager.claim("a")
+        self.contexts = [kvcore.TextGenerationContext("a", [1])]
+        (self.inputs,) = self.manager.fetch(self.contexts)
+        self.one = tuple(array[:1] for array in (self.q, self.k, self.v))
+        self.ends = self.offsets[:2]
 
     def attention(self, _: object) -> None:
         """Call attention; it returns a new array."""
@@ -62,6 +69,22 @@ class _Scene:
     def append(self, _: object) -> None:
         """Append a token of each row."""
         ops.append(self.batch, 0, self.k, self.v, self.offsets)
+
+    def fetched_append(self, _: object) -> None:
+        """Append a token of one request of a manager."""
+        ops.append(self.inputs, 0, self.one[1], self.one[2], self.ends)
+
+    def fetched_attention(self, _: object) -> None:
+        """Attend to one token of a request of a manager."""
+        ops.attention(self.inputs, 0, self.one[0], self.ends)
+
+    def fetched_step(self, _: object) -> None:
+        """Fetch, and run append and attention in all layers."""
+        (inputs,) = self.manager.fetch(self.contexts)
+        q, k, v = self.one
+        for layer in range(_LAYERS):
+            ops.append(inputs, layer, k, v, self.ends)
+            ops.attention(inputs, layer, q, self.ends)
 
     def with_tables(self, _: object) -> None:
         """Build the batch of the next step."""
@@ -79,6 +102,9 @@ _JOBS = {
     "attention": ("attention, new result", _CALLS),
     "attention_out": ("attention, out=", _CALLS),
     "append": ("append", _CALLS),
+    "fetched_append": ("append, fetched inputs", _CALLS),
+    "fetched_attention": ("attention, fetched inputs", _CALLS),
+    "fetched_step": (f"fetch, {_LAYERS} layers of append and attention", 20),
     "with_tables": ("PagedBatch.with_tables", _CALLS),
     "step": (f"with_tables, {_LAYERS} layers of append and attention", 20),
 }

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test file shares: optional modules and Hypothesis profiles.
+"""Code for all test files: optional modules and Hypothesis profiles.
 
 Environment:
 
 ``KVCORE_REQUIRE``
-    Comma-separated modules and programs that must be there: a test that would be skipped for want
-    of one fails.
+    Comma-separated modules and programs that must be installed: a test fails if one is missing,
+    instead of being skipped.
 ``TRITON_INTERPRET``
-    0 compiles Triton's kernels, for a GPU (tests/gpu); by default they are interpreted.
+    0 compiles Triton's kernels for a GPU (tests/gpu); the default is to interpret them.
 ``HYPOTHESIS_PROFILE``
-    ``random`` (the default), ``ci`` (the same examples at each run) or ``deep`` (ten times as many
-    as ``random``).
+    ``random`` (the default), ``ci`` (the same examples at each run) or ``deep`` (ten times the
+    examples of ``random``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of a wheel, which one worker builds: it would be alone at the end."""
+    """Run the wheel tests first: one worker runs them, and other workers would wait at the end."""
 
     def is_of_wheel(item: pytest.Item) -> bool:
         group = item.get_closest_marker("xdist_group")
@@ -46,13 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare each garbage collection of a test the modules that all test files have imported."""
+    """Exclude imported modules from the garbage collections of the tests, to save time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Let modules go as ever: some look at the end for what is left of them."""
+    """Unfreeze the modules: some check for leftover objects when the process ends."""
     gc.unfreeze()
 
 
@@ -76,7 +76,7 @@ def require(module: str) -> ModuleType:
     """
     try:
         found = importlib.import_module(module)
-        if getattr(found, "__file__", None) is None:  # a folder of that name, as build/ is
+        if getattr(found, "__file__", None) is None:  # a folder of that name, for example build/
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
         return found
     except ImportError:
@@ -103,9 +103,9 @@ def require_program(name: str) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def _any_order_of_calls(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have runtime checks look at the state alone where calls come as no engine makes them.
+    """Disable checks of the step order in modules whose calls come in orders that no engine uses.
 
-    Modules with such calls set ``ANY_ORDER_OF_CALLS``: random calls, and scenes of tables only.
+    These modules set ``ANY_ORDER_OF_CALLS``: their calls are random, or they test only tables.
     """
     is_any = hasattr(request.module, "ANY_ORDER_OF_CALLS")
     with pytest.MonkeyPatch.context() as patch:

@@ -134,9 +134,8 @@ template <DType kNarrow, DType kWide, int kTensors>
 template <DType kWide, int kTensors>
 [[nodiscard]] Status dequantize_pieces(const RunsOf<kTensors>& runs, DType narrow,
                                        Stream stream) noexcept {
-    return with_narrow(narrow, [&](auto kind) noexcept {
-        return dequantize_pieces<decltype(kind)::value, kWide>(runs, stream);
-    });
+    return narrow == DType::kInt8 ? dequantize_pieces<DType::kInt8, kWide>(runs, stream)
+                                  : dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
 }
 
 }  // namespace kvcore::cuda

@@ -13,6 +13,12 @@
 
 namespace kvcore::cuda {
 
+/// Whether a kernel takes pieces of codes of a dtype: `WidenBody` takes codes of float8_e5m2 one by
+/// one.
+[[nodiscard]] inline bool has_pieces(DType narrow) noexcept {
+    return narrow == DType::kInt8 || narrow == DType::kFloat8E4M3FN;
+}
+
 // ---- codes to floats ----------------------------------------------------------------------------
 
 /// Returns marks for four codes: a sign bit is set if the code is NaN or infinite; the other bits

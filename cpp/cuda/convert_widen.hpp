@@ -109,9 +109,9 @@ template <DType kWide, int kCount>
 template <DType kWide>
 [[nodiscard]] Status widen_to(const Runs& runs, DType from, Stream stream) noexcept {
     constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
-    if (!takes_pieces(runs, kCount, item_size(from), item_size(kWide))) {
-        return widen_pieces<kWide, 1>(runs, from, stream);
-    }
+    const bool is_in_pieces = (is_wide(from) || has_pieces(from)) &&
+                              takes_pieces(runs, kCount, item_size(from), item_size(kWide));
+    if (!is_in_pieces) return widen_pieces<kWide, 1>(runs, from, stream);
     return is_wide(from) ? widen_pieces<kWide, kCount>(runs, from, stream)
                          : dequantize_pieces<kWide>(RunsOf<1>{{runs}}, from, stream);
 }
@@ -132,7 +132,7 @@ template <DType kWide>
 [[nodiscard]] Status widen_both_to(const Runs& k, const Runs& v, DType from,
                                    Stream stream) noexcept {
     constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
-    const bool is_one = !is_wide(from) && are_alike(k, v) &&
+    const bool is_one = has_pieces(from) && are_alike(k, v) &&
                         takes_pieces(k, kCount, item_size(from), item_size(kWide)) &&
                         takes_pieces(v, kCount, item_size(from), item_size(kWide));
     if (is_one) return dequantize_pieces<kWide>(RunsOf<2>{{k, v}}, from, stream);

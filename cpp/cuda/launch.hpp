@@ -16,7 +16,7 @@
 #include "kvcore/dtype.hpp"
 
 #if defined(__CUDACC__)
-#include "device_guard.cuh"
+#include "device_guard.hpp"
 #else
 #include "emulation/emulation.hpp"
 #endif

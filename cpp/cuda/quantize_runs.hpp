@@ -12,10 +12,43 @@
 
 namespace kvcore::cuda {
 
+/// Codes of one dtype, in pieces.
+template <DType kNarrow>
+struct CodesOf {
+    [[nodiscard]] KVCORE_HOST_DEVICE static constexpr DType dtype() noexcept { return kNarrow; }
+    template <int kCount>
+    KVCORE_HOST_DEVICE static void store(std::byte* to, const float (&values)[kCount]) noexcept {
+        Piece<kNarrow, kCount>::of(values).store(to);
+    }
+};
+
+/// Codes of a dtype that the launch names, one by one.
+struct AnyCodes {
+    DType narrow;
+
+    [[nodiscard]] KVCORE_HOST_DEVICE DType dtype() const noexcept { return narrow; }
+    KVCORE_HOST_DEVICE void store(std::byte* to, const float (&value)[1]) const noexcept {
+        store_as(to, value);
+    }
+
+   private:
+    template <int kIndex = kNumWide>
+    KVCORE_HOST_DEVICE void store_as(std::byte* to, const float (&value)[1]) const noexcept {
+        constexpr auto kNarrow = static_cast<DType>(kIndex);
+        if constexpr (kIndex + 1 == kNumDTypes) {
+            CodesOf<kNarrow>::store(to, value);
+        } else if (narrow == kNarrow) {
+            CodesOf<kNarrow>::store(to, value);
+        } else {
+            store_as<kIndex + 1>(to, value);
+        }
+    }
+};
+
 /// Each team writes the codes of a part of a run. It finds the largest magnitude, then divides by
 /// it; meanwhile it holds the elements in registers. Elements of a long run that do not fit are
 /// read twice.
-template <DType kWide, DType kNarrow, int kCount, int kTensors>
+template <DType kWide, class Codes, int kCount, int kTensors>
 struct QuantizeBody {
     using Elements = Piece<kWide, kCount>;
     static constexpr int kHeld = 4;  // pieces of a lane
@@ -33,6 +66,7 @@ struct QuantizeBody {
     using Part = std::conditional_t<kTensors == 1, std::uint32_t, std::uint64_t>;
 
     RunParts<kTensors> parts;
+    Codes codes;
 
     [[nodiscard]] KVCORE_HOST_DEVICE static Part join(Part a, Part b) noexcept {
         Part joined = 0;
@@ -124,64 +158,76 @@ struct QuantizeBody {
         piece.load(address(run, at));
         return piece;
     }
-    [[nodiscard]] KVCORE_HOST_DEVICE static float scale_of(const Runs& runs, TeamLane of,
-                                                           std::uint32_t most,
-                                                           std::int64_t offset) noexcept {
+    [[nodiscard]] KVCORE_HOST_DEVICE float scale_of(const Runs& runs, TeamLane of,
+                                                    std::uint32_t most,
+                                                    std::int64_t offset) const noexcept {
         if (runs.new_scales != nullptr) {
-            const float scale = scale_for(most, kNarrow);
+            const float scale = scale_for(most, codes.dtype());
             if (of.lane == 0) store_word<4>(runs.new_scales + offset, bits_of(scale));
             return scale;
         }
         return runs.scales == nullptr ? runs.scale : float_of(load_word<4>(runs.scales + offset));
     }
-    KVCORE_HOST_DEVICE static void store(const RunPart& run, std::int64_t at, const Elements& piece,
-                                         float factor) noexcept {
+    KVCORE_HOST_DEVICE void store(const RunPart& run, std::int64_t at, const Elements& piece,
+                                  float factor) const noexcept {
         float values[kCount];
         for (int i = 0; i < kCount; ++i) values[i] = piece.number(i) * factor;
-        Piece<kNarrow, kCount>::of(values).store(run.destination + at * kCount);
+        codes.store(run.destination + at * kCount, values);
     }
 };
 
-template <DType kWide, DType kNarrow, int kCount, int kTensors>
-[[nodiscard]] Status quantize_pieces(const RunsOf<kTensors>& runs, Stream stream) noexcept {
-    using Body = QuantizeBody<kWide, kNarrow, kCount, kTensors>;
+template <DType kWide, int kCount, class Codes, int kTensors>
+[[nodiscard]] Status quantize_pieces(const RunsOf<kTensors>& runs, Codes codes,
+                                     Stream stream) noexcept {
+    using Body = QuantizeBody<kWide, Codes, kCount, kTensors>;
     constexpr std::int64_t kHeld = Body::kHeld;
     const std::int64_t pieces = runs.of[0].group / kCount;
     const std::int32_t lanes = team_for((pieces + kHeld - 1) / kHeld);
     // A scale belongs to a whole run, so long runs may be cut only if scales are given.
     const std::int64_t of_part = runs.of[0].new_scales != nullptr ? pieces : lanes * kHeld;
     const RunParts<kTensors> parts(runs, kCount, item_size(kWide), 1, of_part);
-    return launch_teams(Body{parts}, {parts.count(), lanes}, stream);
+    return launch_teams(Body{parts, codes}, {parts.count(), lanes}, stream);
 }
 
-template <DType kWide, DType kNarrow>
-[[nodiscard]] Status quantize_to(const Runs& runs, Stream stream) noexcept {
-    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
+template <DType kWide>
+constexpr int kPiece = 16 / static_cast<int>(item_size(kWide));
+
+template <DType kWide>
+[[nodiscard]] bool is_in_pieces(const Runs& runs) noexcept {
+    return takes_pieces(runs, kPiece<kWide>, item_size(kWide), 1);
+}
+
+template <DType kWide, int kTensors>
+[[nodiscard]] Status quantize_pieces(const RunsOf<kTensors>& runs, DType narrow,
+                                     Stream stream) noexcept {
+    return narrow == DType::kInt8
+               ? quantize_pieces<kWide, kPiece<kWide>>(runs, CodesOf<DType::kInt8>{}, stream)
+               : quantize_pieces<kWide, kPiece<kWide>>(runs, CodesOf<DType::kFloat8E4M3FN>{},
+                                                       stream);
+}
+
+// Codes of float8_e5m2, which caches seldom have, are made one by one: no kernel is compiled for
+// pieces of them.
+
+template <DType kWide>
+[[nodiscard]] Status quantize_from(DType narrow, Stream stream, const Runs& runs) noexcept {
     if (runs.elements() == 0) return kSuccess;
-    return takes_pieces(runs, kCount, item_size(kWide), 1)
-               ? quantize_pieces<kWide, kNarrow, kCount>(RunsOf<1>{{runs}}, stream)
-               : quantize_pieces<kWide, kNarrow, 1>(RunsOf<1>{{runs}}, stream);
+    return has_pieces(narrow) && is_in_pieces<kWide>(runs)
+               ? quantize_pieces<kWide>(RunsOf<1>{{runs}}, narrow, stream)
+               : quantize_pieces<kWide, 1>(RunsOf<1>{{runs}}, AnyCodes{narrow}, stream);
 }
 
-template <DType kWide, DType kNarrow>
-[[nodiscard]] Status quantize_to(const Runs& k, const Runs& v, Stream stream) noexcept {
-    constexpr int kCount = 16 / static_cast<int>(item_size(kWide));
-    const bool is_one = k.elements() > 0 && are_alike(k, v) &&
-                        takes_pieces(k, kCount, item_size(kWide), 1) &&
-                        takes_pieces(v, kCount, item_size(kWide), 1);
-    if (is_one) return quantize_pieces<kWide, kNarrow, kCount>(RunsOf<2>{{k, v}}, stream);
-    const Status status = quantize_to<kWide, kNarrow>(k, stream);
-    return status == kSuccess ? quantize_to<kWide, kNarrow>(v, stream) : status;
+template <DType kWide>
+[[nodiscard]] Status quantize_from(DType narrow, Stream stream, const Runs& k,
+                                   const Runs& v) noexcept {
+    const bool is_one = has_pieces(narrow) && k.elements() > 0 && are_alike(k, v) &&
+                        is_in_pieces<kWide>(k) && is_in_pieces<kWide>(v);
+    if (is_one) return quantize_pieces<kWide>(RunsOf<2>{{k, v}}, narrow, stream);
+    const Status status = quantize_from<kWide>(narrow, stream, k);
+    return status == kSuccess ? quantize_from<kWide>(narrow, stream, v) : status;
 }
 
 // `runs`: the runs of one tensor, or of K and V.
-
-template <DType kWide, class... OfRuns>
-[[nodiscard]] Status quantize_from(DType narrow, Stream stream, const OfRuns&... runs) noexcept {
-    return with_narrow(narrow, [&](auto kind) noexcept {
-        return quantize_to<kWide, decltype(kind)::value>(runs..., stream);
-    });
-}
 
 template <class... OfRuns>
 [[nodiscard]] Status quantize_any(DType wide, DType narrow, Stream stream,

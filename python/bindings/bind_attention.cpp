@@ -290,9 +290,8 @@ std::vector<py::array> arrays_of(const py::tuple& given) {
 
 py::tuple attention(const py::tuple& pools, const py::object& globals, const py::object& v_head_dim,
                     const py::tuple& step, const py::array& q, const py::tuple& rule,
-                    const py::object& shared, const py::object& replica, const py::object& out,
-                    const py::object& out_lse, const py::object& return_lse,
-                    const py::object& threads) {
+                    const py::tuple& shared, const py::object& out, const py::object& out_lse,
+                    const py::object& return_lse, const py::object& threads) {
     const int workers = threads_of(threads);
     const bool has_lse = flag_arg(return_lse, "return_lse");
     const PoolArgs pool(pools, globals, v_head_dim);
@@ -303,8 +302,8 @@ py::tuple attention(const py::tuple& pools, const py::object& globals, const py:
     const RuleArgs rules(rule, q.shape(2), q.shape(1));
     const std::vector<std::uint32_t> first = batch.first_seen(rules.rule);
     batch.check_pages(first, pool.keys);
-    const SharedArgs groups(shared, integer_arg(replica, "replica"), table, first, batch.cached,
-                            pool.view.page_size);
+    const SharedArgs groups(shared[0], integer_arg(shared[1], "replica"), table, first,
+                            batch.cached, pool.view.page_size);
     std::vector<py::array> read = arrays_of(pools);
     read.insert(read.end(), {batch.table, batch.lengths, batch.offsets, q});
     const py::array values = results(out, q, pool.view.v.dim, read);
@@ -345,8 +344,8 @@ void merge_states(const py::array& o_a, const py::array& lse_a, const py::array&
 void bind_attention(py::module_& module) {
     module.def("attention", &attention, py::arg("pools"), py::arg("global_scales"),
                py::arg("v_head_dim"), py::arg("step"), py::arg("q"), py::arg("rule"),
-               py::arg("shared"), py::arg("replica"), py::arg("out"), py::arg("out_lse"),
-               py::arg("return_lse"), py::arg("threads"));
+               py::arg("shared"), py::arg("out"), py::arg("out_lse"), py::arg("return_lse"),
+               py::arg("threads"));
     module.def("merge_states", &merge_states, py::arg("o_a"), py::arg("lse_a"), py::arg("o_b"),
                py::arg("lse_b"), py::arg("out"), py::arg("out_lse"), py::arg("threads"));
 }

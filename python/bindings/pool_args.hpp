@@ -20,11 +20,12 @@ namespace kvcore::python {
 /// Returns the DType of an array; TypeError for a dtype that no cache has.
 [[nodiscard]] inline DType dtype_of(const pybind11::array& array, const char* name) {
     const pybind11::dtype dtype = array.dtype();
+    const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
+    if (is_native && dtype.num() == pybind11::detail::npy_api::NPY_FLOAT_) return DType::kFloat32;
     // Reads the name of the scalar type: numpy takes a microsecond to build the name of the dtype.
     const pybind11::object scalar = dtype.attr("type");
     std::string_view found = reinterpret_cast<PyTypeObject*>(scalar.ptr())->tp_name;
     found.remove_prefix(found.rfind('.') + 1);
-    const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
     for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
         if (is_native && found == kDTypeNames[i]) return static_cast<DType>(i);
     }

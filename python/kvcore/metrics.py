@@ -402,9 +402,9 @@ def _pages(mgr: Any) -> Iterator[Family]:
             cached = stats.host_cached_pages
             host.append(Value((str(replica), "cached"), cached))
             host.append(Value((str(replica), "free"), stats.host_pages - cached))
-    text = "Pages of the device: of requests and pins, cached and nobody's, free."
+    text = "Pages of the device: held by requests and pins, cached and evictable, free."
     yield Family("gauge", "pages", text, ("replica", "state"), pages)
-    text = "Pages of the host tier; a cached one can be evicted."
+    text = "Pages of the host tier; cached pages can be evicted."
     yield Family("gauge", "host_pages", text, ("replica", "state"), host)
     yield Family("gauge", "sequences", "Requests that are claimed.", ("replica",), sequences)
 
@@ -592,7 +592,7 @@ class Exporter:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             raise OSError(
-                error.errno, f"nobody can listen at {host}:{port} ({error.strerror}); try port=0"
+                error.errno, f"cannot listen at {host}:{port} ({error.strerror}); try port=0"
             ) from None
         self.host = host
         self.port: int = self._server.server_port

@@ -191,8 +191,8 @@ def chosen_pages(
     pages = pages_per_replica(params, available_cache_memory or 0, num_states) - first_page
     if pages < 1:
         beside = num_states * params.bytes_per_state_slot
-        states = f", {num_states} slots for states {beside} bytes beside it" if num_states else ""
-        front = f", and there are {first_page} in front of it" if first_page else ""
+        states = f", {num_states} slots for states need {beside} bytes" if num_states else ""
+        front = f", and first_page reserves {first_page} page ids" if first_page else ""
         raise CapacityError(
             f"available_cache_memory is {available_cache_memory} bytes for "
             f"{params.data_parallel_degree} replicas, one page needs {params.bytes_per_page} bytes "

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-#: vLLM 0.33.0, ``vllm.distributed.kv_events``; a hash is what its block pool publishes.
+#: vLLM 0.33.0, ``vllm.distributed.kv_events``; vLLM's block pool publishes these hashes.
 VllmHash = bytes | int
 
 
@@ -90,9 +90,9 @@ class SglangBatch(msgspec.Struct, array_like=True):
     attn_dp_rank: int | None = None
 
 
-#: The batch of each engine, whose events are in its second field.
+#: The batch class of each engine; its events are in its second field.
 BATCHES: dict[str, Any] = {"vllm": VllmBatch, "sglang": SglangBatch}
-#: The classes of each engine by the names that they have there.
+#: The classes of each engine by their names in that engine.
 KINDS: dict[str, dict[str, Any]] = {
     "vllm": {
         "KVEventBatch": VllmBatch,
@@ -110,12 +110,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def fields_of(kind: Any) -> list[tuple[str, bool]]:
-    """The fields of a message in order: their names, and whether a message may leave them out."""
+    """Return the fields of a message in order: the names, and whether a field is optional."""
     return [(each.name, not each.required) for each in msgspec.structs.fields(kind)]
 
 
 def differing(engine: str, module: Any) -> list[str]:
-    """The classes of an engine's module whose fields are no longer those listed here."""
+    """Return the classes of an engine's module whose fields differ from the fields listed here."""
     return [
         name
         for name, ours in KINDS[engine].items()

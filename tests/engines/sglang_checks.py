@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Written calls to SGLang's prefix cache and kvcore's, and what kvcore's alone must do.
+"""Fixed calls to SGLang's prefix cache and kvcore's, and checks of kvcore's cache only.
 
 Needs SGLang's sources (`sglang_sources.open_sources`).
 """
@@ -41,20 +41,20 @@ PLAIN = (None, None)
 
 
 def check(body: Callable[[], None]) -> Callable[[], None]:
-    """Take a function into the list, by what it is called."""
+    """Add a function to the list, by its name."""
     CHECKS[body.__name__.replace("_", " ")] = body
     return body
 
 
 def same(scene: Callable[[Side], Any], *types: Any, page: int = 4, **options: Any) -> list[Any]:
-    """What a scene answers on one cache after the other; the answers agree."""
+    """Run a scene on each cache, compare the answers and return them."""
     found = [scene(Side(each, page, 256 * page, **options)) for each in types or BOTH]
     assert found[0] == found[1], found
     return found
 
 
 def put(side: Side, tokens: list[int], name: Any = PLAIN, priority: int | None = 0) -> int:
-    """Insert tokens under new slots; give back those that were there already."""
+    """Insert tokens into new slots; free the slots of tokens that were cached already."""
     whole = side.pages(len(tokens)) * side.page
     slots = side.allocator.alloc(whole)
     key = side.key(tokens, name)
@@ -186,12 +186,12 @@ def requests_are_walked_in_the_same_order() -> None:
     for tokens in prompts:
         put(side, tokens)
     hits = [tokens[: side.match(tokens, PLAIN).device_prefix_len] for tokens in prompts]
-    # Ways of as many requests may be walked in any order: what each prefix weighs agrees.
+    # Groups of equal size may be visited in any order: the weight of each prefix must agree.
     for order in (theirs, ours):
         for depth in range(12):
             seen = [tuple(hits[i][:depth]) for i in order if len(hits[i]) >= depth]
             runs = [a for a, b in zip(seen, [None, *seen], strict=False) if a != b]
-            assert len(runs) == len(set(runs)), "the requests of a prefix are not next to another"
+            assert len(runs) == len(set(runs)), "the requests of a prefix are not adjacent"
     weights = [[len(hits[i]) for i in order if not hits[i]] for order in (theirs, ours)]
     assert weights[0] == weights[1]
 
@@ -227,11 +227,11 @@ def a_lock_from_before_a_reset_is_refused() -> None:
         side.cache.unlock(lock)
     except kvcore.InvalidHandleError:
         return
-    raise AssertionError("the lock was another tree's")
+    raise AssertionError("the lock belonged to another tree")
 
 
 def context(**options: Any) -> Any:
-    """What SGLang makes a cache from."""
+    """Return the context from which SGLang makes a cache."""
     params = init_params(4, 64)
     params.eviction_policy = options.pop("eviction_policy", "lru")
     params.eviction_policy_config = options.pop("config", None)
@@ -288,7 +288,7 @@ def expect_refusal(make: Any, given: Any) -> None:
     except NotImplementedError as error:
         assert "does not serve" in str(error)
         return
-    raise AssertionError(f"{type(made)} was made of {given}")
+    raise AssertionError(f"{type(made)} was made from {given}")
 
 
 @check

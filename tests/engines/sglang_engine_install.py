@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs SGLang for this CPU and the current kvcore into an environment of its own.
+"""Installs SGLang for this CPU and the current kvcore into a separate environment.
 
 SGLang's wheel depends on gigabytes for GPUs. Here it is installed without its dependencies: the
-packages that it imports on a CPU are named below, and stubs stand for kernels and pictures.
+packages that it imports on a CPU are listed below, and stubs replace kernels and image packages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PACKAGES = (
     "uvicorn==0.54.0",
     "uvloop==0.23.0",
 )
-#: Packages that depend on much more than SGLang asks of them.
+#: Packages that depend on much more than SGLang needs from them.
 BARE = (
     "apache-tvm-ffi==0.1.11",
     "compressed-tensors==0.18.0",
@@ -53,7 +53,7 @@ BARE = (
 
 
 def environment(folder: Path, wheel: Path) -> Path:
-    """Return the Python of an environment with SGLang, which is made once."""
+    """Return the Python of an environment with SGLang; the environment is made once."""
     root = folder / "environment"
     python = root / "bin" / "python"
     done = root / "installed"
@@ -63,7 +63,7 @@ def environment(folder: Path, wheel: Path) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(root)], check=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    subprocess.run([*pip, TORCH], check=True)  # of the settings' index, which may have one for CPUs
+    subprocess.run([*pip, TORCH], check=True)  # from the configured index, perhaps with CPU builds
     subprocess.run([*pip, TORCH, *PACKAGES], check=True)
     subprocess.run([*pip, "--no-deps", *BARE, str(wheel)], check=True)
     done.write_text(wanted)
@@ -71,7 +71,7 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 
 def site_of(folder: Path) -> Path:
-    """Return the folder for PYTHONPATH with the stubs and the probe, made anew."""
+    """Return the folder for PYTHONPATH with the stubs and the probe; it is made anew."""
     site = folder / "site"
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
@@ -82,7 +82,7 @@ def site_of(folder: Path) -> Path:
 
 
 def install(folder: Path, wheels: Path) -> tuple[Path, Path]:
-    """Return the Python and the folder for PYTHONPATH with which SGLang and kvcore run."""
+    """Return the Python and the folder for PYTHONPATH that run SGLang and kvcore."""
     wheels.mkdir(parents=True, exist_ok=True)
     python = environment(folder, sglang_sources.fetch(wheels).resolve())
     vllm_engine_install.link_kvcore(python)

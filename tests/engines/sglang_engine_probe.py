@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in of SGLang that writes which cache a scheduler has, and how many tokens are in use.
+"""A plug-in of SGLang that writes the cache class of a scheduler, and the tokens in use.
 
-SGLang loads plug-ins in each of its processes; only the process with a scheduler writes. A line of
-JSON is appended to the file that ``KVCORE_PROBE`` names, whenever the scheduler has no request.
+SGLang loads plug-ins in each of its processes; only the process with a scheduler writes. Whenever
+the scheduler has no request, the probe appends a line of JSON to the file that ``KVCORE_PROBE``
+names.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Have SGLang call the probe where it retracts and evicts, and where it is idle."""
+    """Make SGLang call the probe at retractions, at evictions and when it is idle."""
     path = os.environ.get("KVCORE_PROBE")
     if not path:
         return
@@ -30,7 +31,7 @@ def register() -> None:
 
 
 class Probe:
-    """Appends lines to a file; a line that says the same as the last one is left out."""
+    """A writer that appends lines to a file, and skips a line equal to the last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +48,7 @@ class Probe:
         self.retracted += len(result[0])
 
     def note(self, _result: Any, scheduler: Any) -> None:
-        """Write a line where the scheduler has no request."""
+        """Write a line if the scheduler has no request."""
         if not scheduler.is_fully_idle():
             return
         cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator

@@ -3,8 +3,8 @@
 
     python sglang_engine_scenes.py SETTINGS
 
-SETTINGS is JSON: the arguments of the engine, and how many prompts the large scenes have. The
-scenes run one after the other on one engine, so that each finds the cache of those before.
+SETTINGS is JSON: the arguments of the engine, and the number of prompts in the large scenes. The
+scenes run one after the other on one engine, so each scene finds the cache of the scenes before it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from vllm_engine_scenes import Answers, shared_prompts, text
 
-#: How many tokens of an aborted answer are compared.
+#: The number of tokens of an aborted answer that are compared.
 BEFORE_ABORT = 3
 
 
 def greedy(tokens: int, **more: Any) -> dict[str, Any]:
-    """Return sampling parameters for `tokens` tokens, always the likeliest token."""
+    """Return sampling parameters for `tokens` tokens, always the most likely token."""
     return {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.0} | more
 
 
 class Scenes:
-    """The scenes, over an engine; `cached` sums the cached tokens of all prompts."""
+    """The scenes of an engine; `cached` sums the cached tokens of all prompts."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from sglang.srt.entrypoints.engine import Engine
@@ -46,7 +46,7 @@ class Scenes:
     async def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], **more: Any
     ) -> list[Any]:
-        """Serve prompts that the scheduler finds all at once, so each run has the same batches."""
+        """Serve prompts that the scheduler receives together, so each run has the same batches."""
         from sglang.srt.managers.io_struct import (
             ContinueGenerationReqInput,
             GenerateReqInput,
@@ -76,7 +76,7 @@ class Scenes:
         return [each["output_ids"] for each in outputs]
 
     async def shared(self) -> Answers:
-        """Many prompts with few heads, in chunks, with too few slots for all at a time."""
+        """Many prompts with few prefixes, in chunks, with too few slots for all at once."""
         wanted = shared_prompts(1, self.count)
         prompts = [tokens for tokens, _ in wanted]
         told = await self.answers("shared", prompts, [greedy(count) for _, count in wanted])
@@ -84,14 +84,14 @@ class Scenes:
         return {f"{i}": answer for i, answer in enumerate(told)}
 
     async def turns(self) -> Answers:
-        """Second turns: the prompt, its answer, and a few tokens more."""
+        """Second turns: the prompt, its answer, and a few more tokens."""
         chance = random.Random(2)
         prompts = [[*tokens, *answer, *text(chance, 20)] for tokens, answer in self.told[::3]]
         told = await self.answers("turns", prompts, [greedy(12)] * len(prompts))
         return {f"{i}": answer for i, answer in enumerate(told)}
 
     async def long(self) -> Answers:
-        """Short prompts whose answers outgrow the slots, so that some are retracted.
+        """Short prompts whose answers outgrow the slots, so some requests are retracted.
 
         SGLang keeps slots for the whole answer of a request that ignores the end of a text.
         """
@@ -112,7 +112,7 @@ class Scenes:
         return {f"{i // 3}.{i % 3}": answer for i, answer in enumerate(told)}
 
     async def stream(self, name: str, tokens: list[int], count: int, goes: bool) -> list[int]:
-        """Return an answer that comes in parts; of a client that goes, its first tokens."""
+        """Return a streamed answer; for a client that disconnects, return its first tokens."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
@@ -126,7 +126,7 @@ class Scenes:
         return told[:BEFORE_ABORT] if goes else told
 
     async def aborts(self) -> Answers:
-        """Requests whose clients go while they run, while the cache is asked to flush."""
+        """Requests whose clients disconnect while they run and while the cache is flushed."""
         wanted = shared_prompts(5, 24)
         waiting = [
             asyncio.ensure_future(self.stream(f"a{i}", tokens, count + 8, i % 5 == 0))
@@ -139,7 +139,7 @@ class Scenes:
         return {f"a{i}": answer for i, answer in enumerate(told)}
 
     async def flush(self) -> Answers:
-        """After a flush no token is cached; then prompts are cached as before."""
+        """After a flush no token is cached; later prompts are cached as before."""
         while not (await self.manager.flush_cache()).success:  # aborted requests end a moment later
             await asyncio.sleep(0.1)
         tokens, answer = self.told[1]
@@ -156,7 +156,7 @@ class Scenes:
         return found
 
     async def salts(self) -> Answers:
-        """One prompt under two salts: the second salt finds nothing, each finds its own."""
+        """One prompt under two salts: the second salt finds nothing, each salt finds its prompt."""
         tokens, _ = shared_prompts(4, 2)[1]
         found = {}
         for turn, salt in enumerate(("one", "two", "one", "two")):
@@ -181,7 +181,7 @@ class Scenes:
     async def run(self) -> dict[str, Answers]:
         """Serve all scenes."""
         full = (self.shared, self.turns, self.long, self.several, self.aborts)
-        scenes = (*full, self.flush, self.salts, self.again)  # right after a flush none is evicted
+        scenes = (*full, self.flush, self.salts, self.again)  # nothing is evicted after a flush
         return {scene.__name__: await scene() for scene in scenes}
 
 

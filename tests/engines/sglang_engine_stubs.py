@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for packages that SGLang imports on a CPU and does not call: GPU kernels, pictures.
+"""Stubs of packages that SGLang imports on a CPU and does not call: GPU kernels, images.
 
-`write` makes packages whose names are all of them `Absent` classes. SGLang may import each name,
-derive from it and ask for its members; a call raises an error that names it.
+`write` makes packages in which every name is an `Absent` class. SGLang may import a name, derive
+from it and read its members; a call raises an error with the name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The packages, and their modules that SGLang imports.
+#: The packages, and the modules of them that SGLang imports.
 PACKAGES = (
     "IPython",
     "IPython.display",
@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 class Absent(type):
-    """The class of a name that a stub has: its members are such classes, and no call works."""
+    """The class of each name in a stub: its members are also `Absent`, and a call raises."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -51,7 +51,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 def write(site: Path) -> None:
-    """Write the packages to a folder for PYTHONPATH, on which this module has to be as well."""
+    """Write the packages to a folder for PYTHONPATH; this module must also be on that path."""
     for module in PACKAGES:
         folder = site.joinpath(*module.split("."))
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix cache of SGLang's on a tree whose calls fail: no page and no lock is lost.
+"""SGLang's prefix cache on a tree whose calls fail: no page and no lock is lost.
 
 Needs SGLang's sources (`sglang_sources.open_sources`).
 """
@@ -17,7 +17,7 @@ __all__ = ["CHECKS"]
 
 
 class Failing:
-    """A tree one of whose calls fails, the n-th from now."""
+    """A tree that fails the n-th call from now."""
 
     def __init__(self, tree: Any, fails_at: int) -> None:
         self.tree, self.left = tree, fails_at
@@ -43,7 +43,7 @@ def a_failing_core_call_leaks_no_page_and_no_lock() -> None:
 
 
 def fail_at(n: int, policy: str) -> int:
-    """Fail the n-th call of a scene; return whether it had so many."""
+    """Fail the n-th call of a scene; return true if the scene has n calls."""
     options: dict[str, Any] = {"eviction_policy": policy, "enable_kv_cache_events": True}
     side = Side(KVCoreRadixCache, 4, 256, **options)
     failing = Failing(side.cache.tree, n)
@@ -74,7 +74,7 @@ def fail_at(n: int, policy: str) -> int:
     for rid in [*side.requests]:
         request = side.requests[rid]
         if not attempt(side.release, rid, checkpoint=True):
-            side.requests[rid] = request  # the scheduler goes on, or ends
+            side.requests[rid] = request  # the scheduler continues, or ends
             side.cache.tree = failing.tree
             side.release(rid, checkpoint=False)
             side.cache.tree = failing
@@ -89,7 +89,7 @@ def fail_at(n: int, policy: str) -> int:
 
 
 def verify(side: Side, failing: Failing) -> None:
-    """Nothing has two owners or none, as seen through the tree itself."""
+    """Check through the tree itself that every page has exactly one owner."""
     side.cache.tree = failing.tree
     side.check()
     side.cache.tree = failing
@@ -110,7 +110,7 @@ def a_failing_free_is_made_up_for() -> None:
             side.evict(8)
         except RuntimeError:
             continue
-        raise AssertionError("it was to fail")
+        raise AssertionError("the call did not fail")
     side.allocator.free_page_ids = free
     assert side.evict(4) == 8
     assert side.cache.total_size() + side.allocator.available_size() == 256

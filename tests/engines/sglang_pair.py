@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix cache of SGLang's and kvcore's in its place, which get the same calls.
+"""SGLang's prefix cache and kvcore's replacement, with the same calls.
 
 Needs SGLang's sources (`sglang_sources.open_sources`).
 """
@@ -31,7 +31,7 @@ ROWS = 16
 
 
 def init_params(page: int, slots: int, **options: Any) -> Any:
-    """What a cache is made of: a pool of rows, and an allocator of `slots` slots."""
+    """Return the parameters of a cache: a pool of rows, and an allocator of `slots` slots."""
     if page == 1:
         allocator = TokenToKVPoolAllocator(slots, torch.float16, "cpu", None, False)
     else:
@@ -41,7 +41,7 @@ def init_params(page: int, slots: int, **options: Any) -> Any:
 
 
 def page_hashes(key: Any, prior: bytes | None, page_size: int) -> list[str]:
-    """Hashes of pages in place of SGLang's, which has to be compiled; both caches have the same."""
+    """Return hashes of pages for both caches; SGLang's own function must be compiled."""
     units, found = list(key), []
     for start in range(0, len(units), page_size):
         page = repr(units[start : start + page_size]).encode()
@@ -55,7 +55,7 @@ utils.get_native_hash = page_hashes
 
 @dataclass
 class Request:
-    """What a cache reads and writes of SGLang's request."""
+    """The fields of SGLang's request that a cache reads and writes."""
 
     origin_input_ids: array[int]
     full_untruncated_fill_ids: array[int]
@@ -71,12 +71,12 @@ class Request:
     kv_rotation_base: int | None = None
 
     def finished(self) -> bool:
-        """Tell whether the last token is there."""
+        """Return true if the last token is generated."""
         return self.is_finished
 
 
 class Side:
-    """One cache with its allocator and its requests: what the scheduler does with them."""
+    """One cache with its allocator and its requests, and the scheduler's calls to them."""
 
     def __init__(self, cache_type: Any, page: int, slots: int, **options: Any) -> None:
         params = init_params(page, slots, **options)
@@ -86,7 +86,7 @@ class Side:
         self.requests: dict[str, Request] = {}
 
     def key(self, tokens: list[int], name: tuple[str | None, str | None]) -> Any:
-        """A key of tokens, made anew for each call: caches may change it."""
+        """Return a new key of tokens for each call, because caches may change it."""
         return RadixKey(array("q", tokens), name[0], cache_salt=name[1])
 
     def match(self, tokens: list[int], name: tuple[str | None, str | None]) -> Any:
@@ -94,15 +94,15 @@ class Side:
         return self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens, name)))
 
     def missing(self, tokens: int) -> int:
-        """Slots that have to be evicted for so many."""
+        """Return the number of slots to evict before `tokens` tokens fit."""
         return max(self.pages(tokens) * self.page - int(self.allocator.available_size()), 0)
 
     def pages(self, tokens: int) -> int:
-        """Whole pages of so many tokens."""
+        """Return the number of pages for `tokens` tokens."""
         return -(-tokens // self.page)
 
     def start(self, rid: str, tokens: list[int], name: Any, priority: int | None) -> int:
-        """Match and lock a prompt but for its last token, give it a row."""
+        """Match and lock a prompt without its last token, and allocate a row for it."""
         ids = array("q", tokens)
         request = Request(ids, array("q", ids), name[0], name[1], priority)
         found = self.match(tokens[:-1], name)
@@ -117,7 +117,7 @@ class Side:
         return hit
 
     def grow(self, rid: str, end: int) -> None:
-        """Give slots to the tokens in front of `end`; there are enough."""
+        """Allocate slots for the tokens before `end`; enough slots are free."""
         kv = self.requests[rid].kv
         first = self.pages(kv.kv_allocated_len) * self.page
         more = self.pages(end) * self.page - first
@@ -128,13 +128,13 @@ class Side:
         kv.kv_allocated_len = max(kv.kv_allocated_len, end)
 
     def checkpoint(self, rid: str, end: int) -> int:
-        """Publish what is computed up to `end`."""
+        """Publish the computed tokens up to `end`."""
         request = self.requests[rid]
         self.cache.checkpoint(request, up_to=end)
         return int(request.kv.cache_protected_len)
 
     def release(self, rid: str, *, checkpoint: bool) -> None:
-        """What SGLang's release_kv_cache does, in its order."""
+        """Do the steps of SGLang's release_kv_cache, in the same order."""
         request = self.requests.pop(rid)
         kv = request.kv
         request.is_finished = True
@@ -147,11 +147,11 @@ class Side:
         self.rows.free_slots.append(kv.req_pool_idx)
 
     def evict(self, tokens: int) -> int:
-        """Evict; return the tokens that went."""
+        """Evict; return the number of evicted tokens."""
         return int(self.cache.evict(EvictParams(num_tokens=tokens)).num_tokens_evicted)
 
     def sizes(self) -> tuple[int, ...]:
-        """What the scheduler's budgets are made of."""
+        """Return the sizes from which the scheduler computes its budgets."""
         cache = self.cache
         return (
             *(cache.evictable_size(), cache.protected_size(), cache.total_size()),
@@ -159,7 +159,7 @@ class Side:
         )
 
     def check(self) -> None:
-        """Every slot has one owner: the allocator, the tree or one request."""
+        """Check that every slot has one owner: the allocator, the tree or one request."""
         cached = self.cache.all_values_flatten().tolist() if self.cache.total_size() else []
         free = self.allocator.get_all_free_pages().tolist()
         owned = [slot // self.page for slot in cached[:: self.page]] + free
@@ -171,14 +171,14 @@ class Side:
             path = self.cache.path_device_indices(request.last_node)[: kv.cache_protected_len]
             assert path.tolist() == row[: kv.cache_protected_len].tolist()
         assert sorted(owned) == list(range(1, self.slots // self.page + 1)), (
-            "a page is lost or twice"
+            "a page is lost or has two owners"
         )
         if isinstance(self.cache, KVCoreRadixCache):
             self.cache.tree.check_integrity()
 
 
 def theirs_content(cache: Any) -> dict[Any, bool]:
-    """Of SGLang's tree: each page by its namespace and all tokens up to its end; locked or not."""
+    """Return the pages of SGLang's tree by namespace and tokens up to their end; true if locked."""
     found: dict[Any, bool] = {}
     left: list[tuple[Any, list[Any]]] = [(child, []) for child in cache.root_node.children.values()]
     while left:
@@ -192,7 +192,7 @@ def theirs_content(cache: Any) -> dict[Any, bool]:
 
 
 def ours_content(cache: Any) -> dict[Any, bool]:
-    """The same of kvcore's."""
+    """Return the pages of kvcore's tree in the same form."""
     found: dict[Any, bool] = {}
     units: list[list[Any]] = []
     for run in cache.tree.runs():
@@ -208,7 +208,7 @@ def ours_content(cache: Any) -> dict[Any, bool]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a random run is about."""
+    """The settings of a random run."""
 
     page: int = 1
     policy: str = "lru"
@@ -216,7 +216,7 @@ class Scene:
     names: bool = False
     events: bool = False
     slots: int = 192
-    ruled: bool = True  # SGLang with all of its rules
+    ruled: bool = True  # True: SGLang with all of its rules
     windows: bool = False  # in all layers of the model
     seed: int = 0
 
@@ -227,7 +227,7 @@ class Scene:
 
 
 class Pair:
-    """Both caches under the same random calls; AssertionError where an answer differs."""
+    """Both caches under the same random calls; AssertionError if an answer differs."""
 
     def __init__(self, scene: Scene) -> None:
         options = {
@@ -250,14 +250,14 @@ class Pair:
         self.started = 0
 
     def both(self, verb: str, *args: Any, **options: Any) -> Any:
-        """Call a verb on both; their answers agree."""
+        """Call a verb on both sides and compare the answers."""
         self.said.append(f"{verb}{args}{options or ''}")
         answers = [getattr(side, verb)(*args, **options) for side in (self.theirs, self.ours)]
         assert answers[0] == answers[1], f"{self.scene}: {self.said[-1]}: {answers}"
         return answers[0]
 
     def prompt(self) -> list[int]:
-        """Tokens that begin as those of other requests do."""
+        """Return tokens that may start like the tokens of other requests."""
         length = self.rng.randrange(2, 12 * self.scene.page // 2 + 10)
         base = random.Random(self.rng.randrange(3))
         tokens = [base.randrange(1, 2**40) for _ in range(length)]
@@ -272,7 +272,7 @@ class Pair:
         return self.rng.choice(choices) if self.scene.names else choices[0]
 
     def make_room(self, tokens: int) -> bool:
-        """Evict what is missing: SGLang whole leaves, and so kvcore as much."""
+        """Evict the missing slots: SGLang evicts whole leaves, kvcore evicts the same number."""
         missing = self.theirs.missing(tokens)
         if missing:
             self.said.append(f"evict {missing}")
@@ -290,7 +290,7 @@ class Pair:
         self.computed[rid], self.names[rid] = hit, name
 
     def advance(self) -> None:
-        """A chunk of the prompt, or a decoded token."""
+        """Run a chunk of the prompt, or a decoded token."""
         if not self.computed:
             return
         rid = self.rng.choice([*self.computed])
@@ -308,7 +308,7 @@ class Pair:
         self.both("grow", rid, end)
         self.computed[rid] = end
         if self.scene.windows and done < len(self.theirs.requests[rid].origin_input_ids):
-            for side in (self.theirs, self.ours):  # behind its prompt windows slide
+            for side in (self.theirs, self.ours):  # windows slide only after the prompt
                 side.requests[rid].kv.swa_evict_floor = end
         if self.rng.random() < 0.5:
             self.both("checkpoint", rid, end)
@@ -322,7 +322,7 @@ class Pair:
         publishes = new.kv_allocated_len > new.cache_protected_len and self.rng.random() < 0.8
         tokens = [*self.theirs.requests[rid].full_untruncated_fill_ids]
         self.both("release", rid, checkpoint=publishes)
-        if not publishes:  # to kvcore it is a use of what was locked, to SGLang none
+        if not publishes:  # kvcore counts this as a use of the locked pages, SGLang does not
             self.touch(tokens, self.names[rid])
 
     def touch(self, tokens: list[int], name: Any) -> None:
@@ -331,7 +331,7 @@ class Pair:
             side.cache.touch_prefix(side.key(tokens, name))
 
     def look(self) -> None:
-        """A match that nobody locks, or a lock for a moment."""
+        """Match without a lock, or with a short lock."""
         tokens, name = self.prompt(), self.name()
         self.said.append(f"look({tokens}, {name})")
         found = [side.match(tokens, name) for side in (self.theirs, self.ours)]
@@ -352,7 +352,7 @@ class Pair:
             side.allocator.clear()
 
     def step(self) -> None:
-        """One random call, and everything compared."""
+        """Make one random call and compare everything."""
         verbs = (self.start, self.start, self.advance, self.advance, self.advance, self.leave)
         self.rng.choice((*verbs, self.look, self.reset))()
         if not self.scene.ruled and self.rng.random() < 0.1:
@@ -362,22 +362,22 @@ class Pair:
         self.compare()
 
     def compare(self) -> None:
-        """Sizes, events, who owns which page, and the trees page by page."""
+        """Compare sizes, events, the owners of pages, and the trees page by page."""
         sides = (self.theirs, self.ours)
         for side in sides:
             side.check()
         text = f"{self.scene} after {len(self.said)} calls: {self.said[-3:]}"
         contents = theirs_content(self.theirs.cache), ours_content(self.ours.cache)
         only = [sorted(map(str, contents[i].keys() - contents[1 - i].keys())) for i in (0, 1)]
-        assert only == [[], []], f"{text}: cached by one alone: {only}"
-        assert contents[0] == contents[1], f"{text}: locked by one alone"
+        assert only == [[], []], f"{text}: cached on one side only: {only}"
+        assert contents[0] == contents[1], f"{text}: locked on one side only"
         assert self.theirs.sizes() == self.ours.sizes(), text
         told = [as_told(side.cache.take_events()) for side in sides]
         assert told[0] == told[1], f"{text}: {told}"
 
 
 def as_told(events: list[Any]) -> list[Any]:
-    """Return events, with the pages that left together in no order: SGLang goes by leaves."""
+    """Return events; sort the pages that left together, because SGLang evicts by leaves."""
     found: list[Any] = []
     for event in events:
         kind = type(event).__name__

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each call of the core within kvcore's cache for SGLang fails once; then the verb is called again.
+"""Each core call of kvcore's cache for SGLang fails once; the caller then repeats the verb.
 
-Needs SGLang's sources (`sglang_sources.open_sources`). All answers, events and sizes, what is
-cached, and the order in which it is evicted must be those of a run in which nothing fails.
+Needs SGLang's sources (`sglang_sources.open_sources`). All answers, events and sizes, the cached
+pages, and their eviction order must equal the results of a run without a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOTS = 60
 
 
 class Countdown:
-    """The n-th call of the core from now fails; none where n is 0."""
+    """A counter that fails the n-th call of the core from now; with n = 0 no call fails."""
 
     def __init__(self, left: int, error: type[Exception]) -> None:
         self.left, self.error, self.has_failed = left, error, False
@@ -42,7 +42,7 @@ class Countdown:
 
 
 class CountedTree:
-    """A tree whose calls count, but `unpin`: that needs no memory, and fails for no other cause."""
+    """A tree that counts its calls, except `unpin`, which needs no memory and cannot fail."""
 
     def __init__(self, countdown: Countdown, *args: Any, **options: Any) -> None:
         self.countdown = countdown
@@ -54,20 +54,20 @@ class CountedTree:
 
 
 class Retried:
-    """One side whose verbs are called again where they fail; between them everything is checked."""
+    """A side that repeats failed verbs; everything is checked between the calls."""
 
     def __init__(self, kind: Any, page: int, countdown: Countdown, **options: Any) -> None:
         self.countdown, self.answers = countdown, list[Any]()
         self.side = Side(kind, page, SLOTS * page, **options)
 
     def again(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Answer of a verb, the second one where the first call fails."""
+        """Return the answer of a verb; repeat the call if it fails."""
         rows = [*self.side.rows.free_slots]
         try:
             found = call(*args, **options)
         except FAULTS:
             self.verify()
-            self.side.rows.free_slots[:] = rows  # the scheduler's own, as it takes a request back
+            self.side.rows.free_slots[:] = rows  # the scheduler does this when a request returns
             found = call(*args, **options)
         self.answers.append((call.__name__, found if isinstance(found, int) else None))
         self.verify()
@@ -75,7 +75,7 @@ class Retried:
         return found
 
     def verify(self) -> dict[Any, bool]:
-        """What is cached. Every page has one owner, and the tree keeps its laws.
+        """Check that every page has one owner and the tree is valid; return the cached pages.
 
         These calls do not count.
         """
@@ -88,7 +88,7 @@ class Retried:
         return found
 
     def finish(self, rid: str, *, checkpoint: bool) -> None:
-        """What SGLang does with a request that ends, each of its verbs by itself."""
+        """Do SGLang's steps at the end of a request, each verb separately."""
         cache, request = self.side.cache, self.side.requests[rid]
         if checkpoint:
             self.again(self.side.checkpoint, rid, request.kv.kv_allocated_len)
@@ -101,14 +101,14 @@ class Retried:
 
 
 def shared(side: Side, size: int) -> list[list[int]]:
-    """Prompts that begin as others do, within pages and at their ends."""
+    """Return prompts that share prefixes, which end within pages and at page ends."""
     base = [7 * i % 101 for i in range(6 * size + 3)]
     ends = (len(base), 3 * size, 2 * size + 1)
     return [[*base[:end], *range(200 + end, 200 + end + size + 2)] for end in ends]
 
 
 def serve(run: Retried) -> None:
-    """Requests that come, run by the chunk beside each other, publish the same, decode, and go."""
+    """Start requests, run their chunks in turn, publish equal prefixes, decode, and end them."""
     side, size = run.side, run.side.page
     for turn in range(2):
         prompts = shared(side, size)
@@ -130,7 +130,7 @@ def serve(run: Retried) -> None:
 
 
 def observe(run: Retried) -> None:
-    """The order of eviction, and a cache that is emptied."""
+    """Record the order of eviction, and reset the cache."""
     side = run.side
     run.answers.append(run.verify())
     assert side.cache.protected_size() == 0, "a lock has leaked"
@@ -148,12 +148,12 @@ def observe(run: Retried) -> None:
 
 
 def play(kind: Any, page: int, n: int, error: type[Exception], options: Any) -> tuple[Any, bool]:
-    """What a run answers whose n-th call of the core fails, and whether it had so many."""
+    """Run with a failure at the n-th call; return the answers, and true if n calls were made."""
     countdown = Countdown(n, error)
     with mock.patch.object(adapter, "PrefixTree", partial(CountedTree, countdown)):
         try:
             run = Retried(kind, page, countdown, **options)
-        except FAULTS:  # no cache is made; the next one is as if it had never been asked for
+        except FAULTS:  # no cache is made; the next attempt starts afresh
             run = Retried(kind, page, countdown, **options)
         serve(run)
         observe(run)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's trees without two of their rules, which are quirks of how they cut a node in two.
+"""SGLang's trees without two of their rules, which are side effects of a node split.
 
-A match that ends inside a node is a use of all of that node, and what is cut off it in front counts
-as cached just now.
+A match that ends inside a node counts as a use of the whole node, and the split-off front part
+counts as cached just now.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's Python sources on a machine without a GPU: its wheel, with stubs of what it imports.
+"""SGLang's Python sources on a machine without a GPU: its wheel, and stubs for its imports.
 
-Stubs stay in ``sys.modules``, so a process that uses them is for nothing else.
+The stubs stay in ``sys.modules``, so use a separate process for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 VERSION = "0.5.23"
 
-#: What the caches import and do not use: kernels, models, servers.
+#: Modules that the caches import and do not use: kernels, models, servers.
 STUBS = (
     *("IPython", "PIL", "compressed_tensors", "dill", "gguf", "orjson", "partial_json_parser"),
     *("psutil", "pybase64", "starlette", "torchvision", "transformers", "triton", "tvm_ffi"),
@@ -29,7 +29,7 @@ STUBS = (
 
 
 class _Anything(type):
-    """A class that stands for any name: called, it is its argument or itself; a base class too."""
+    """A class for any name: a call returns its argument or the class; it can be a base class."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def fetch(cache: Path) -> Path:
-    """Return the wheel of SGLang in a folder; from the package index where it is not there."""
+    """Return the wheel of SGLang in a folder; download it from the package index if missing."""
     found = sorted(cache.glob(f"sglang-{VERSION}-*.whl"))
     if not found:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
@@ -89,7 +89,7 @@ def fetch(cache: Path) -> Path:
 
 
 def open_sources(wheel: Path, folder: Path) -> None:
-    """Unpack a wheel, once, and have ``import sglang`` find it; needs torch."""
+    """Unpack a wheel, once, and put it on the path of ``import sglang``; needs torch."""
     sources = folder / wheel.stem
     if not sources.is_dir():
         partial = folder / f"{wheel.stem}.{os.getpid()}"
@@ -100,5 +100,5 @@ def open_sources(wheel: Path, folder: Path) -> None:
     sys.path.insert(0, str(sources))
     sys.meta_path.insert(0, _Finder())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that want a GPU
+        warnings.simplefilter("ignore")  # of kernels that need a GPU
         importlib.import_module("sglang.srt.managers.schedule_batch")

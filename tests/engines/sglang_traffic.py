@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations through a small pool: how many tokens a prefix cache of SGLang's finds.
+"""Conversations through a small pool: the number of tokens that a prefix cache of SGLang finds.
 
 Needs SGLang's sources (`sglang_sources.open_sources`). Unlike the pair of caches under the same
-calls, each cache evicts what it has to, by its own rules.
+calls, each cache evicts by its own rules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TALKS = 24
 
 
 def hits(cache_type: Any, page: int, policy: str, seed: int) -> int:
-    """Tokens found by conversations that go on, each turn a request of its own."""
+    """Return the cached tokens of conversations; each turn is a separate request."""
     rng = random.Random(seed)
     side = Side(cache_type, page, 96 * 16, eviction_policy=policy)
     systems = [[rng.randrange(9) for _ in range(40)] for _ in range(3)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What connectors that pull are told of a request's blocks, with requests as an engine makes them.
+"""The block hashes that pull connectors read, with requests that an engine makes.
 
-An engine with kvcore hashes the blocks of a request once somebody reads the hashes. Run by
+An engine with kvcore computes the hashes of a request's blocks at the first read. Run by
 ``tests/integrations/run_vllm.py --part ours``.
 """
 
@@ -33,9 +33,10 @@ def request_of(make: Any, name: str, tokens: list[int]) -> Request:
 
 
 def unhashed(make: Any, specs: tuple[Any, ...]) -> tuple[list[int], list[int], list[int]]:
-    """Serve a prompt; return how many blocks of another one with the same beginning have no hash.
+    """Serve a prompt; count the unhashed blocks of another prompt with the same prefix.
 
-    Of each group: of the hit, of the request while blocks are loaded behind it, and afterwards.
+    For each group: the blocks of the hit, the blocks of the request during a load, and its blocks
+    after the load.
     """
     manager = make_manager(make, 80, *specs)
     tokens = list(range(1000, 1000 + (CACHED + LOADED) * PAGE + 5))
@@ -64,7 +65,7 @@ def test_blocks_of_a_hit_have_hashes(specs: tuple[Any, ...]) -> None:
     groups = len(specs)
     expected = [0] * groups, [LOADED] * groups, [0] * groups
     assert unhashed(KVCoreManager, specs) == expected
-    if specs == (FULL,):  # windows that vLLM's manager drops have no hash on it
+    if specs == (FULL,):  # vLLM's manager drops window blocks with their hashes
         assert unhashed(OWN, specs) == expected
 
 

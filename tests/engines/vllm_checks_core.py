@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's EngineCore serves a model that reads its pages, on kvcore as on vLLM's own manager.
+"""vLLM's EngineCore serves a model that reads its pages, on kvcore and on vLLM's own manager.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -20,7 +20,7 @@ Happened = dict[str, Any]
 
 
 def served(switch: str) -> list[Happened]:
-    """Serve all scenes in a process of their own, where vLLM loads its plug-ins by itself."""
+    """Serve all scenes in a separate process, where vLLM loads its plug-ins itself."""
     done = subprocess.run(
         [sys.executable, vllm_engine_core.__file__],
         env=os.environ | {"KVCORE_VLLM": switch},
@@ -34,7 +34,7 @@ def served(switch: str) -> list[Happened]:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[Happened]]:
-    """What happened on vLLM's manager and on kvcore's, scene by scene."""
+    """Return the results on vLLM's manager and on kvcore's, scene by scene."""
     return {"own": served("0"), "kvcore": served("1")}
 
 
@@ -60,7 +60,7 @@ def test_all_blocks_are_free_at_the_end(runs: dict[str, list[Happened]], scene: 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_scene_is_what_it_says(runs: dict[str, list[Happened]], scene: int) -> None:
-    """Requests are preempted and pages reused, or the other tests say little."""
+    """Requests must be preempted and pages reused, or the other tests check little."""
     settings = vllm_engine_core.SCENES[scene]
     for happened in (runs["own"][scene], runs["kvcore"][scene]):
         assert happened["scheduler"] == ("AsyncScheduler" if settings.is_async else "Scheduler")
@@ -70,12 +70,12 @@ def test_the_scene_is_what_it_says(runs: dict[str, list[Happened]], scene: int) 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_as_much_is_found_in_the_cache(runs: dict[str, list[Happened]], scene: int) -> None:
-    """vLLM drops windows that a prompt has passed at once, kvcore once their room is needed."""
+    """vLLM drops passed windows at once; kvcore keeps them until it needs their room."""
     assert runs["kvcore"][scene]["read"] >= 0.95 * runs["own"][scene]["read"]
 
 
 def test_answers_change_with_what_blocks_hold() -> None:
-    """The model would tell: a block that is overwritten makes other answers."""
+    """An overwritten block must change the answers of the model."""
     engine = vllm_engine_core.engine_of(vllm_engine_core.Scene("full"))
     prompt = list(range(50))
     told = []

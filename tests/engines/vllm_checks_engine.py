@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's scheduler with a model that answers at once, on kvcore.
+"""vLLM's scheduler on kvcore, with a model that answers at once.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -28,7 +28,7 @@ import kvcore.integrations.vllm as integration
 from kvcore.integrations.vllm import choice
 from kvcore.integrations.vllm.manager import KVCoreManager
 
-#: vLLM's own: these tests run where vllm_plugin has put another class in its module.
+#: vLLM's own: these tests run after vllm_plugin has replaced the class in vLLM's module.
 KVCacheManager = choice.KVCacheManager  # type: ignore[attr-defined]
 
 
@@ -40,7 +40,7 @@ def test_the_entry_point_is_found() -> None:
 
 
 def answer(output: Any) -> ModelRunnerOutput:
-    """What a model says that has run all that was scheduled."""
+    """Return the output of a model that has run everything that was scheduled."""
     names = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
@@ -117,7 +117,7 @@ def test_a_manager_that_is_called_otherwise_is_left_alone(
     unbind(monkeypatch)
 
     def free(self: Any, request: Any, *, reason: str) -> None:
-        """What a patched vLLM may have."""
+        """A method with a parameter that a patched vLLM may add."""
 
     monkeypatch.setattr(KVCacheManager, "free", free)
     monkeypatch.setenv("KVCORE_VLLM", "1")
@@ -129,7 +129,7 @@ def test_a_manager_that_is_called_otherwise_is_left_alone(
 
 
 def unbind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have vLLM's modules as they are without kvcore, until the test ends."""
+    """Restore vLLM's modules as they are without kvcore, until the test ends."""
     monkeypatch.setattr(scheduler_module, "KVCacheManager", KVCacheManager)
     monkeypatch.setattr(
         core_module, "get_request_block_hasher", kv_cache_utils.get_request_block_hasher
@@ -138,7 +138,7 @@ def unbind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What kvcore wrote to vLLM's log."""
+    """Return the lines that kvcore wrote to vLLM's log."""
     return [each.getMessage() for each in caplog.records if each.name == "vllm.kvcore"]
 
 
@@ -152,7 +152,7 @@ def test_nothing_happens_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_which_manager_runs_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where kvcore does not serve the cache, or fails."""
+    """The log names the manager once, also if kvcore does not serve the cache, or fails."""
     monkeypatch.setattr(choice, "_told", set())
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):
@@ -190,11 +190,11 @@ def test_a_manager_that_fails_is_replaced_by_vllms_own(
     assert said(caplog) == [
         "KV cache manager: vLLM's own, not kvcore's: kvcore failed with RuntimeError: no core today"
     ]
-    assert choice._made == [False]  # hashes are vLLM's then too
+    assert choice._made == [False]  # the hashes are also vLLM's
 
 
 def test_arguments_that_are_not_known_are_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later vLLM may tell its manager something that changes what has to be cached."""
+    """A later vLLM may pass its manager an argument that changes which tokens must be cached."""
     config = config_of_a_cache()
     assert choice.unserved(config, share_between_models=True) == (
         "kvcore does not know the manager's arguments share_between_models"
@@ -222,7 +222,7 @@ def made_with(config: Any = None, **options: Any) -> Any:
     [(None, None), (0, None), (64, "kvcore does not serve windows that are kept at intervals")],
 )
 def test_windows_at_ends_of_prompts_are_served(interval: int | None, reason: str | None) -> None:
-    """0 is what vLLM has where nobody says otherwise."""
+    """0 is vLLM's default."""
     from vllm_checks_faults import make_manager
 
     config = dataclasses.replace(

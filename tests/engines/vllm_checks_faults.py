@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever fails inside a call of the adapter, no page is lost.
+"""No page is lost, whatever fails inside a call of the adapter.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -25,12 +25,12 @@ from kvcore.integrations.vllm.manager import KVCoreManager
 
 BLOCKS = {False: 24, True: 42}  # without and with windows: too few for all requests
 VERBS = ("claim", "reserve", "match_prefix", "get_req_blocks", "step", "leave_windows")
-CALLS = {False: 60, True: 116}  # of `VERBS`, by `serve`
+CALLS = {False: 60, True: 116}  # calls of `VERBS` in `serve`
 NEVER = 1 << 30
 
 
 class Faulty:
-    """A core whose n-th call of `VERBS` fails, before it does anything or after it did."""
+    """A core whose n-th call of `VERBS` fails, before or after its work."""
 
     def __init__(self, core: Any, fails_at: int, *, late: bool) -> None:
         self._core = core
@@ -76,7 +76,7 @@ def make_manager(*, windows: bool = False) -> KVCoreManager:
 
 
 def serve(manager: KVCoreManager, requests: list[Any]) -> None:
-    """Prefill in two chunks, decode, load from elsewhere, run out of pages."""
+    """Prefill in two chunks, decode, load external blocks, run out of pages."""
     for index, request in enumerate(requests):
         found, hit, _ = manager.get_computed_blocks(request, 32 if index % 2 else None)
         loads = 16 if index % 2 and hit + 16 < request.num_tokens else 0
@@ -137,7 +137,7 @@ def test_a_new_request_whose_allocation_fails_holds_nothing() -> None:
         with pytest.raises(MemoryError, match="injected"):
             manager.allocate_slots(request, 70)
         manager.core = core
-        if fails_at > 2:  # after the reservation the pages are the request's, and go with the call
+        if fails_at > 2:  # after the reservation the request owns the pages, until the call fails
             assert not manager.get_block_ids(request.request_id)[0]
         manager.free(request)
         assert manager.block_pool.get_num_free_blocks() == BLOCKS[False] - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's slots of vLLM's chunks, by hand: who keeps what, what goes first, and what failed.
+"""kvcore's slots of vLLM's chunks, by hand: owners, the order of eviction, and failures.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -26,13 +26,13 @@ from vllm_offloading_engine import check_slots
 
 
 class Offer:
-    """Requests of one manager, by hand."""
+    """Requests of one manager, made by hand."""
 
     def __init__(self, slots: int, **more: Any) -> None:
         self.manager = KVCoreOffloadingManager(slots, enable_events=True, **more)
 
     def begin(self, name: str, *chunks: int) -> tuple[Any, list[OffloadKey]]:
-        """Return a request, and the keys of chunks that it has, in order."""
+        """Return a request, and the keys of its chunks, in order."""
         context = ReqContext(name)
         keys = [make_offload_key(bytes([chunk]) * 32, 0) for chunk in chunks]
         for i, key in enumerate(keys):
@@ -41,7 +41,7 @@ class Offer:
         return context, keys
 
     def store(self, name: str, *chunks: int) -> list[OffloadKey] | None:
-        """Have a request store chunks and end; return what was evicted."""
+        """Store chunks in a request and end it; return the evicted keys."""
         context, keys = self.begin(name, *chunks)
         taken = self.manager.prepare_store(keys, context)
         if taken is not None:
@@ -120,7 +120,7 @@ def test_events_tell_of_chunks_in_order() -> None:
 
 
 class Hanging:
-    """A store that has every chunk, and whose read goes on after its time is over."""
+    """A store that has every chunk, and whose read outlasts its time limit."""
 
     name = "hanging"
 
@@ -171,17 +171,17 @@ def test_slots_of_a_read_that_hangs_are_nobody_elses(is_reset: bool) -> None:
 
 
 def wait_until(manager: Any, step: ScheduleEndContext, is_so: Any) -> None:
-    """Run steps that do nothing, until something is so."""
+    """Run empty steps until a condition holds."""
     for _ in range(2000):
         manager.on_schedule_end(step)
         if is_so():
             return
         time.sleep(0.001)
-    raise AssertionError("nothing happened")
+    raise AssertionError("the condition never held")
 
 
 class FaultyTree:
-    """A tree whose n-th call, of those that change it, fails before it does anything."""
+    """A tree that fails the n-th call of those methods that change it, before any change."""
 
     def __init__(self, tree: Any, fails_at: int) -> None:
         self.tree = tree
@@ -215,7 +215,7 @@ def serve(offer: Offer) -> None:
     offer.store("c", 5, 6, 7)
 
 
-TREE_CALLS = 28  # that change it, by `serve`
+TREE_CALLS = 28  # calls of `serve` that change the tree
 
 
 def test_every_call_of_the_tree_is_made_to_fail() -> None:

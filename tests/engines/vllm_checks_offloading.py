@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's tiers below vLLM's GPU blocks: what comes back is what was stored, whatever happens.
+"""kvcore's tiers below vLLM's GPU blocks: each load returns the stored bytes, in all cases.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -137,7 +137,7 @@ def test_a_reset_forgets_the_disk_too(made: list[Engine], tmp_path: Path) -> Non
 
 
 class Flaky:
-    """A store whose n-th call raises, of those that a tier makes; or every call from then on."""
+    """A store that raises at the n-th call of a tier, or at every call from the n-th on."""
 
     def __init__(self, store: Any, fails_at: int, *, forever: bool) -> None:
         self._store, self._left, self._forever = store, fails_at, forever
@@ -179,15 +179,16 @@ def test_a_store_that_fails_loses_no_slot(
 def can_reset(engine: Engine, layout: str) -> bool:
     """Return whether the tier may be reset now.
 
-    Not twice in a step. Nor while a request with a window runs: vLLM 0.33 then stores all its
-    blocks again, also those that the window has passed and others write to, whatever the manager.
+    A step may contain one reset only. No request with a window may run: with every manager vLLM
+    0.33 stores all blocks of the request again after a reset, also blocks that the window has
+    passed and that other requests write to.
     """
     is_twice = bool(engine.half._current_batch_jobs_to_flush)
     return not is_twice and (layout != "window" or not engine.scheduler.requests)
 
 
 def is_loading(engine: Engine) -> bool:
-    """Return whether vLLM refuses to take blocks away: it does not from those that it loads for."""
+    """Return true if vLLM loads into blocks: it refuses to take such blocks away."""
     waits = RequestStatus.WAITING_FOR_REMOTE_KVS
     return bool(engine.half._jobs or len(engine.scheduler.kv_holding_waiting)) or any(
         request.status == waits for request in engine.scheduler.requests.values()
@@ -200,7 +201,7 @@ def is_loading(engine: Engine) -> bool:
 def test_random_traffic_with_aborts_preemptions_and_resets(
     made: list[Engine], tmp_path: Path, seed: int, layout: str, disk: str | None
 ) -> None:
-    """Every byte that a step reads is compared, in the engine's `compute`."""
+    """The engine's `compute` compares every byte that a step reads."""
     rng = random.Random(f"{seed} {layout} {disk}")
     engine = make(
         made, LAYOUTS[layout](), blocks=rng.choice([26, 40]), max_tokens=rng.choice([16, 64]),

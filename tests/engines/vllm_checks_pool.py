@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is free to vLLM is what kvcore has: who is let in, and blocks that no request has.
+"""vLLM and kvcore agree on free blocks: which requests are admitted, and blocks without a request.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 """
@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
     "head_size": 1,
     "dtype": torch.float32,
 }
-OWN: Any = KVCoreManager.__base__  # vLLM's, whose name may be kvcore's factory by now
+OWN: Any = KVCoreManager.__base__  # vLLM's class, whose name may refer to kvcore's factory
 FULL = FullAttentionSpec(**SHAPE)
 WINDOW = SlidingWindowSpec(**SHAPE, sliding_window=20)
 CHUNKS = ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=32)
@@ -49,7 +49,7 @@ def make_manager(make: Any, num_blocks: int, *specs: Any) -> Any:
 def test_a_request_is_let_in_where_vllm_does(
     specs: tuple[Any, ...], reserved: int, chunk: int
 ) -> None:
-    """However short its first chunk is, there has to be room for the longest ones."""
+    """A request needs room for its longest chunks, even if its first chunk is short."""
     answers = set()
     for num_blocks in range(2, 40):
         for tokens in (64, 150, 300):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM reads of a KV cache manager's parts, by its sources.
+"""The attributes of a KV cache manager that vLLM reads, found in its sources.
 
 Run by ``tests/integrations/run_vllm.py --part ours``.
 
-A name that is not listed here is one that the adapter has not been looked at for.
+If a name is not listed here, check the adapter for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.distributed import kv_events
 
 import peer_events
 
-#: Where vLLM reads a manager that may be kvcore's; its own managers read each other.
+#: Sources of vLLM that read a manager that may be kvcore's; vLLM's own managers read each other.
 READERS = (
     "v1/core/sched/scheduler.py",
     "v1/core/sched/async_scheduler.py",
@@ -65,7 +65,7 @@ READ = re.compile(r"\b(?:kv_cache_manager|cache_manager)\s*\.\s*(\w+(?:\.\w+)?)"
 
 
 def names_read(text: str) -> set[str]:
-    """The attributes, and those of its parts."""
+    """Return the attributes that a text reads, and the attributes of the manager's parts."""
     parts = ("block_pool", "coordinator", "empty_kv_cache_blocks")
     found = READ.findall(text)
     return {name if name.partition(".")[0] in parts else name.partition(".")[0] for name in found}

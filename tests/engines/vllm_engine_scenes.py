@@ -4,7 +4,7 @@
     python vllm_engine_scenes.py SETTINGS
 
 SETTINGS is JSON: the folder of a model, the arguments of the engine, the names of scenes. The
-scenes run one after the other on one engine, so that each finds the cache of those before.
+scenes run one after the other on one engine, so each scene finds the cache of the scenes before it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Answers = dict[str, list[int]]
 
 
 def text(chance: random.Random, length: int) -> list[int]:
-    """Return random tokens; no token of them ends an answer."""
+    """Return random tokens; no token ends an answer."""
     return [chance.randrange(8, VOCABULARY) for _ in range(length)]
 
 
 def shared_prompts(seed: int, count: int) -> list[tuple[list[int], int]]:
-    """Return prompts that share six heads, and how many tokens each answer has."""
+    """Return prompts that share six prefixes, and the number of tokens of each answer."""
     chance = random.Random(seed)
     heads = [text(chance, chance.randrange(60, 420)) for _ in range(6)]
     made = []
@@ -37,7 +37,7 @@ def shared_prompts(seed: int, count: int) -> list[tuple[list[int], int]]:
 
 
 class Scenes:
-    """The scenes, over an engine; `cached` sums the cached tokens of all prompts."""
+    """The scenes of an engine; `cached` sums the cached tokens of all prompts."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from vllm import LLM
@@ -48,7 +48,7 @@ class Scenes:
         self.problems: list[str] = []
 
     def params(self, tokens: int, **more: Any) -> Any:
-        """Return sampling parameters for `tokens` tokens, always the likeliest token."""
+        """Return sampling parameters for `tokens` tokens, always the most likely token."""
         from vllm import SamplingParams
 
         greedy = {"temperature": 0.0} if more.get("n", 1) == 1 else {"top_k": 1}
@@ -61,7 +61,7 @@ class Scenes:
         return list(outputs)
 
     def shared(self) -> Answers:
-        """Many prompts with few heads, in chunks, with too few blocks for all at a time."""
+        """Many prompts with few prefixes, in chunks, with too few blocks for all at once."""
         wanted = shared_prompts(1, self.count)
         outputs = self.generate(
             [{"prompt_token_ids": tokens} for tokens, _ in wanted],
@@ -74,7 +74,7 @@ class Scenes:
         return {str(i): answer for i, (_, answer) in enumerate(self.told)}
 
     def turns(self) -> Answers:
-        """Second turns: the prompt, its answer, and a few tokens more."""
+        """Second turns: the prompt, its answer, and a few more tokens."""
         chance = random.Random(2)
         prompts = [[*tokens, *answer, *text(chance, 20)] for tokens, answer in self.told[::3]]
         outputs = self.generate(
@@ -96,7 +96,7 @@ class Scenes:
         }
 
     def salts(self) -> Answers:
-        """One prompt under two salts: the second salt finds nothing, each finds its own."""
+        """One prompt under two salts: the second salt finds nothing, each salt finds its prompt."""
         tokens, _ = shared_prompts(4, 2)[1]
         found = {}
         for turn, salt in enumerate(("one", "two", "one", "two")):
@@ -125,7 +125,7 @@ class Scenes:
         return found
 
     def aborts(self) -> Answers:
-        """Requests whose clients go: some while they wait, some while they run."""
+        """Requests whose clients disconnect while they wait or run."""
         engine = self.llm.llm_engine
         told: Answers = {}
         for i, (tokens, count) in enumerate(shared_prompts(5, 24)):
@@ -154,7 +154,7 @@ class Scenes:
 
     @property
     def has_cache(self) -> bool:
-        """The engine caches prefixes."""
+        """Return true if the engine caches prefixes."""
         return bool(self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of the models that vLLM's tests of its scheduler name, as a cache of the hub has them.
+"""Configs of the models in vLLM's scheduler tests, as a local cache of the hub has them.
 
-The tests never load weights; they need a config that says which family the model is of. These are
-small ones of the same families.
+The tests never load weights; they need a config that defines the model family. These are small
+models of the same families.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ QWEN_NEXT = QWEN3 | {
     "num_hidden_layers": 8,
     "full_attention_interval": 4,
 }
-#: Of one word: the tests give token ids.
+#: A tokenizer of one word: the tests pass token ids.
 TOKENIZER = {
     "version": "1.0",
     "added_tokens": [],
@@ -116,7 +116,7 @@ def write_hub(folder: Path) -> None:
 
 
 def describe_models() -> None:
-    """Have vLLM take what it asks of a model's class from its name: classes need kernels."""
+    """Make vLLM derive a model class's properties from its name: the classes need kernels."""
     from vllm.model_executor.models import registry
 
     described = {
@@ -142,7 +142,7 @@ def describe_models() -> None:
 
 
 def describe_images() -> None:
-    """Have vLLM size its encoder cache for images of 576 tokens: processors come with weights."""
+    """Make vLLM size its encoder cache for images of 576 tokens: real processors need weights."""
     from vllm.config import ModelConfig
     from vllm.v1.core.encoder_cache_manager import compute_mm_encoder_budget
     from vllm.v1.core.sched import scheduler

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's scheduler and the two halves of its OffloadingConnector over kvcore's tiers, on a CPU.
 
-The model writes, for each token and layer, bytes that tell of all tokens up to it. So what lies in
-a block is known, wherever it came from.
+For each token and layer the model writes bytes that depend on all tokens up to it. So the correct
+contents of a block are known, whichever tier it came from.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def window(*layers: str, tokens: int = 8) -> KVCacheGroupSpec:
 
 
 def marks(tokens: Sequence[int]) -> list[int]:
-    """Return for each token a number that tells of all tokens up to it."""
+    """Return for each token a number that depends on all tokens up to it."""
     found, mark = [], 0
     for token in tokens:
         mark = zlib.crc32(int(token).to_bytes(4, "big"), mark)
@@ -69,7 +69,7 @@ def marks(tokens: Sequence[int]) -> list[int]:
 
 
 class Worker:
-    """A rank: its memory, and its half of the connector."""
+    """A rank: its memory, and the worker half of the connector."""
 
     def __init__(self, config: Any, cache_config: KVCacheConfig, rank: int) -> None:
         self.rank = rank
@@ -79,7 +79,7 @@ class Worker:
         self.connector = OffloadingConnector(config, KVConnectorRole.WORKER, cache_config)
         self.layers: list[dict[str, torch.Tensor]] = []
         memory = torch.zeros(cache_config.kv_cache_tensors[0].size, dtype=torch.int8)
-        for group in cache_config.kv_cache_groups:  # groups overlay each other
+        for group in cache_config.kv_cache_groups:  # groups share memory
             spec = group.kv_cache_spec
             shape = cache_config.num_blocks, 2, PAGE, spec.num_kv_heads, spec.head_size
             parts = torch.split(memory, spec.page_size_bytes * cache_config.num_blocks)
@@ -95,7 +95,7 @@ class Worker:
             )
 
     def bytes_at(self, layer: str, tensor: torch.Tensor, mark: int) -> torch.Tensor:
-        """Return what a layer has of a token: int8 [2, bytes]."""
+        """Return the bytes of a token in a layer: int8 [2, bytes]."""
         size = tensor[0, 0, 0].numel() * tensor.element_size()
         seed = zlib.crc32(f"{layer} {self.rank} {mark}".encode())
         text = b"".join(
@@ -180,7 +180,7 @@ class Engine:
         self.manager.prepare_load = counted
 
     def add(self, name: str, tokens: list[int], answers: int = 4) -> Request:
-        """Have a request wait."""
+        """Add a waiting request."""
         params = SamplingParams(max_tokens=answers, ignore_eos=True)
         params.update_from_generation_config({}, 50256)
         request = Request(
@@ -194,7 +194,7 @@ class Engine:
         """Schedule, load, check, compute, store."""
         output = self.scheduler.schedule()
         for worker in self.workers:
-            metadata = copy.deepcopy(output.kv_connector_metadata)  # a worker changes its own
+            metadata = copy.deepcopy(output.kv_connector_metadata)  # a worker changes its copy
             worker.connector.handle_preemptions(metadata)
             worker.connector.bind_connector_metadata(metadata)
             worker.connector.start_load_kv(ForwardContext({}, {}, {}))
@@ -209,7 +209,7 @@ class Engine:
         self.report(output, metas, arrived)
 
     def report(self, output: Any, metas: list[Any], arrived: list[set[str]]) -> None:
-        """Tell the scheduler what the model answered, and what was moved."""
+        """Report the model's answers and the completed transfers to the scheduler."""
         meta = None
         for each in metas:
             meta = each if meta is None else meta if each is None else meta.aggregate(each)
@@ -231,7 +231,7 @@ class Engine:
             time.sleep(0.0005)
 
     def compute(self, request: Request, count: int) -> None:
-        """Check what is there of a request, and write what is scheduled."""
+        """Check the bytes of a request's present tokens, and write the scheduled tokens."""
         end = request.num_computed_tokens  # of this step
         known, blocks = marks(request.all_token_ids), self.blocks_of(request)
         for worker in self.workers:
@@ -251,29 +251,29 @@ class Engine:
                             self.checked += 1
 
     def blocks_of(self, request: Request) -> tuple[list[int], ...]:
-        """Return the blocks of a request, 0 for those that a window has passed."""
+        """Return the blocks of a request; 0 stands for a block that a window has passed."""
         found: tuple[list[int], ...] = self.scheduler.kv_cache_manager.get_block_ids(
             request.request_id
         )
         return found
 
     def serve(self, name: str, tokens: list[int], answers: int = 4) -> int:
-        """Run a request to its end; return how many chunks were loaded for it."""
+        """Run a request to its end; return the number of chunks that were loaded for it."""
         before, request = self.loaded, self.add(name, tokens, answers)
         self.run_until(lambda: request.is_finished())
         self.settle()
         return self.loaded - before
 
     def run_until(self, is_over: Any, most: int = 20_000) -> None:
-        """Step until something is so."""
+        """Step until a condition holds."""
         for _ in range(most):
             if is_over():
                 return
             self.step()
-        raise AssertionError("the requests do not come to their end")
+        raise AssertionError("the requests do not end")
 
     def settle(self) -> None:
-        """Step until nothing is under way."""
+        """Step until nothing is in flight."""
         self.run_until(
             lambda: not self.half._jobs and not self.half._reset_fence
             and not self.scheduler.finished_req_ids and not self.manager._fenced
@@ -295,7 +295,7 @@ class Engine:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def check(self, *, at_rest: bool = False) -> None:
-        """Raise AssertionError where a slot is lost, or has two uses."""
+        """Raise AssertionError if a slot is lost, or has two uses."""
         manager = self.manager
         check_slots(manager, at_rest=at_rest)
         if at_rest:
@@ -303,14 +303,14 @@ class Engine:
             assert pool.get_num_free_blocks() == self.scheduler.kv_cache_config.num_blocks - 1
 
     def close(self) -> None:
-        """Let everything go."""
+        """Release everything."""
         for worker in self.workers:
             worker.connector.shutdown()
         self.scheduler.connector.shutdown()
 
 
 def check_slots(manager: Any, *, at_rest: bool = False) -> None:
-    """Raise AssertionError where a slot is lost, or has two uses."""
+    """Raise AssertionError if a slot is lost, or has two uses."""
     used = [chunk.slot for chunk in manager._chunks.values()]
     rest = (manager._fenced | manager._below_slots) - {*used}
     free = manager._free

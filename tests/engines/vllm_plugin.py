@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin under which vLLM's own tests run, on vLLM's manager or on kvcore."""
+"""The pytest plugin for vLLM's own tests, on vLLM's manager or on kvcore."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import vllm_models
-import vllm_stubs  # noqa: F401 - finds what is not installed
+import vllm_stubs  # noqa: F401 - replaces missing packages
 
-#: Managers that the running test has made: of kvcore's, and of vLLM's own.
+#: The number of kvcore's and vLLM's own managers that the running test has made.
 MADE = {"kvcore": 0, "own": 0}
 
 
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _rebind() -> None:
-    """Do what the entry point does, and the same where tests take the class from themselves."""
+    """Do the work of the entry point, also for tests that import the class themselves."""
     from vllm.plugins import load_general_plugins
     from vllm.v1.core import kv_cache_manager
 
@@ -41,7 +41,7 @@ def _rebind() -> None:
     from kvcore.integrations.vllm import choice, manager, pool
 
     class Either(kv_cache_manager.KVCacheManager):  # type: ignore[misc]
-        """A class to tests that want one; its instances are of one of the two."""
+        """A class for tests that need a class; an instance is kvcore's or vLLM's manager."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             made = choice.make_manager(*args, **kwargs)
@@ -54,7 +54,7 @@ def _rebind() -> None:
 
 
 def _count_free_blocks(queue: Any, count: int) -> None:
-    """Give no request a block while a test has vLLM's queue count none, which makes it preempt."""
+    """Refuse reservations while a test sets the free blocks of vLLM's queue to 0, to preempt."""
     manager = queue._pool.manager
     if count == 0:
         manager._reserve = lambda *_: False
@@ -64,7 +64,7 @@ def _count_free_blocks(queue: Any, count: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _check_laws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In random tests all laws of kvcore are checked at every step, or every so many."""
+    """In random tests check all laws of kvcore at every step, or at every n-th step."""
     if os.environ.get("KVCORE_VLLM") != "1" or "random" not in request.node.nodeid:
         return
     from kvcore.integrations.vllm.manager import KVCoreManager
@@ -90,7 +90,7 @@ def _count_managers(request: pytest.FixtureRequest) -> Iterator[None]:
 def caplog_vllm(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.LogCaptureFixture]:
-    """What vLLM logs: the fixture of its own conftest, which needs its kernels."""
+    """vLLM's log: the fixture of vLLM's own conftest, which needs its kernels."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):
         yield caplog
@@ -98,7 +98,7 @@ def caplog_vllm(
 
 @pytest.fixture
 def default_vllm_config() -> Iterator[Any]:
-    """A config for who asks for the current one: the fixture of vLLM's own conftest."""
+    """A current config for callers that need it: the fixture of vLLM's own conftest."""
     from vllm.config import VllmConfig, set_current_vllm_config
 
     config = VllmConfig()
@@ -120,7 +120,7 @@ def dist_init(tmp_path: Path, default_vllm_config: Any) -> Iterator[None]:
 
 
 class Results:
-    """Writes a line of JSON for each test."""
+    """A writer of a line of JSON for each test."""
 
     def __init__(self, path: str, root: Path) -> None:
         self._path = Path(path)
@@ -128,7 +128,7 @@ class Results:
         self._managers: dict[str, Any] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the outcome of a test's call, or of its setup where that fails."""
+        """Record the outcome of a test's call, or of a failed setup."""
         self._managers.update({report.nodeid: dict(report.user_properties).get("managers")})
         if report.when == "call" or report.outcome != "passed":
             self._write(report.nodeid, report.outcome, report)
@@ -137,7 +137,7 @@ class Results:
 
     def _write(self, test: str, outcome: str, report: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
-        if test.startswith("::"):  # of a file that is not below the root: pytest leaves it out
+        if test.startswith("::"):  # pytest omits the file if it is outside the root
             test = f"{(self._root / report.location[0]).resolve()}{test}"
         line = {
             "test": test,
@@ -151,7 +151,7 @@ class Results:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Write results from the process that hears of all tests."""
+    """Write results from the process that receives the reports of all tests."""
     path = os.environ.get("KVCORE_RESULTS")
     if path and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.register(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model for vLLM's EngineCore that needs no weights: its answers come of what its pages hold.
+"""A model without weights for vLLM's EngineCore: it computes its answers from its pages.
 
-Each kind of layers keeps a number per token in its blocks, which tells of the token and of all the
-numbers that the layers read. A block that holds another request's tokens, or one that somebody has
-overwritten, changes every answer behind it.
+Each kind of layers keeps a number per token in its blocks, which depends on the token and on all
+numbers that the layers read. A block that holds another request's tokens, or an overwritten block,
+changes every later answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "head_size": 8,
     "dtype": torch.float16,
 }
-#: Models, by the layers that they have.
+#: Models, by their kinds of layers.
 MODELS = {
     "full": {"full": FullAttentionSpec(**SHAPE)},
     "window": {"window": SlidingWindowSpec(**SHAPE, sliding_window=WINDOW)},
@@ -50,14 +50,14 @@ def first_read(layer: str, at: int) -> int:
 
 
 def number(layer: str, token: int, first: int, read: np.ndarray) -> int:
-    """Return what a layer keeps of a token, with the numbers it reads, from `first` on."""
+    """Return a layer's number for a token, from the numbers that it reads from `first` on."""
     weights = np.arange(first, first + len(read), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     at, total = first + len(read), int((read * weights).sum(dtype=np.uint64))
     return zlib.crc32(f"{layer} {at} {token} {total}".encode())
 
 
 def answers(layers: Sequence[str], prompt: list[int], count: int) -> list[int]:
-    """Return what the model answers to a prompt, without any cache."""
+    """Return the model's answers to a prompt, computed without a cache."""
     tokens = list(prompt)
     kept = {layer: np.zeros(len(prompt) + count, np.uint64) for layer in layers}
     for at in range(len(prompt) + count - 1):
@@ -70,7 +70,7 @@ def answers(layers: Sequence[str], prompt: list[int], count: int) -> list[int]:
 
 
 class Held:
-    """What a model runner knows of a request."""
+    """The state of a request in a model runner."""
 
     def __init__(self, tokens: list[int], blocks: Sequence[Sequence[int]]) -> None:
         self.num_prompt_tokens = len(tokens)
@@ -81,16 +81,16 @@ class Held:
 class ReadingModel(Executor):  # type: ignore[misc]
     """An executor and its model runner, by the protocol of vLLM's ``gpu_model_runner``."""
 
-    layers: str = "full"  # of `MODELS`; set before an engine makes one
+    layers: str = "full"  # a name in `MODELS`; set it before an engine makes the executor
 
     def _init_executor(self) -> None:
         self.requests: dict[str, Held] = {}
         self.drafts: dict[str, list[int]] = {}
-        self.num_read = 0  # tokens that were found in the cache, not computed
+        self.num_read = 0  # tokens found in the cache
         self._done: Future[Any] | None = None
 
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
-        """Answer what an engine asks at its start and end: there is nothing to do."""
+        """Answer the calls of an engine's start and end; they need no work."""
         answer = {
             "get_kv_cache_spec": MODELS[self.layers],
             "get_supported_kv_cache_layouts": ["LBNHC"],
@@ -100,15 +100,15 @@ class ReadingModel(Executor):  # type: ignore[misc]
         return [answer]
 
     def check_health(self) -> None:
-        """Nothing can break."""
+        """Pass, because nothing can break."""
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Results are futures."""
+        """Return true, because results are futures."""
         return True
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Make the memory: garbage, as on a GPU."""
+        """Allocate the memory and fill it with garbage, as on a GPU."""
         (config,) = kv_cache_configs
         self.groups = [layer for (layer,) in (g.layer_names for g in config.kv_cache_groups)]
         random = np.random.default_rng(0)
@@ -116,22 +116,22 @@ class ReadingModel(Executor):  # type: ignore[misc]
         self.memory = [random.integers(1 << 32, size=shape, dtype=np.uint64) for _ in self.groups]
 
     def compile_or_warm_up_model(self) -> None:
-        """There is nothing to compile."""
+        """Do nothing, because nothing must be compiled."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Run a step; its answer is there at once, and told when it is asked for."""
+        """Run a step; the answer is computed now and returned on request."""
         future: Future[Any] = Future()
         future.set_result(self._run(scheduler_output))
         self._done = future
         return future if non_block else future.result()
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Return what `execute_model` has."""
+        """Return the answer of `execute_model`."""
         assert self._done is not None
         return self._done if non_block else self._done.result()
 
     def take_draft_token_ids(self) -> DraftTokenIds:
-        """Propose tokens, some of which are wrong."""
+        """Propose draft tokens; some are wrong."""
         return DraftTokenIds(list(self.drafts), list(self.drafts.values()))
 
     def _run(self, output: Any) -> ModelRunnerOutput:
@@ -151,7 +151,7 @@ class ReadingModel(Executor):  # type: ignore[misc]
         )
 
     def _note(self, output: Any) -> None:
-        """Take over what the scheduler says of requests."""
+        """Update the requests from the scheduler's output."""
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
         self.starts = {}
@@ -175,13 +175,13 @@ class ReadingModel(Executor):  # type: ignore[misc]
             del held.tokens[held.num_prompt_tokens + cached.num_output_tokens[index] :]
 
     def _compute(self, name: str, count: int, drafts: list[int]) -> list[int]:
-        """Run the scheduled tokens of a request; return what it answers."""
+        """Run the scheduled tokens of a request; return its answers."""
         held, start = self.requests[name], self.starts[name]
         inputs = held.tokens[start : start + count - len(drafts)] + drafts
         assert len(inputs) == count, (name, start, count, len(held.tokens))
         found = [self._position(held, start + i, token) for i, token in enumerate(inputs)]
         if start + count - len(drafts) < len(held.tokens):
-            return []  # a chunk of a prompt that is not its last
+            return []  # not the last chunk of a prompt
         sampled = [found[-1 - len(drafts)]]
         for index, draft in enumerate(drafts):
             if draft != sampled[-1]:
@@ -204,7 +204,7 @@ class ReadingModel(Executor):  # type: ignore[misc]
         return total % VOCABULARY
 
     def _draft(self, name: str) -> list[int]:
-        """Propose right tokens up to a wrong one, whose place the length gives."""
+        """Propose right tokens before a wrong token, whose place depends on the length."""
         tokens = self.requests[name].tokens
         wrong = len(tokens) % 4
         right = answers(self.groups, tokens, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets vLLM's sources, with its tests, from the package index; nothing of them is kept here."""
+"""Downloads vLLM's sources, with its tests, from the package index; this folder keeps no copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSION = "0.33.0"
 
 
 def unpacked(folder: Path) -> Path:
-    """Return the folder of vLLM's sources below `folder`, where they are fetched to once."""
+    """Return the folder of vLLM's sources in `folder`; download them once."""
     root = folder / f"vllm-{VERSION}"
     if not (root / "PKG-INFO").exists():
         archive = folder / f"vllm-{VERSION}.tar.gz"
@@ -20,7 +20,7 @@ def unpacked(folder: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             fetch(archive)
         with tarfile.open(archive) as file:
-            # Older 3.10 and 3.11 have no filters.
+            # Older releases of 3.10 and 3.11 have no filters.
             rules: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             file.extractall(folder, **rules)
     return root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin that lets vLLM's scheduler be imported where its kernels are not built."""
+"""A pytest plugin that makes vLLM's scheduler importable without its compiled kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
-# What vLLM imports on the way to its scheduler and the scheduler never calls: front ends,
-# tokenizers, parsers of answers, kernels. A package of these that is installed is used as it is.
+# Packages that vLLM imports before its scheduler, and that the scheduler never calls: front ends,
+# tokenizers, parsers of answers, kernels. An installed package of this list is used as it is.
 STUBBED = (
     "anthropic",
     "cbor2",
@@ -40,7 +40,7 @@ STUBBED = (
 
 
 class _Anything(type):
-    """A class that may be subclassed, called, subscripted and asked for any attribute."""
+    """A class that supports subclasses, calls, subscripts and any attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -71,10 +71,10 @@ class _StubModule(ModuleType):
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the packages of `STUBBED` that nothing before it has found."""
+    """A finder of the packages of `STUBBED` that no earlier finder has found."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Answer with a spec for a stub, None for all other modules."""
+        """Return a spec for a stub; None for all other modules."""
         if fullname.partition(".")[0] not in STUBBED:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)

@@ -22,7 +22,7 @@ BYTES = 1 << 28
 
 
 def require_emulation() -> Any:
-    """Answer the emulated kernels' module, or skip the calling test file."""
+    """Return the emulated kernels' module, or skip the calling test file."""
     require("cupy")
     if availability.is_built() and availability.kernels().is_emulated:
         return availability.kernels()
@@ -33,7 +33,7 @@ def require_emulation() -> Any:
 
 
 class _Memory:
-    """Memory of an emulated device, which is the host's, for numpy."""
+    """Memory of an emulated device, which is host memory, for numpy."""
 
     def __init__(self, array: Any) -> None:
         self.__array_interface__ = {
@@ -46,18 +46,18 @@ class _Memory:
 
 
 class Machine:
-    """Devices of host memory."""
+    """Devices with host memory."""
 
     def __init__(self, kernels: Any, devices: int) -> None:
         self.kernels = kernels
         kernels.emulation.reset(devices, BYTES)
-        self.streams: dict[int, int] = {}  # cupy's current ones
+        self.streams: dict[int, int] = {}  # cupy's current streams
         from fake_cupy import FakeCupy
 
         self.cupy = FakeCupy(self._allocated, self.streams)
         self._kept: list[Any] = []
 
-    # ---- what tests do -----------------------------------------------------------------------
+    # ---- calls of tests ----------------------------------------------------------------------
     def memory(self, shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
         kind = np.dtype(dtype)
         owner = self._allocated(device, int(np.prod(shape)) * kind.itemsize)
@@ -65,25 +65,25 @@ class Machine:
 
     def _allocated(self, device: int, size: int) -> Any:
         owner = self.kernels.DeviceMemory(device, size)
-        self._kept.append(owner)  # as cupy's pool does: freeing would wait for everything
+        self._kept.append(owner)  # like cupy's pool: a free would wait for all work
         return owner
 
     def array(self, host: Any, device: int = 0) -> Any:
-        """Copy an array of the host's to a device, now."""
+        """Copy a host array to a device, now."""
         source = np.ascontiguousarray(host)
         target = self.memory(source.shape, source.dtype, device)
         self.view(target)[...] = source
         return target
 
     def view(self, array: Any) -> np.ndarray[Any, Any]:
-        """Look into an emulated device's memory."""
+        """Return a view of an emulated device's memory."""
 
         if not array.size:
             return np.empty(array.shape, array.dtype)
         return np.asarray(_Memory(array)).view(array.dtype)
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy an array of a device's to the host, once all work is done."""
+        """Copy a device array to the host, after all work is complete."""
         self.kernels.emulation.set_order(is_any=False)
         return self.view(array).copy()
 
@@ -93,7 +93,7 @@ class Machine:
 
 @contextmanager
 def emulated(devices: int = 2) -> Iterator[Machine]:
-    """Put cupy over an emulated machine in the place of cupy."""
+    """Replace cupy with cupy over an emulated machine."""
     machine = Machine(require_emulation(), devices)
 
     @cache
@@ -109,4 +109,4 @@ def emulated(devices: int = 2) -> Iterator[Machine]:
         loans_of.cache_clear()
     faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
-    assert not faults, "pinned memory was given back while copies of it waited"
+    assert not faults, "pinned memory was freed while copies from it waited"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers whose tensors, in host memory, count as those of an emulated GPU.
+"""Models of transformers whose tensors, in host memory, count as tensors of an emulated GPU.
 
-An emulated device is host memory, so kvcore can work on a tensor of the host's where it lies. What
-is replaced is what asks torch for CUDA; all else is what runs on a GPU.
+An emulated device is host memory, so kvcore can work directly on a host tensor. Only the calls that
+ask torch for CUDA are replaced; all other code is the code for a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX = 1
 
 
 class EmulatedTensors(devices.GpuTensors):
-    """See ``Tensors``; torch's current stream is the one that a test says."""
+    """See ``Tensors``; the test sets torch's current stream."""
 
     machine: Machine
     stream = 0
@@ -43,7 +43,7 @@ class EmulatedTensors(devices.GpuTensors):
         return self.array(super().offsets(array))
 
     def tensor(self, array: Any) -> torch.Tensor:
-        self.machine.kernels.emulation.set_order(is_any=False)  # what waits is done now
+        self.machine.kernels.emulation.set_order(is_any=False)  # runs all queued work
         return tensor_of(self.machine.view(array))
 
     def _stream(self) -> int:
@@ -52,7 +52,7 @@ class EmulatedTensors(devices.GpuTensors):
 
 @contextmanager
 def counted_as_gpu(machine: Machine) -> Iterator[type[EmulatedTensors]]:
-    """Take what is in host memory for what is on a GPU; answer the class that does."""
+    """Treat host memory as GPU memory; yield the class that does this."""
 
     def device_of(where: torch.device) -> Device | None:
         return Device("cuda", INDEX) if where.type == "cpu" else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cupy as a machine without a GPU has it: real arrays, and a driver that is an emulated one.
+"""cupy on a machine without a GPU: real arrays, and an emulated driver.
 
-It has what kvcore may use and nothing else: whatever cupy compiles when it runs needs NVRTC, which
-its wheels do not bring.
+It has the parts of cupy that kvcore may use, and nothing else: the kernels that cupy compiles at
+run time need NVRTC, which its wheels do not include.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["FakeCupy"]
 
 @cache
 def _check(dtype: np.dtype[Any]) -> None:
-    """Raise for dtypes that cupy makes no arrays of, although it sees memory as such."""
-    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # there is no GPU
+    """Raise for dtypes of which cupy makes no arrays, although it accepts memory with them."""
+    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # no GPU
         cupy.ndarray((0,), dtype)
 
 
 class _Entered:
-    """What ``with`` makes current, for the thread."""
+    """A context manager that sets the current value for the thread."""
 
     def __init__(self, stack: list[int], value: int) -> None:
         self._stack = stack
@@ -47,7 +47,7 @@ class _Entered:
 
 
 class _Block:
-    """Memory of the pool's, given back to it with the array that owns it."""
+    """Memory of the pool, which returns to the pool with the array that owns it."""
 
     def __init__(self, memory: Any, free: list[Any]) -> None:
         self.memory = memory
@@ -70,12 +70,12 @@ class FakeCupy:
     ----------
     allocate : callable(device, bytes) -> DeviceMemory
     streams : dict of int to int
-        The current stream of each device that has not the legacy default one.
+        The current stream of each device, unless it is the legacy default stream.
 
     Notes
     -----
-    Memory that an array gives back is handed out again at once, to whoever asks for as much on the
-    same stream: so does cupy's pool.
+    Like cupy's pool, it reuses the memory of a freed array at once, for the next allocation of the
+    same size on the same stream.
     """
 
     ndarray = cupy.ndarray
@@ -107,12 +107,12 @@ class FakeCupy:
         return self.ndarray(shape, dtype, self.cuda.MemoryPointer(memory, 0))
 
     def from_dlpack(self, value: Any) -> Any:
-        """Hand the current stream to the library, and take a cupy array for a capsule."""
+        """Pass the current stream to the library, and accept a cupy array as a capsule."""
         device = value.__dlpack_device__()[1]
         return value.__dlpack__(stream=self._streams.get(device, 0))
 
     def on_device(self, index: int) -> _Entered:
-        """Make a device current, in the place of the driver's stack of contexts."""
+        """Make a device current, instead of the driver's stack of contexts."""
         return _Entered(self._now.devices, index)
 
     def _on(self, handle: int, device: int | None = None) -> _Entered:

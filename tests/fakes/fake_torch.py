@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch as far as kvcore looks at it, over the memory of emulated devices."""
+"""The parts of torch that kvcore reads, over the memory of emulated devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tensor:
 
 
 class FakeTorch:
-    """The module; ``streams`` are the current ones, of devices that have not the default one."""
+    """The torch module; ``streams`` has the current stream of a device, if not the default."""
 
     Tensor = Tensor
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request context in plain Python: what an engine of its own brings, and the reference's own."""
+"""A request context in plain Python: an engine's own class, and the reference's class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class Refused(Exception):  # noqa: N818
-    """The call is wrong; `kind` names the error class kvcore must raise."""
+    """A wrong call; `kind` names the error class that kvcore must raise."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -19,9 +19,9 @@ class Refused(Exception):  # noqa: N818
 
 
 class Context:
-    """A request's tokens and indices in plain Python; fulfils the protocol of the managers."""
+    """A request's tokens and indices in plain Python; implements the protocol of the managers."""
 
-    remembers = False  # of the reference: it stands for a context that knows its earlier claims
+    remembers = False  # for the reference: like a context that stores its earlier claims
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Context:
         self.active_idx = len(self.ids) if active_idx is None else active_idx
         self.extra_key = extra_key
         self.cache_salt = cache_salt
-        self.past = (-1, 0)  # of the reference: tokens of the prompt, and those counted
+        self.past = (-1, 0)  # for the reference: prompt tokens, and counted tokens
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -75,7 +75,7 @@ class Context:
 
 
 class FrozenContext(Context):
-    """A context whose indices cannot be set once it is made."""
+    """A context whose indices cannot be set after its construction."""
 
     is_armed = False
 

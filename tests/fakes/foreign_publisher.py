@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A publisher that follows vLLM's protocol by the letter, and has no identity."""
+"""A publisher that follows vLLM's protocol exactly, and has no identity."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ END = b"\xff" * 8
 
 
 class ForeignPublisher:
-    """Sends payloads of the caller, and answers who asks for them, from a thread of its own.
+    """A publisher that sends payloads of the caller, and replays them on request, in a thread.
 
     Parameters
     ----------
     endpoint, replay_endpoint : str
-        Where it is bound; a port may be "*".
+        The addresses to bind; a port may be "*".
     buffer_batches : int
         Batches that can be replayed.
     answers : bool
-        Whether anybody who asks is answered.
+        Whether it answers requests.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ForeignPublisher:
             self._buffer.append((number, payload))
 
     def close(self) -> None:
-        """End, as a killed process would: nothing is left to be sent."""
+        """Close like a killed process: unsent batches are lost."""
         self._stop.set()
         self._thread.join()
         self._context.destroy(linger=0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same work on host memory and on a GPU, and the bytes that both leave.
+"""Compares the resulting bytes of the same work on host memory and on a GPU.
 
-Environment: ``KVCORE_GPU_TESTS_UNPOOLED`` gives each array memory of its own, for sanitizers.
+Environment: ``KVCORE_GPU_TESTS_UNPOOLED`` gives each array its own memory, for sanitizers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pytest
 
 import conftest
 
-#: Puts an array where the work is done.
+#: Puts an array into the memory of the work.
 Put = Callable[[Any], Any]
-#: Does the work with arrays that it puts there, and answers those to compare.
+#: Does the work with arrays from `Put`, and returns the arrays to compare.
 Work = Callable[[Put, np.random.Generator], Sequence[Any]]
 
 
 def require_gpu() -> Any:
-    """Answer cupy; skip the calling file where there is no GPU, or fail if one is required."""
+    """Return cupy; skip the calling file if there is no GPU, or fail if a GPU is required."""
     reason = _why_not()
     if reason and "gpu" in conftest.REQUIRED:
         raise RuntimeError(f"KVCORE_REQUIRE names gpu, but CUDA is unavailable: {reason}")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax takes most of a GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else jax takes most of a GPU
     if reason:
         pytest.skip(f"CUDA unavailable: {reason}", allow_module_level=True)
     cupy = conftest.require("cupy")
@@ -36,17 +36,17 @@ def require_gpu() -> Any:
 
 
 def require_torch() -> Any:
-    """Answer a torch that uses GPUs, or skip; fail if torch is required: this is a wrong one."""
+    """Return a torch that uses GPUs, or skip; fail if torch is required."""
     return _with_gpus("torch", lambda torch: torch.cuda.is_available())
 
 
 def require_jax() -> Any:
-    """Answer a jax that uses GPUs, likewise."""
+    """Return a jax that uses GPUs, or skip; fail if jax is required."""
     return _with_gpus("jax", lambda jax: any(each.platform == "gpu" for each in jax.devices()))
 
 
 def require_compiler() -> None:
-    """Skip where Triton would interpret its kernels, or fail if triton is required."""
+    """Skip if Triton would interpret its kernels, or fail if triton is required."""
     if conftest.require("triton").knobs.runtime.interpret:
         _refuse("triton", "kernels would be interpreted: set TRITON_INTERPRET=0")
 
@@ -73,7 +73,7 @@ def _why_not() -> str:
 
 
 def on_host(array: Any) -> Any:
-    """Copy an array that the work may write to."""
+    """Copy an array, because the work may write to it."""
     return np.array(array, order="C")
 
 
@@ -87,7 +87,7 @@ def on_gpu(array: Any) -> Any:
 
 
 def to_host(array: Any) -> Any:
-    """Copy an array of the GPU, when its stream's work is done; others are what they are."""
+    """Copy a GPU array to the host after its stream's work; return other arrays as they are."""
     if isinstance(array, np.ndarray | np.generic | int):
         return np.asarray(array)
     import cupy
@@ -115,12 +115,12 @@ def check_both(work: Work, seed: int = 0) -> None:
 
 
 def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Elements of any bits: NaN and infinities among them."""
+    """Return elements of any bits, including NaN and infinities."""
     kind = np.dtype(dtype)
     raw = rng.integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8)
     return raw.view(kind).reshape(shape)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Moderate numbers."""
+    """Return random numbers of moderate size."""
     return rng.normal(0, 2, shape).astype(np.float32).astype(dtype)

@@ -10,12 +10,12 @@ import signal
 def hang(pid: int) -> None:
     """Stop a child process, and wait until all of its threads have stopped.
 
-    The signal alone does not do: until each thread has seen it, they go on answering.
+    The signal is not enough: a thread still answers until it receives the signal.
     """
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def go_on(pid: int) -> None:
-    """Let a stopped process run again."""
+    """Continue a stopped process."""
     os.kill(pid, signal.SIGCONT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What decides the cache, as published: the other fields of these files do not matter here.
+# Only the published fields that determine the cache; the other fields do not matter here.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-2-7b": {
         "model_type": "llama",
@@ -307,7 +307,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# layers, K/V heads, head_dim, dtype; None where the config names no dtype.
+# layers, K/V heads, head_dim, dtype; None if the config names no dtype.
 SHAPES: dict[str, tuple[int, int, int, str | None]] = {
     "llama-2-7b": (32, 32, 128, "float16"),
     "llama-3.1-70b": (80, 8, 128, "bfloat16"),

@@ -20,7 +20,7 @@ CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 @functools.cache
 def whole_configs() -> dict[str, Any]:
-    """The config of each class whose language model has a cache, by its type."""
+    """Return the config of each class whose language model has a cache, by its type."""
     found = {}
     for kind in {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}:
         try:
@@ -34,5 +34,5 @@ def whole_configs() -> dict[str, Any]:
 
 @functools.cache
 def decoders() -> dict[str, Any]:
-    """The config of the language model of each class."""
+    """Return the config of the language model of each class."""
     return {kind: config.get_text_config(decoder=True) for kind, config in whole_configs().items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of published configs of models whose layers do not all keep everything."""
+"""Fields of published configs of models in which some layers do not keep all tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_configs import CONFIGS
 from kvcore import KVCacheParams
 
 LLAMA = CONFIGS["llama-3.1-70b"]
-# What decides the cache, as published.
+# Only the published fields that determine the cache.
 GEMMA_3_27B = {
     "model_type": "gemma3",
     "text_config": {
@@ -153,6 +153,6 @@ def read(config: Mapping[str, Any], **rest: Any) -> KVCacheParams:
 
 
 def every(layers: int, n: int) -> tuple[list[int], list[int]]:
-    """Every n-th layer, and the others."""
+    """Return every n-th layer, and the other layers."""
     full = [i for i in range(layers) if (i + 1) % n == 0]
     return full, [i for i in range(layers) if (i + 1) % n != 0]

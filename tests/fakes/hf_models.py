@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models of transformers, and what they generate without kvcore.
+"""Tiny random models of transformers, and their outputs without kvcore.
 
-Weights are wide, so that attention matters, and embeddings untied: a tied tiny model only echoes
-its input. Windows are shorter than the prompts.
+The weights are wide, so attention matters. The embeddings are not tied, because a tied tiny model
+only repeats its input. Windows are shorter than the prompts.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _PER_LAYER_INPUTS = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_
 _GEMMA_4 = _PER_LAYER_INPUTS | {"sliding_window": WINDOW, "head_dim": 8, "global_head_dim": 16}
 _WINDOWS = {"sliding_window": WINDOW, "layer_types": _HALVES}
 
-#: More families whose layers do not all keep everything.
+#: More families, in which some layers do not keep all tokens.
 GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4-chunks": (
         "Llama4",
@@ -269,17 +269,17 @@ _TEXT = {"Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"}
 
 
 def exists(family: str) -> bool:
-    """Tell whether this version of transformers has a family, and lets packed batches through."""
+    """Return true if this transformers version has a family and passes packed batches through."""
     name, _ = STATEFUL[family]
     if not hasattr(transformers, f"{name}ForCausalLM"):
         return False
-    # Before 5.17 Falcon-H1 may not hand its layers what is not its own.
+    # Before 5.17 Falcon-H1 cannot pass foreign arguments to its layers.
     version = tuple(map(int, transformers.__version__.split(".")[:2]))
     return name != "FalconH1" or version >= (5, 17)
 
 
 def build(family: str, seed: int = 0, **fields: Any) -> Any:
-    """Make a model of a family in f32 on the CPU that never stops by itself."""
+    """Make a model of a family in f32 on the CPU that never ends its answers."""
     name, own = (FAMILIES | GROUPED | STATEFUL)[family]
     kind = f"{name}Text" if name in _TEXT else name
     config = getattr(transformers, f"{kind}Config")(**(_COMMON | own | fields))
@@ -287,11 +287,11 @@ def build(family: str, seed: int = 0, **fields: Any) -> Any:
     maker = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
     model = getattr(transformers, maker)(config).eval()
     if name == "Gemma2":
-        model.set_attn_implementation("eager")  # others of transformers' own leave out the cap
+        model.set_attn_implementation("eager")  # transformers' other implementations ignore the cap
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "A_log" in parameter_name:
-                parameter.uniform_(-4.0, -1.0)  # states that last longer than a chunk
+                parameter.uniform_(-4.0, -1.0)  # states that outlast a chunk
             elif parameter.ndim >= 2:
                 parameter.normal_(0.0, 0.25)
             elif "sinks" in parameter_name:
@@ -303,12 +303,12 @@ def build(family: str, seed: int = 0, **fields: Any) -> Any:
 
 @cache
 def model_of(family: str) -> Any:
-    """Answer the one model of a family that tests share; they leave it as it is."""
+    """Return the model of a family that all tests share; tests must not change it."""
     return build(family)
 
 
 def prompts_of(shared: int = 33, longest: int = 53, seed: int = 1) -> list[list[int]]:
-    """Answer prompts of 1 to `longest` tokens, half of them with a common beginning."""
+    """Return prompts of 1 to `longest` tokens, half of them with a common prefix."""
     numbers = torch.Generator().manual_seed(seed)
 
     def tokens(count: int) -> list[int]:
@@ -321,7 +321,7 @@ def prompts_of(shared: int = 33, longest: int = 53, seed: int = 1) -> list[list[
 
 
 def plain(model: Any, prompts: Sequence[list[int]], new: int) -> list[list[int]]:
-    """Answer what model.generate makes of each prompt by itself, greedily."""
+    """Return the greedy output of model.generate for each prompt separately."""
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
@@ -338,5 +338,5 @@ def plain(model: Any, prompts: Sequence[list[int]], new: int) -> list[list[int]]
 
 @cache
 def expected_of(family: str, new: int) -> list[list[int]]:
-    """Answer ``plain`` of a family's shared model for ``prompts_of()``."""
+    """Return ``plain`` of a family's shared model for ``prompts_of()``."""
     return plain(model_of(family), prompts_of(), new)

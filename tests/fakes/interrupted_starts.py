@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KeyboardInterrupts that meet the start of a thread, before it runs or while it does."""
+"""KeyboardInterrupts at the start of a thread, before it runs or while it starts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 __all__ = ["MOMENTS", "interrupt_starts", "threads_named"]
 
-#: Before the system has the thread; while the caller waits for it; once the thread is at work.
+#: Before the system has the thread; while the caller waits for it; after the thread runs.
 MOMENTS = ("before", "while", "after")
 
 
 def interrupt_starts(
     patch: pytest.MonkeyPatch, name: str, moment: str, works: Callable[[], bool]
 ) -> list[threading.Thread]:
-    """Have the next start of a thread whose name contains `name` raise KeyboardInterrupt.
+    """Make the next start of a thread whose name contains `name` raise KeyboardInterrupt.
 
-    `works` tells when a thread is at work, for the moment "after". Returns the threads whose start
+    `works` returns true when a thread works, for the moment "after". Return the threads whose start
     was interrupted.
     """
     start = threading.Thread.start

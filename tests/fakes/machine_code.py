@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine code of kernels in the build that is tested, and the programs that read it.
+"""The machine code of kernels in the tested build, and the programs that read it.
 
 ``cuobjdump`` and ``nvdisasm`` come with the CUDA toolkit, and with Triton.
 """
@@ -17,7 +17,7 @@ from conftest import REQUIRED, require, require_program
 
 
 def built_module(*architectures: str) -> Path:
-    """Return the module of the kernels, or skip where it has no code for some of the GPUs."""
+    """Return the module of the kernels, or skip if it lacks code for some of the GPUs."""
     require("kvcore._cuda")
     from kvcore import _cuda
 
@@ -33,12 +33,15 @@ def built_module(*architectures: str) -> Path:
 
 
 def cuobjdump(*arguments: str | Path, cwd: Path | None = None) -> str:
-    """Run ``cuobjdump``; return what it prints."""
+    """Run ``cuobjdump``; return its output."""
     return _output("cuobjdump", *arguments, cwd=cwd)
 
 
 def disassembly(architecture: str, folder: Path) -> str:
-    """Every kernel's instructions for an architecture, such as ``sm_90``; files go to `folder`."""
+    """Return every kernel's instructions for an architecture, such as ``sm_90``.
+
+    Intermediate files are written to `folder`.
+    """
     cuobjdump("--extract-elf", architecture, built_module(architecture), cwd=folder)
     return "".join(_output("nvdisasm", "-c", path) for path in sorted(folder.glob("*.cubin")))
 

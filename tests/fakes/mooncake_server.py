@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of a Mooncake store for one test, in a network that reaches nobody.
+"""Servers of a Mooncake store for one test, in an isolated network.
 
-The engine's processes listen at every interface of their machine, so they run in a network of
-their own, as does the test's thread meanwhile, and all that it starts.
+The engine's processes listen at every interface of their machine. Therefore they run in a separate
+network, as do the test's thread and everything that it starts meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MASTER_PORT = 50_051
 
 @contextlib.contextmanager
 def network_of_its_own() -> Iterator[None]:
-    """Be in a network with a loopback interface alone; so are threads and processes begun here."""
+    """Enter a network that has only a loopback interface; new threads and processes inherit it."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/thread-self/ns/net").open() as outside:
         if libc.unshare(_NEW_NETWORK):
@@ -49,7 +49,7 @@ def network_of_its_own() -> Iterator[None]:
 
 
 class _Server:
-    """A process that can be killed and hang."""
+    """A process that a test can kill and stop."""
 
     def __init__(self, port: int, *words: str) -> None:
         self._port, self._words = port, words
@@ -82,7 +82,7 @@ class _Server:
 
 
 class MooncakeServer:
-    """A master, and a holder of values."""
+    """A master, and a client that holds values."""
 
     url = f"mooncake://127.0.0.1:{_MASTER_PORT}"
 

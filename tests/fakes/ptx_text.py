@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def require_simulation() -> Any:
-    """Answer the module of simulated GPUs, or skip the calling test file."""
+    """Return the module of simulated GPUs, or skip the calling test file."""
     kernels = require_emulation()
     if hasattr(kernels, "simulation"):
         return kernels.simulation
@@ -30,7 +30,7 @@ def require_simulation() -> Any:
 def kernel(body: str, parameters: Sequence[str] = (), declarations: str = "") -> str:
     """Return the text of a kernel `k` with 64-bit parameters, which `%<name>` hold in `body`.
 
-    `%i` is the number of the thread in the grid, `%at` eight times that.
+    `%i` is the number of the thread in the grid, `%at` is eight times `%i`.
     """
     given = ",\n".join(f".param .u64 {name}" for name in parameters)
     loads = "\n".join(f"ld.param.u64 %{name}, [{name}];" for name in parameters)
@@ -96,7 +96,7 @@ class Runner:
     def check(
         self, opcode: str, operands: Sequence[Array], out: Any, oracle: Callable[..., Any]
     ) -> None:
-        """Compare an instruction's results, bit by bit, with those of a function of arrays."""
+        """Compare an instruction's results with a function of arrays, bit by bit."""
         with np.errstate(all="ignore"):
             expected = np.asarray(oracle(*operands)).astype(np.dtype(out))
         found = self.compute(opcode, operands, out)
@@ -116,7 +116,7 @@ def _words(values: Array) -> Array:
 
 @contextmanager
 def runner() -> Iterator[Runner]:
-    """Answer a machine of two devices, of whose memory kernels may touch the first one's alone."""
+    """Yield a machine of two devices; kernels may access the memory of the first device only."""
     simulation = require_simulation()
     with emulated() as machine:
         yield Runner(machine, simulation)

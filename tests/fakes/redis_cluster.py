@@ -13,7 +13,7 @@ _SLOTS = 16_384
 
 
 class RedisCluster:
-    """Masters that share the slots equally, and maybe a replica of the first of them."""
+    """Masters that share the slots equally; optionally the first master has a replica."""
 
     def __init__(self, folder: Path, masters: int = 3, *, has_replica: bool = False) -> None:
         self.servers: list[RedisServer] = []
@@ -60,11 +60,11 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """Of one of them."""
+        """The address of one master."""
         return self.servers[1].url
 
     def names(self) -> list[list[bytes]]:
-        """What each has."""
+        """Return the keys of each master."""
         return [sorted(server.client().keys()) for server in self.servers]
 
     def kill(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of the Redis protocol for one test: on a free port of this machine, in a folder."""
+"""A Redis-protocol server for one test: on a free port of this machine, in a folder."""
 
 from __future__ import annotations
 

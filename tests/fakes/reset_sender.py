@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask managers for a reset through their socket."""
+"""Reset requests to managers through their socket."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conftest import require
 
 @pytest.fixture
 def base(tmp_path: Path) -> str:
-    """Where the manager listens; a path short enough for a socket's name."""
+    """The address of the manager; the path is short enough for a socket name."""
     return f"ipc://{tmp_path}/kv"
 
 
 def send_reset(base: str, messages: int = 1) -> None:
-    """Returns when the messages have been handed to the receiver."""
+    """Send reset messages; return after the receiver has them."""
     zmq = require("zmq")
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.setsockopt(zmq.LINGER, 10_000)
@@ -28,7 +28,7 @@ def send_reset(base: str, messages: int = 1) -> None:
 
 
 def fetch_until_reset(manager: kvcore.PagedKVCacheManager, prompt: list[int]) -> None:
-    """The socket is looked at, without waiting, when a batch is fetched."""
+    """Fetch until a reset; a fetch checks the socket without a wait."""
     for _ in range(1_000_000):
         if manager.match_prefix(prompt) == 0:
             return

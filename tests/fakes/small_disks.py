@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems that are full soon."""
+"""Small file systems that fill quickly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import require_program
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system in memory, such as of "256k"; skip where this process may not."""
+    """Mount a file system in memory, for example of "256k"; skip without permission."""
     mount = [
         require_program("mount"),
         "-t",

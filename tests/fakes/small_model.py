@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of three layers whose next token hangs on every row of K and V, and on a state."""
+"""A model of three layers whose next token depends on every row of K and V, and on a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcore.moving import SavedSequence
 
 PROMPT = [(7 * i + 3) % 29 for i in range(42)]
 PAGE_SIZE = 4
-#: Tokens of it that a cache which has all of it serves.
+#: The tokens of PROMPT that a complete cache returns as a hit.
 HIT = (len(PROMPT) - 1) // PAGE_SIZE * PAGE_SIZE
 _LAYERS, _HIDDEN, _HEADS, _HEAD_DIM, _TOKENS, _PLACES = 3, 16, 2, 8, 31, 128
 _SHARPNESS = 3.0
@@ -28,7 +28,7 @@ GROUPS: dict[str, Any] = {
 
 
 def small_manager(kind: str, *tiers: Any, **options: Any) -> PagedKVCacheManager:
-    """Return a manager for the model with the layers of `GROUPS`, and every law checked."""
+    """Return a manager for the model with the layers of `GROUPS`; it checks every law."""
     params = KVCacheParams(
         "float32",
         n_kv_heads=1,
@@ -44,7 +44,7 @@ def small_manager(kind: str, *tiers: Any, **options: Any) -> PagedKVCacheManager
 
 
 class SmallModel:
-    """Run a request's next tokens over its pages; what a row gives depends on no other batch."""
+    """A model that runs a request's next tokens over its pages, independent of the other rows."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)
@@ -58,7 +58,7 @@ class SmallModel:
         self._answer = weights(_TOKENS, _HIDDEN)
 
     def step(self, manager: PagedKVCacheManager, context: TextGenerationContext) -> int:
-        """Fetch, write, attend, and commit; return the token that comes next."""
+        """Fetch, write, attend, and commit; return the next token."""
         (inputs,) = manager.fetch([context])
         new = np.arange(context.start_idx, context.active_idx)
         x = self._tokens[context.tokens[new]] + self._places[new]
@@ -85,7 +85,7 @@ class SmallModel:
     def _remember(
         self, manager: PagedKVCacheManager, slot: int, news: NDArray[np.float32], start: int
     ) -> NDArray[np.float32]:
-        """Add rows to the state of a request, one after the other; return it behind each."""
+        """Add rows to the state of a request one by one; return the state after each row."""
         state = manager.states[0]["sum"][0][slot, 0]
         if start == 0:
             state[...] = 0
@@ -98,7 +98,7 @@ class SmallModel:
     def prefill(
         self, manager: PagedKVCacheManager, name: str, tokens: list[int], **options: Any
     ) -> tuple[TextGenerationContext, int]:
-        """Claim a request and run its prompt; return it, and how many tokens were cached."""
+        """Claim a request and run its prompt; return it, and the number of cached tokens."""
         context = TextGenerationContext(name, tokens, **options)
         manager.claim(name)
         assert manager.maybe_reserve(context)
@@ -110,17 +110,17 @@ class SmallModel:
     def decode(
         self, manager: PagedKVCacheManager, context: TextGenerationContext, n: int
     ) -> list[int]:
-        """Generate so many tokens more."""
+        """Generate `n` more tokens."""
         return [self.step(manager, context) for _ in range(n)]
 
 
 def _each(weights: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply row by row: what BLAS makes of one does not depend on how many there are."""
+    """Multiply row by row: with BLAS the result of a row could depend on the number of rows."""
     return np.stack([weights @ row for row in rows])
 
 
 def rows_of(saved: SavedSequence, end: int) -> dict[str, bytes]:
-    """The bytes of what a request reads of its first tokens, by name, and of its states."""
+    """Return the bytes that a request reads of its first tokens, by name, and of its states."""
     found = {}
     for name, rows in saved.tensors.items():
         if name.startswith("layers."):

@@ -22,7 +22,7 @@ def model_of(family: str) -> Any:
 
 
 def manager_of(model: Any, page: int, pages: int = 0, **options: Any) -> PagedKVCacheManager:
-    """A manager for all prompts at once, or with so many pages; slots are full of noise."""
+    """Return a manager for all prompts at once, or with `pages` pages; slots are full of noise."""
     params = options.pop("params", None) or cache_params(model, page)
     manager = checked_manager(params, pages or 16 * -(-LONGEST // page), **options)
     overwrite(manager)

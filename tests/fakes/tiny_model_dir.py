@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders with a tiny model and a tokenizer of its own, as a download leaves them."""
+"""Folders with a tiny model and its tokenizer, in the form of a download."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def word_tokenizer(*, chat_template: str | None = None) -> Any:
-    """Every word a token, so that what was said comes back as the same tokens."""
+    """Return a tokenizer of one token per word, so a decoded text encodes to the same tokens."""
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS])}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -31,7 +31,7 @@ def word_tokenizer(*, chat_template: str | None = None) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """Every byte a token, so that most characters of a text take several."""
+    """Return a tokenizer of one token per byte, so most characters take several tokens."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *alphabet])}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
@@ -49,7 +49,7 @@ def _fast(made: Any, chat_template: str | None) -> Any:
 
 
 def write_folder(folder: Path, tokenizer: Any, family: str = "llama", **changes: Any) -> Any:
-    """Save a model for the tokenizer's vocabulary, and the tokenizer; answer the model."""
+    """Save a model for the tokenizer's vocabulary, and the tokenizer; return the model."""
     torch.manual_seed(0)
     config = make_config(family, vocab_size=len(tokenizer), **changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose model reads every token of a sequence out of its pages: a wrong page shows."""
+"""An engine whose model reads every token of a sequence from its pages, to expose wrong pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCABULARY = 23
 
 
 def next_token(salt: int, tokens: Sequence[int]) -> int:
-    """What the model answers to a text; sequences of one prompt differ by their salt."""
+    """Return the next token of a text; sequences of one prompt differ by their salt."""
     weighed = sum((place + 1) * token for place, token in enumerate(tokens))
     return (weighed + 7 * salt + len(tokens)) % VOCABULARY
 
@@ -25,7 +25,7 @@ def next_token(salt: int, tokens: Sequence[int]) -> int:
 def alone(
     prompt: Sequence[int], limit: int, salt: int = 0, stop_tokens: Collection[int] = ()
 ) -> list[int]:
-    """The text of a request that runs without any cache."""
+    """Return the text of a request that runs without any cache."""
     text = list(prompt)
     while len(text) < len(prompt) + limit:
         text.append(next_token(salt, text))
@@ -76,7 +76,7 @@ def make_request(
     make_context: Any = TextGenerationContext,
     **options: Any,
 ) -> Request:
-    """A request with siblings; their number is their owner and salt."""
+    """Return a request with siblings; the number of a sibling is its owner and salt."""
     leader, *rest = (
         Request(make_context((name, n), list(prompt)), limit, owner=n, **options)
         for n in range(copies)
@@ -86,7 +86,7 @@ def make_request(
 
 
 class ToyEngine:
-    """Run a scheduler's batches over the pages of its manager."""
+    """An engine that runs a scheduler's batches over the pages of its manager."""
 
     def __init__(self, manager: PagedKVCacheManager, **options: Any) -> None:
         self.manager = manager
@@ -96,7 +96,7 @@ class ToyEngine:
         self.batches: list[Batch] = []
 
     def step(self, **options: Any) -> list[Request] | None:
-        """Run one step; None when there is nothing to run."""
+        """Run one step; return None if there is nothing to run."""
         batch = self.scheduler.next_batch(**options)
         if batch is None:
             return None
@@ -104,7 +104,7 @@ class ToyEngine:
         return self.scheduler.update(batch, self.run(batch))
 
     def run_all(self) -> list[Request]:
-        """Run until nothing is left; the requests in the order in which they end."""
+        """Run until no request is left; return the requests in the order of their ends."""
         ended: list[Request] = []
         while (now := self.step()) is not None:
             ended += now
@@ -113,7 +113,7 @@ class ToyEngine:
         return ended
 
     def run(self, batch: Batch) -> npt.NDArray[np.int32]:
-        """The model: int32 [num_steps, S]."""
+        """Run the model; return int32 [num_steps, S]."""
         for replica, source, target, count in batch.copies.tolist():
             pool = self._pools[replica]
             pool[target, :count] = pool[source, :count]
@@ -137,7 +137,7 @@ class ToyEngine:
         return told
 
     def _row(self, batch: Batch, row: int) -> tuple[Any, Any, Any]:
-        """A row's pool [pages, page_size]; the page of each of its tokens, and the place there."""
+        """Return a row's pool [pages, page_size], and the page and offset of each token."""
         ends = np.cumsum([len(each.cache_lengths) for each in batch.inputs])
         replica = int(np.searchsorted(ends, row, side="right"))
         inputs = batch.inputs[replica]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile the attention kernels for GPUs that are not here, and read what the assembler made.
+"""Compiles the attention kernels for GPUs that are not here, and reads the assembler's output.
 
-``python triton_ahead.py ARCH CASE`` prints one JSON object for each kernel. A process of its own:
-where tests run, the kernels are interpreted.
+``python triton_ahead.py ARCH CASE`` prints one JSON object for each kernel. It is a separate
+process, because the process of the tests interprets the kernels.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PAGE = 16
 
 
 def call_of(case: str) -> Any:
-    """A call of such shapes, over memory that nobody looks into."""
+    """Return a call with the shapes of a case, over memory that is never read."""
     tokens, rows, heads, q_heads, dim, v_dim, q_dtype, dtype, scales = CASES[case]
 
     def memory(*shape: int, dtype: str) -> Any:
@@ -115,7 +115,7 @@ def _call(q: Any, pools: list[Any], v_dim: int, rows: int) -> Any:
 
 
 def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, int]) -> Any:
-    """What a launch with these arguments compiles, by the steps that Triton itself takes."""
+    """Return the compiled kernel of a launch with these arguments, by Triton's own steps."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
     from triton.compiler import compile as compile_source
@@ -131,13 +131,13 @@ def compiled(kernel: Any, arch: int, args: tuple[Any, ...], options: dict[str, i
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers, bytes of stack, shared memory, and instructions of interest."""
+    """Return registers, bytes of stack, shared memory, and counts of some instructions."""
     return used_by(kernel.asm["cubin"]) | {"shared": int(kernel.metadata.shared)}
 
 
-@functools.cache  # many calls join the parts of their rows by the same kernel
+@functools.cache  # many calls use the same kernel to join the parts of their rows
 def used_by(cubin: bytes) -> dict[str, int]:
-    """What machine code says of itself."""
+    """Return the resources that machine code declares."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -158,7 +158,7 @@ def used_by(cubin: bytes) -> dict[str, int]:
 
 
 def spilled_in_loops(code: str) -> int:
-    """Count loads and stores of the stack between a branch back and where it goes."""
+    """Count loads and stores of the stack between a backward branch and its target."""
     lines = code.splitlines()
     labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L_")}
     found: set[int] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's kernels on memory of the host, through Triton's own interpreter."""
+"""Triton's kernels on host memory, through Triton's own interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcore.ops.nvfp4_calls import global_scales_of
 
 
 def require_interpreter() -> Any:
-    """Answer triton with kernels that are interpreted, or skip the calling file."""
+    """Return triton with interpreted kernels, or skip the calling file."""
     triton = require("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("TRITON_INTERPRET is 0: kernels are compiled", allow_module_level=True)
@@ -33,13 +33,13 @@ def require_interpreter() -> Any:
 def attend_on_host(
     batch: PagedBatch, q: Any, offsets: Any, *, splits: int | None = 1, **asked: Any
 ) -> tuple[Any, Any]:
-    """What ``ops.attention`` does on a GPU, on arrays of the host: (o, lse)."""
+    """Run ``ops.attention`` as on a GPU, on host arrays; return (o, lse)."""
     from kvcore.backends.cuda.attention import verb
 
     pools = layer_pools(batch, 0)
     rule = ("scale", "causal", "window", "chunk", "soft_cap", "sinks")
     request = AttentionRequest(
-        pools.parts(),
+        pools.parts,
         global_scales_of(pools, HOST),
         asked.pop("v_head_dim", None),
         (pools.lookup_table, pools.cache_lengths, (offsets, offsets)),
@@ -58,9 +58,9 @@ def attend_on_host(
 
 
 def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-    """Multiply numbers: Triton 3.9 takes the bits of bfloat16 for integers.
+    """Multiply numbers: Triton 3.9 treats the bits of bfloat16 as integers.
 
-    Products of 16-bit numbers are exact in float32, as in a GPU's.
+    Products of 16-bit numbers are exact in float32, as on a GPU.
     """
     from triton.runtime.interpreter import TensorHandle
 
@@ -75,7 +75,7 @@ def _wide(handle: Any) -> Any:
 
 
 def _rounded(cast: Any) -> Any:
-    """Round to bfloat16 as GPUs do, to the nearest: Triton 3.9 cuts bits off."""
+    """Round to the nearest bfloat16 as GPUs do: Triton 3.9 truncates."""
     from triton.runtime.interpreter import TensorHandle
 
     def truncate(builder: Any, handle: Any, dtype: Any) -> Any:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch the attention kernels on a GPU that only notes what it is asked for.
+"""Launches the attention kernels on a GPU that only records its launches.
 
-``some`` prints one JSON object: for each call the launches with device, stream and grid, and how
-many kernels were compiled by then. ``growing`` and ``lists`` print which kernels batches of 1 to
-300 rows compile. A process of its own: where tests run, the kernels are interpreted.
+``some`` prints one JSON object: for each call the launches with device, stream and grid, and the
+number of kernels compiled so far. ``growing`` and ``lists`` print which kernels batches of 1 to 300
+rows compile. It is a separate process, because the process of the tests interprets the kernels.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BUSY, OTHER, STREAM = 3, 1, 0x7F0000001230
 
 
 class NotingDriver:
-    """What Triton asks a driver for; of compute capability 9.0."""
+    """The driver interface that Triton uses; of compute capability 9.0."""
 
     def __init__(self) -> None:
         self.device = OTHER
         self.launches: list[dict[str, Any]] = []
-        self.loaded: list[str] = []  # the kernels that were compiled
+        self.loaded: list[str] = []  # names of compiled kernels
         self.utils = SimpleNamespace(
             get_device_properties=lambda _: {"multiprocessor_count": 132, "max_shared_mem": 232448},
             load_binary=self.load_binary,
@@ -61,7 +61,7 @@ class NotingDriver:
         constants = {at[0] for at in source.constants}
 
         def launch(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
-            args = rest[4:]  # behind metadata and hooks
+            args = rest[4:]  # after metadata and hooks
             assert len(args) == len(source.signature)
             pointers = [a for i, a in enumerate(args) if i not in constants and not given(a)]
             assert not pointers, pointers
@@ -73,20 +73,20 @@ class NotingDriver:
 
 
 def given(argument: Any) -> bool:
-    """Tell whether an argument is one that Triton's launcher takes without torch."""
+    """Return true if Triton's launcher accepts an argument without torch."""
     if isinstance(argument, tuple):
         return all(map(given, argument))
     return isinstance(argument, int | float) or callable(getattr(argument, "data_ptr", None))
 
 
 def call_of(rows: int, new: int, columns: int, pages: int, window: int | None, kind: Any) -> Any:
-    """A call over a table, lengths and offsets that begin at addresses of any alignment."""
+    """Return a call whose table, lengths and offsets start at addresses of any alignment."""
     from kvcore.backends.cuda.attention import call as calls
 
     key = np.lib.stride_tricks.as_strided(
         np.zeros(16, kind), (pages, 16, 2, 64), (16 * 2 * 64 * 2, 2 * 64 * 2, 64 * 2, 2)
     )
-    # As fetch has them: the table behind the lengths.
+    # The layout of fetch: the table comes after the lengths.
     staged = np.zeros(rows * (columns + 1), np.uint32)
     offsets = np.zeros(2 * rows + 1, np.uint32)[rows:]
     q = np.zeros((rows * new, 8, 64), kind)
@@ -107,7 +107,7 @@ def attend(call: Any, splits: int | None, place: Any, *, has_lse: bool = False) 
 
 def some_calls(noting: NotingDriver, place: Any) -> None:
     results = []
-    # Rows, new tokens of each, columns of the table, pages, window.
+    # Rows, new tokens per row, columns of the table, pages, window.
     for sizes in ((4, 1, 8, 64, 33), (5, 1, 7, 99, 16), (16, 1, 16, 2**20, 1), (1, 1, 1, 1, 4096)):
         noting.launches.clear()
         for splits in (1, 4):
@@ -130,7 +130,7 @@ def growing_batches(noting: NotingDriver, place: Any) -> None:
 
 
 def page_lists(noting: NotingDriver, place: Any) -> None:
-    """Lists of pages of batches of 1 to 300 rows; print what they compile."""
+    """Decode page lists of batches of 1 to 300 rows; print the compiled kernels."""
     from kvcore.backends.cuda.attention.indices import write_page_indices
     from kvcore.backends.protocol import IndexRequest
 
@@ -152,7 +152,7 @@ def main() -> None:
 
     noting = NotingDriver()
     driver.set_active(noting)
-    devices.on_device = lambda device: nullcontext()  # there is no driver of CUDA
+    devices.on_device = lambda device: nullcontext()  # no CUDA driver
     place = SimpleNamespace(device=BUSY, launch_args=lambda _: (BUSY, STREAM))
     {"some": some_calls, "growing": growing_batches, "lists": page_lists}[sys.argv[1]](
         noting, place

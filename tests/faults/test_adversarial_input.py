@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input that managers of this kind get wrong: extremes of size, order, identity and type."""
+"""Inputs that break managers of this kind: extremes of size, order, identity and type."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_absurd_number_of_steps(num_steps: int) -> None:
 
 # -- identity ------------------------------------------------------------------------------------
 class Clash:
-    """Hashes like every other one and is equal to itself only."""
+    """An id with a constant hash, which is equal only to itself."""
 
     def __hash__(self) -> int:
         return 1
@@ -169,7 +169,7 @@ def test_id_that_raises_when_compared_or_printed() -> None:
 
 
 def test_name_taken_over_by_another_context() -> None:
-    """The manager knows requests by id: after a release the same name is another request."""
+    """Requests are identified by id: after a release the same id is another request."""
     manager = make_manager()
     old = prefilled(manager, range(10), request_id="name")
     manager.release("name")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer that is killed: every page that can be found afterwards is the one that was stored."""
+"""A killed writer: every page that can be found afterwards equals the stored page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stored_pages import content, get, key, open_disk, put
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
-# Forks a writer for each line that it reads, so that Python starts once.
+# Forks a writer for each line of its input, so Python starts only once.
 WRITERS = """
 import os, sys
 from pathlib import Path
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Writers:
-    """Start writers of a directory, one at a time, and kill each."""
+    """A process that starts writers of a directory, one at a time, and kills each."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Writers:
         )
 
     def write_and_die(self, begin: int, batches: int) -> int:
-        """Write some batches from a page on; return a number beyond all pages."""
+        """Write some batches from page `begin` on; return a number after the last page."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{begin}\n")
@@ -94,7 +94,7 @@ def kill_again_and_again(folder: Path, times: int) -> None:
         exact += check_all(folder, range(max(0, begin - 100), end))
         begin = end
     writers.close()
-    assert exact > times  # the store was not merely empty
+    assert exact > times  # the store has pages
 
 
 def test_a_killed_writer_leaves_right_pages(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_writer_killed_often_leaves_right_pages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damages", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damaged_files_serve_no_wrong_page(tmp_path: Path, damages: int) -> None:
-    """Bytes that change under a store, or while none has the directory."""
+    """Bytes that change under an open store, or while no process has the directory open."""
     rng = random.Random(damages)
     store = open_disk(tmp_path, 8)
     file = tmp_path / "segment-000000.kv"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign contexts that cannot be moved: what was reserved or forked for them is undone."""
+"""Foreign contexts whose indices cannot be set: their reservations and forks are undone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meddling_copies import SCENES, Setup, Stage
 
 
 class Stubborn(Context):
-    """One assignment that changes an index fails, before or after it has been made."""
+    """A context that fails one assignment of an index, before or after the assignment."""
 
     fails_at = 0
     keeps = False
@@ -31,7 +31,7 @@ class Stubborn(Context):
 
 
 class Frozen(Stubborn):
-    """From the first failure on every assignment fails."""
+    """A context that fails every assignment after the first failure."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.fails_at
@@ -43,7 +43,7 @@ class Frozen(Stubborn):
 
 
 def stubborn(stage: Stage, tokens: Any, fails_at: int, keeps: bool, kind: Any = Stubborn) -> Any:
-    """Its first chunk ends within the prefix that is found, so that both indices are to move."""
+    """Return a context whose first chunk ends within the hit, so both indices must change."""
     context = kind(f"stubborn-{len(stage.contexts)}", tokens, active_idx=5)
     context.fails_at, context.keeps = fails_at, keeps
     stage.contexts.append(context)
@@ -60,7 +60,7 @@ VERBS: dict[str, Callable[[Any, list[Any]], object]] = {
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("fails_at", [1, 2])
-@pytest.mark.parametrize("cached", [8, 7])  # tokens: whole pages, with a copy
+@pytest.mark.parametrize("cached", [8, 7])  # whole pages, or pages with a copy
 def test_setter_that_fails_undoes_the_reservation(
     verb: str, keeps: bool, fails_at: int, cached: int
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and buffers that fail: no trace is left, and the next call makes it good."""
+"""Copies and buffers that fail: no trace is left, and the next call succeeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failing(error: type[BaseException]) -> Callable[[], object]:
 
 
 def try_to_act(scene: Scene, phase: str, error: type[BaseException]) -> None:
-    """Has the copies of a call fail; a store is not worth an error."""
+    """Make the copies of a call fail; a failed store raises no error."""
     scene.meddler.hooks[phase] = failing(error)
     if scene.blocks or error is KeyboardInterrupt:
         with pytest.raises(error, match="this copy fails"):
@@ -47,7 +47,7 @@ def try_to_act(scene: Scene, phase: str, error: type[BaseException]) -> None:
 
 
 def undisturbed(make_scene: Any, setup: Setup) -> tuple[Any, kvcore.KVCacheMetrics]:
-    """What a scene leaves behind when nothing fails."""
+    """Return the state and the metrics of a scene without a failure."""
     scene = make_scene(setup)
     scene.act()
     return scene.stage.state(), scene.stage.manager.metrics
@@ -56,7 +56,10 @@ def undisturbed(make_scene: Any, setup: Setup) -> tuple[Any, kvcore.KVCacheMetri
 # -- copies that fail ----------------------------------------------------------------------------
 @pytest.mark.parametrize("error", ERRORS)
 def test_failed_copy_is_done_again(make_scene: Any, error: type[BaseException]) -> None:
-    """Each request is as before, as after, or as just claimed; then the call is as if first."""
+    """After the failure each request is as before, as after, or as just claimed.
+
+    The next call gives the same results as a first call.
+    """
     for setup in SETUPS:
         after, metrics = undisturbed(make_scene, setup)
         for phase in PHASES:
@@ -87,7 +90,7 @@ def test_copy_that_fails_every_time_but_the_last(make_scene: Any) -> None:
 
 
 def test_metrics_are_reset_before_a_copy_fails(make_scene: Any) -> None:
-    """What the failed call had counted is not taken from the new counters."""
+    """The counts of the failed call are not subtracted from the new counters."""
     for setup in SETUPS:
         scene, control = make_scene(setup), make_scene(setup)
         if not scene.blocks:
@@ -118,7 +121,7 @@ def counters(scene: Scene) -> tuple[int, int, int]:
 
 
 def test_released_after_its_copy_failed(make_scene: Any) -> None:
-    """What was owed to it is not any more, and holds no page."""
+    """A copy that was due to the request is dropped, and holds no page."""
     for setup in SETUPS:
         for phase in PHASES:
             scene = make_scene(setup)
@@ -156,7 +159,7 @@ def test_next_call_does_the_copy_that_failed(kind: str, follows: Callable[[Scene
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_one_of_two_batches_fails(error: type[BaseException]) -> None:
-    """The one whose copies are under way at the same time in another thread goes on."""
+    """The other batch, whose copies run in another thread at that time, succeeds."""
     for setup in SETUPS:
         stage = Stage(setup)
         stage.cached(range(12))
@@ -199,7 +202,7 @@ def test_step_returns_its_swaps_whatever_happens_to_the_store(
 
 
 def test_interrupted_store_is_a_commit_that_stored_nothing() -> None:
-    """The interrupt gets through; who asks again finds the pages committed."""
+    """The interrupt is raised; the next call finds the pages committed."""
     stage = Stage(Setup(), host_pages=32)
     context = stage.claimed(range(9))
     stage.manager.fetch([context])
@@ -253,13 +256,13 @@ def test_batch_that_is_cleared_while_it_is_copied(kind: str, fails: bool, releas
 
 
 class Name:
-    """An id that tells whether its context is still there."""
+    """An id whose weak reference shows whether its context is alive."""
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("verb", ["maybe_reserve_batch", "fetch"])
 def test_contexts_live_as_long_as_the_call(verb: str, fails: bool) -> None:
-    """It moves their indices once the pages are copied, or that has failed."""
+    """The call sets their indices after the page copies, or after the copies failed."""
     stage = Stage(Setup())
     stage.cached(range(12))
     rows = [kvcore.TextGenerationContext(Name(), [*range(7), 50 + n]) for n in range(2)]
@@ -305,13 +308,13 @@ def test_batch_that_is_cleared_while_another_thread_copies(verb: str) -> None:
         stage.copier.hooks["middle"] = meddle
         assert stage.manager.maybe_reserve(target)
         threads[0].result()
-        if setup.foreign:  # two threads have moved it
+        if setup.foreign:  # two threads have changed its indices
             stage.manager.release(target.request_id)
         stage.close()
 
 
 class ScarceMemory:
-    """Pools on GPUs as a manager sees them, in host memory; buffers can be refused."""
+    """Pools on GPUs as a manager sees them, in host memory; allocations may fail."""
 
     left = 1 << 30
 

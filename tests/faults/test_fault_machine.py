@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever fails in a call: requests are as before or as after, and it can be made again."""
+"""After any failure in a call, requests are as before or as after, and a retry succeeds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_requests(machine: FaultMachine) -> bool:
 
 
 class FaultMachine(RuleBasedStateMachine):
-    """Both worlds are told the same; in one of them a call may have to be made twice."""
+    """Two worlds with the same calls; in the faulty world a failed call is repeated."""
 
     plain: World
     faulty: World
@@ -51,8 +51,8 @@ class FaultMachine(RuleBasedStateMachine):
 
     # -- a call in both worlds -------------------------------------------------------------------
     def do(self, data: st.DataObject, act: Act) -> Any:
-        """Make a call, in one of the worlds perhaps twice; answers what it answered."""
-        # What was to be stored is not stored later: neither here nor there.
+        """Make a call in both worlds, in the faulty world perhaps twice; return its answer."""
+        # A failed store is not repeated, in both worlds.
         told = NO_FAULT
         if data.draw(st.integers(0, 7), "stores") == 7:
             told = Fault("store", data.draw(st.integers(1, 3), "at"), data.draw(ERRORS, "error"))
@@ -76,7 +76,7 @@ class FaultMachine(RuleBasedStateMachine):
         return answer
 
     def chosen(self, data: st.DataObject) -> Fault:
-        """One of the moments at which somebody else's code has run in the other world."""
+        """Draw a call of foreign code that has run in the plain world."""
         counts = self.plain.points.counts
         kinds = [kind for kind in WEIGHTS for _ in range(WEIGHTS[kind]) if counts[kind]]
         if not kinds or data.draw(st.integers(0, 2), "fails") == 0:
@@ -96,7 +96,7 @@ class FaultMachine(RuleBasedStateMachine):
         assert self.faulty.counts() == self.plain.counts()
 
     def check_between(self, before: Any, between: Any) -> None:
-        """After the call that failed: what each request and prompt was, or is now."""
+        """Check requests and prompts after the failed call: they are as before or as after."""
         after = self.plain.requests(), self.plain.matches(list(self.prompts)[: len(before[1])])
         for number, state in between[0].items():
             claimed = (0, *before[0][number][1:])
@@ -105,7 +105,7 @@ class FaultMachine(RuleBasedStateMachine):
             assert seen <= old or seen in after[1]
 
     def each(self, act: Act) -> None:
-        """What no manager takes part in."""
+        """Run an action in both worlds that involves no manager."""
         for world in (self.plain, self.faulty):
             act(world)
 
@@ -136,7 +136,7 @@ class FaultMachine(RuleBasedStateMachine):
         return tokens
 
     def make_room(self) -> None:
-        """The oldest of many requests leaves."""
+        """Release the oldest request if there are many requests."""
         claimed = [n for n in range(len(self.plain.contexts)) if self.is_claimed(n)]
         if len(claimed) > 4:
             self.let_go(claimed[0])
@@ -151,7 +151,7 @@ class FaultMachine(RuleBasedStateMachine):
     # -- rules -----------------------------------------------------------------------------------
     @rule(data=st.data(), token=st.integers(2, 4))
     def crowd_out(self, data: st.DataObject, token: int) -> None:
-        """A prompt that takes all pages, so that what is cached has to go, and comes back."""
+        """Run a prompt that takes all pages, so cached pages are evicted; run it again later."""
         pages = self.plain.manager._core.stats(0).available_pages
         length = pages * self.page_size - 1
         if length > 0:
@@ -174,7 +174,7 @@ class FaultMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), leaves=st.booleans())
     def share(self, data: st.DataObject, leaves: bool) -> None:
-        """A prompt that has been run comes again, with another end."""
+        """Run an earlier prompt again, with another end."""
         known = st.sampled_from(list(self.prompts)[-8:] or [(0,) * 6])
         tokens = data.draw(known, "prompt")
         cut = data.draw(st.integers(0, min(len(tokens), self.page_size)), "cut")
@@ -188,7 +188,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.let_go(number)
 
     def run(self, data: st.DataObject, numbers: list[int]) -> None:
-        """One step of an honest engine."""
+        """Run one step of an honest engine."""
         if isinstance(self.do(data, lambda w: w.manager.fetch(w.rows(numbers))), list):
             self.each(lambda world: write(world, numbers))
             self.do(data, lambda w: w.manager.step(w.rows(numbers)))
@@ -204,8 +204,10 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data(), num_steps=st.sampled_from([1, 1, 3]))
     def reserve(self, data: st.DataObject, num_steps: int) -> None:
-        """Several steps ahead only of what has run: before, a copy of a longer hit that fails sets
-        the request back to its claim, and a retry for fewer steps takes fewer pages.
+        """Reserve several steps only for requests that have run.
+
+        Before its first run, a failed copy of a longer hit sets a request back to its claim, and a
+        retry for fewer steps takes fewer pages.
         """
         number = self.request(data)
         num_steps = num_steps if number in self.run_once else 1
@@ -239,7 +241,7 @@ class FaultMachine(RuleBasedStateMachine):
         number = self.request(data)
         n = data.draw(st.integers(0, self.plain.contexts[number].end_idx), "n")
         answer = self.do(data, lambda w: w.manager.truncate(w.contexts[number].request_id, n))
-        # Of a request that was not cut, positions beyond would count as input no second time.
+        # If the request was not cut, later positions would not count as input a second time.
         if answer is None:
             self.each(lambda world: world.contexts[number].rewind(max(1, n)))
 

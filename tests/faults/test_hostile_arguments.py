@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every argument of every public call on elements, in place of which comes something else.
+"""Hostile values in every argument of every public call on elements.
 
-Whatever it is, the call raises TypeError, ValueError, IndexError or an error of kvcore's, in words
-of kvcore's, or it takes it; one that raises has written nothing.
+The call raises TypeError, ValueError, IndexError or an error of kvcore's, with a text of kvcore's,
+or it accepts the value. A call that raises has written nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcore import ops
 
 
 class Nothing:
-    """No attribute that anybody asks for."""
+    """An object without attributes."""
 
     def __repr__(self) -> str:
         return "Nothing()"
@@ -70,7 +70,7 @@ PLACES = [(name, each) for name in SCENES for each in arguments_of(name)]
 @pytest.mark.parametrize(("name", "argument"), PLACES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_hostile_argument_is_refused_or_taken(name: str, argument: str) -> None:
-    """Each place takes every sixth value, so that each value meets some argument of each verb."""
+    """Test every sixth value in each place, so each verb meets each value in some argument."""
     check_refused_or_taken(name, argument, HOSTILE[PLACES.index((name, argument)) % 6 :: 6])
 
 
@@ -83,7 +83,7 @@ def test_every_hostile_value_is_refused_or_taken(name: str, argument: str) -> No
 
 def check_refused_or_taken(name: str, argument: str, values: list[Any]) -> None:
     for each in values:
-        value = each.copy() if isinstance(each, np.ndarray) else each  # it may be written to
+        value = each.copy() if isinstance(each, np.ndarray) else each  # the call may write to it
         call, arguments = SCENES[name]()
         arguments[argument] = value
         owner = getattr(call, "__self__", None)
@@ -96,9 +96,9 @@ def check_refused_or_taken(name: str, argument: str, values: list[Any]) -> None:
             assert "incompatible function arguments" not in words, f"{value!r}: {words}"
             assert "has no attribute" not in words, f"{value!r}: {words}"
             after = [each.tobytes() for each in kept if not each.dtype.hasobject]
-            assert after == before, f"{value!r} was refused and something was written"
+            assert after == before, f"{value!r} was refused, but the call has written"
         except FileNotFoundError:
-            assert argument == "config"  # a path like any other
+            assert argument == "config"  # a valid path of no file
         except Exception as error:
             raise AssertionError(f"{argument}={value!r} raises {error!r}") from error
 
@@ -167,7 +167,7 @@ def test_lengths_of_a_gather_may_be_any_integers(dtype: Any) -> None:
 
 
 def test_lengths_that_wrap_together_are_refused() -> None:
-    """A table that is seen many times holds more tokens than 32 bits count."""
+    """A table that is a broadcast view holds more tokens than 32 bits can count."""
     table = np.broadcast_to(np.zeros((1, 1), np.uint32), (2, 2**20))
     pool = np.broadcast_to(np.zeros(1, np.float32), (1, 2**12, 1, 1))
     many = kvcore.PagedBatch(pool, None, table, np.zeros(2, np.uint32))

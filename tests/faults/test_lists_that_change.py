@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that their own elements change while they are read."""
+"""Lists whose own elements change them during a read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from builders import make_context, make_manager
 
 
 class Token:
-    """A token that calls something when it is read."""
+    """A token that calls a function when it is read."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
@@ -25,7 +25,7 @@ class Token:
 
 
 class OwnList(list[Any]):
-    """A list that says what it holds in its own way."""
+    """A list that overrides the methods of its contents."""
 
     def __iter__(self) -> Any:
         return iter([1, 2, 3])
@@ -90,7 +90,7 @@ def test_token_that_changes_the_batch_it_is_for(change: Callable[[list[Any]], ob
 
 
 def test_number_that_releases_what_it_is_for() -> None:
-    """An argument's ``__index__`` runs before anything is looked up."""
+    """The ``__index__`` of an argument runs before any lookup."""
     manager = make_manager()
     context = make_context(range(10))
     name = context.request_id
@@ -108,6 +108,6 @@ def test_number_that_releases_what_it_is_for() -> None:
         manager.check_integrity()
     manager.claim(name)
     steps: Any = Token(lambda: manager.release(name))
-    manager.plan(context, steps)  # as of one without a claim
+    manager.plan(context, steps)  # like a plan for an unclaimed request
     assert not manager.contains(name)
     manager.check_integrity()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign contexts whose attributes raise, or call back into the manager that is reading them."""
+"""Foreign contexts whose attributes raise, or call the manager during its reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_context_that_cannot_be_written_does_not_break_the_manager() -> None:
 
 
 class Meddling(Context):
-    """Fetches another batch when the manager writes an index back."""
+    """A context that fetches another batch when the manager sets its index."""
 
     manager: Any
     others: list[Any]
@@ -54,7 +54,7 @@ def test_fetch_within_a_fetch_has_tables_of_its_own() -> None:
 
 
 class Reentrant(Context):
-    """Calls the manager while the manager reads it."""
+    """A context that calls the manager while the manager reads it."""
 
     manager: Any = None
 
@@ -80,7 +80,7 @@ def test_context_that_releases_itself_while_it_is_read(verb: str) -> None:
 
 
 class Calling(Context):
-    """Calls something while the manager reads its tokens."""
+    """A context that calls a function while the manager reads its tokens."""
 
     call: Callable[[], object] | None = None
 
@@ -101,7 +101,7 @@ def claim_many(manager: kvcore.PagedKVCacheManager, batch: list[Any]) -> None:
 
 
 def drop_the_first(manager: kvcore.PagedKVCacheManager, batch: list[Any]) -> None:
-    """The batch held the last reference to a context that has been read already."""
+    """The batch holds the last reference to a context that the manager has read already."""
     name = batch.pop(0).request_id
     gc.collect()
     junk = [make_context(range(5000)) for _ in range(20)]
@@ -158,6 +158,6 @@ def test_batch_that_is_no_list_is_read_once() -> None:
     (entry,) = manager.fetch(context for context in batch)
     assert entry.cache_lengths.tolist() == [0, 0]
     kvcore.update_batch(batch, [1, 2])
-    assert manager.step(context for context in batch).shape == (1, 3)  # both begin alike
+    assert manager.step(context for context in batch).shape == (1, 3)  # both share a prefix
     lookup = np.array(entry.lookup_table)
     assert lookup.shape == (2, 2)

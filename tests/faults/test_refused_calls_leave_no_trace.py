@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call that raises or answers "no" leaves pages, metrics, contexts and tables as they were."""
+"""A call that raises or answers "no" leaves pages, metrics, contexts and tables unchanged."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kvcore import errors
 NUM_PAGES = 12
 PAGE_SIZE = 4
 
-ANY_ORDER_OF_CALLS = True  # the batches stand before an update
+ANY_ORDER_OF_CALLS = True  # the batches are in the state before an update
 
 
 class Scene:
     """A manager in the middle of its work.
 
     Of 12 pages, `running` holds 3 (2 committed), `reserved` shares those 2 and owns 1, 2 are cached
-    and pinned, 1 is cached and free to go, 5 were never used: `waiting` would fit, `foreign` would
-    not. The replica takes no more requests.
+    and pinned, 1 is cached and can be evicted, 5 were never used: `waiting` would fit, `foreign`
+    would not. The replica has no free request slot.
     """
 
     def __init__(self, **rest: Any) -> None:
@@ -54,7 +54,7 @@ class Scene:
         return [self.running, self.reserved, self.waiting, self.foreign, self.stranger]
 
     def snapshot(self) -> dict[str, object]:
-        """Everything a caller can see."""
+        """Return all state that a caller can see."""
         manager = self.manager
         names = [context.request_id for context in self.contexts]
         matches = [manager.match_prefix(p, return_pages=True) for p in self.prompts]
@@ -74,7 +74,7 @@ class Scene:
         }
 
     def too_long(self, request_id: str, length: int) -> kvcore.TextGenerationContext:
-        """Replaces the waiting request by a longer one."""
+        """Replace the waiting request with a longer one."""
         self.manager.release(self.waiting.request_id)
         self.waiting = claimed(self.manager, range(length), request_id=request_id)
         return self.waiting
@@ -96,7 +96,7 @@ def broken(request_id: str, **values: Any) -> Context:
 
 
 class WithTokens(Context):
-    """A context whose token array is whatever the test says."""
+    """A context with a token array that the test sets."""
 
     def __init__(self, request_id: str, tokens: Any) -> None:
         super().__init__(request_id, range(10))
@@ -108,7 +108,7 @@ class WithTokens(Context):
 
 
 def on_foreign(verb: str, **values: Any) -> Callable[[Scene], Callable[[], object]]:
-    """Calls a verb with a foreign context in a state it must not have."""
+    """Return a call of a verb with a foreign context in an invalid state."""
 
     def make(scene: Scene) -> Callable[[], object]:
         context = broken("foreign", **values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed while they save a cache, at any moment."""
+"""Processes that are killed at any moment while they save a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snapshot_contents import assert_right, cached_in, contents_of, filled
 
 KILLS = 40
 
-#: A process that is not this one forks writers, one after the other, and kills them.
+#: A separate process forks writers, one after the other, and kills them.
 KILLER = """
 import os, random, signal, sys
 sys.path[:0] = {support!r}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that raise, hang, lie or change bytes: shorter hits, counters, and nothing else."""
+"""Stores that raise, hang, lie or change bytes: only the hits and the counters change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = (len(LONG) - 1) // 4
 
 
 class Raising(DictStore):
-    """Raises in one of its methods."""
+    """A store with a method that raises."""
 
     def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Raising(DictStore):
 
 
 class Hanging(DictStore):
-    """Hangs in reads until it is let go, and writes to the buffers after that."""
+    """A store that hangs in reads until an event, and writes to the buffers afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Hanging(DictStore):
 
 
 class Answer(FinishedHandle):
-    """Says something else than a number of pages of its batch."""
+    """A handle whose result is not a number of pages of its batch."""
 
     answer: Any = -1
 
@@ -155,7 +155,7 @@ def test_a_store_that_hangs_costs_its_time_and_keeps_its_memory() -> None:
             assert (metrics.timeouts, metrics.breaker) == (1, "open")
         finally:
             store.may_go.set()
-        assert store.has_written.wait(60)  # into memory that is nobody else's:
+        assert store.has_written.wait(60)  # into memory that no request uses:
         assert run(manager, LONG, "again") == 4 * PAGES
 
 
@@ -197,7 +197,7 @@ def test_a_store_that_says_it_has_all_has_not() -> None:
     store = Lying(contains=All())
     with tiered_manager(store) as manager:
         assert run(manager, LONG) == 0
-    store = Lying(get=3)  # three pages, it says, of bytes that are whatever they were
+    store = Lying(get=3)  # it reports three pages with arbitrary bytes
     store.contains = lambda keys: [True] * len(keys)  # type: ignore[method-assign]
     with tiered_manager(store) as manager:
         assert run(manager, LONG) == 0
@@ -215,7 +215,7 @@ def test_a_flipped_bit_is_a_miss_and_the_page_goes(at: int) -> None:
         metrics = manager.tier_metrics["dictstore"]
         assert (metrics.corrupt, metrics.hits) == (1, 0)
         assert manager.flush(timeout=60)
-    assert served_by([store], LONG) == 4  # the first is whole again, the second goes now
+    assert served_by([store], LONG) == 4  # the first page is repaired, the second is removed
 
 
 def test_a_page_that_is_flipped_in_the_middle_ends_the_hit() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects whose constructor never ran, or runs twice: an error, no crash, nothing changed."""
+"""Objects whose constructor never ran, or ran twice: the call raises, and nothing changes."""
 
 from __future__ import annotations
 

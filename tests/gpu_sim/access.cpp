@@ -7,7 +7,7 @@ namespace gpu_sim {
 
 namespace {
 
-// Of each size one instruction of the host's.
+// One instruction of the host for each size.
 std::uint64_t word_at(const std::byte* from, int bytes) {
     std::uint64_t word = 0;
     switch (bytes) {
@@ -48,7 +48,7 @@ std::uint64_t loaded(const std::byte* from, const Instruction& i) {
     return static_cast<std::uint64_t>(static_cast<std::int64_t>(word << spare) >> spare);
 }
 
-// What an atomic writes in the place of `old`.
+// The value with which an atomic replaces `old`.
 std::uint64_t combined(const Instruction& i, std::uint64_t old, std::uint64_t given,
                        std::uint64_t second) {
     const std::string& action = i.action;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A function of numbers as an operation of all lanes.
+// Applies a function of numbers to all lanes.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ template <class T>
     }
 }
 
-/// A number as a word: signed ones fill it with their sign. GPUs have one NaN for all results.
+/// A number as a word, sign-extended if signed. Every NaN result is the NaN of GPUs.
 template <class T>
 [[nodiscard]] std::uint64_t word_of(T value) {
     if constexpr (std::is_same_v<T, float>) {
@@ -41,7 +41,7 @@ template <class T>
     }
 }
 
-/// Lanes that are not in the mask are computed as well, and dropped: loops without branches.
+/// Lanes outside the mask are also computed, and their results dropped: loops without branches.
 inline void blend(Register& to, const Register& found, Mask lanes) {
     if (lanes == kAllLanes) {
         to = found;
@@ -61,7 +61,7 @@ void apply_to(const Instruction& i, Register* r, Mask lanes, std::index_sequence
     blend(r[i.out[0]], found, lanes);
 }
 
-/// Function is a struct with a call operator, In the types of its operands.
+/// Function is a struct with a call operator, In are the types of its operands.
 template <class Function, class... In>
 void apply(const Instruction& i, Register* r, Mask lanes) {
     apply_to<Function, In...>(i, r, lanes, std::index_sequence_for<In...>{});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python tests ask of simulated GPUs beyond what they ask of the emulation.
+// Functions of simulated GPUs for Python tests, in addition to the functions of the emulation.
 #include <pybind11/pybind11.h>
 
 #include <cstring>
@@ -49,7 +49,7 @@ py::dict counts() {
 }  // namespace
 
 void bind_cuda_simulation(py::module_& module) {
-    // Arrays of Python's tests lie on devices: whatever else a kernel touches is a mistake.
+    // The arrays of the Python tests are on devices: a kernel that touches other memory is wrong.
     machine().memory.share_host(false);
     py::module_ part = module.def_submodule("simulation", "GPUs that run nvcc's PTX on the CPU.");
     part.def("run_ptx", &run_ptx, py::arg("ptx"), py::arg("kernel"), py::arg("blocks"),

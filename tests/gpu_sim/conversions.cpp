@@ -11,14 +11,14 @@ namespace {
 
 // ---- floats of few bits -------------------------------------------------------------------------
 
-/// A format of sign, exponent and fraction, with numbers below the smallest normal one.
+/// A format of sign, exponent and fraction, with subnormal numbers.
 struct Format {
     int bits;
     int fraction;
     int bias;
     std::uint32_t largest;   // code of the largest finite number
-    std::uint32_t infinity;  // code, 0 where there is none
-    std::uint32_t nan;       // code of results that are no number
+    std::uint32_t infinity;  // code, 0 if the format has no infinity
+    std::uint32_t nan;       // code of results that are not numbers
 };
 constexpr Format kHalf{16, 10, 15, 0x7bff, 0x7c00, 0x7fff};
 constexpr Format kBrain{16, 7, 127, 0x7f7f, 0x7f80, 0x7fff};
@@ -40,7 +40,7 @@ constexpr Format kE5M2{8, 2, 15, 0x7b, 0x7c, 0x7f};
     return is_negative ? -value : value;
 }
 
-// To the nearest code, of two the even one.
+// Rounds to the nearest code, ties to even.
 [[nodiscard]] std::uint32_t encoded(const Format& format, double value, bool saturates) {
     if (value != value) return format.nan;
     const std::uint32_t sign = std::signbit(value) ? 1U << (format.bits - 1) : 0U;
@@ -49,7 +49,7 @@ constexpr Format kE5M2{8, 2, 15, 0x7b, 0x7c, 0x7f};
     if (size == HUGE_VAL) return sign | too_large;
     int exponent = size == 0 ? 1 - format.bias : std::ilogb(size);
     if (exponent < 1 - format.bias) exponent = 1 - format.bias;
-    // Codes of an exponent follow those of the one below, so a carry needs no care.
+    // The codes of an exponent follow the codes of the next lower exponent, so a carry is correct.
     const auto units =
         static_cast<std::uint32_t>(std::nearbyint(std::ldexp(size, format.fraction - exponent)));
     const std::uint32_t code =
@@ -67,7 +67,7 @@ template <const Format& kFormat>
 struct ToSmall {
     std::uint32_t operator()(float value) const { return encoded(kFormat, value, false); }
 };
-// Two at once: the first operand is the upper one.
+// Converts two numbers at once: the first operand becomes the upper part.
 template <const Format& kFormat, bool kSaturates>
 struct ToPair {
     std::uint32_t operator()(float upper, float lower) const {
@@ -95,7 +95,7 @@ struct PairDifference {
 struct PairProduct {
     double operator()(double a, double b) const { return a * b; }
 };
-// Of a number and a NaN the number; -0 is less than 0.
+// Given a number and a NaN, returns the number; -0 is less than 0.
 struct PairLarger {
     double operator()(double a, double b) const {
         if (a != a) return b;
@@ -120,7 +120,7 @@ struct OfPairs {
     }
 };
 
-// Two integers to the nearest that bytes have, before what is already packed.
+// Packs two integers, saturated to bytes, before the already packed bytes.
 struct PackBytes {
     std::uint32_t operator()(std::int32_t a, std::int32_t b, std::uint32_t before) const {
         const auto byte = [](std::int32_t x) {
@@ -145,7 +145,7 @@ struct ToFloat {
         return static_cast<float>(value);
     }
 };
-// Numbers beyond the integers are their ends, NaN is 0.
+// Numbers outside the integer range saturate, NaN becomes 0.
 template <class To, bool kNearest>
 struct FloatToInteger {
     To operator()(float value) const {
@@ -161,7 +161,7 @@ struct FloatToInteger {
 };
 struct ToUnitRange {
     float operator()(float value) const {
-        return value > 0 ? (value < 1 ? value : 1.0F) : 0.0F;  // of NaN 0
+        return value > 0 ? (value < 1 ? value : 1.0F) : 0.0F;  // NaN gives 0
     }
 };
 struct Nearest {
@@ -188,7 +188,7 @@ void add_float(Operations& table, const std::string& type) {
 
 // ---- parts of registers -------------------------------------------------------------------------
 
-// {low, high} of registers as one, and one as these.
+// Packs {low, high} registers into one register, and unpacks one into these.
 template <class Part, class Whole>
 void move_parts(const Instruction& i, Register* r, Mask lanes) {
     constexpr unsigned kBits = sizeof(Part) * 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests ask of the lanes on the CPU, answered by the simulation: the same tests run on both.
+// The test API of the CPU lanes, implemented by the simulation: the same tests run on both.
 #include "emulation/emulation.hpp"
 
 #include <utility>
@@ -14,7 +14,7 @@ using gpu_sim::machine;
 
 namespace {
 
-// Graphs by number; what tests capture is little.
+// Graphs by number; tests capture few graphs.
 std::vector<std::vector<gpu_sim::Task>>& graphs() {
     static std::vector<std::vector<gpu_sim::Task>>& all =
         *new std::vector<std::vector<gpu_sim::Task>>;
@@ -40,7 +40,7 @@ Status enqueue(Stream stream, std::function<void()> task) noexcept {
 
 std::int64_t faults() {
     const Lock lock(machine().mutex);
-    machine().run_all();  // here what reads memory that has gone fails when it runs
+    machine().run_all();  // here a read of freed memory fails when it runs
     return machine().num_failed();
 }
 

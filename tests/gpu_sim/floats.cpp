@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instructions on floats of 32 bits. Their functions are IEEE 754's, so the host's own where its
-// compiler leaves them alone (-ffp-contract=off).
+// Instructions on floats of 32 bits. Their functions are IEEE 754's, so the host's own functions
+// work if its compiler does not fuse them (-ffp-contract=off).
 #include <cfenv>
 #include <cmath>
 
@@ -31,7 +31,7 @@ struct Root {
 struct ProductAndSum {
     float operator()(float a, float b, float c) const { return std::fma(a, b, c); }
 };
-// Towards minus infinity; the volatile call is not moved out of the mode.
+// Rounds towards minus infinity; the compiler cannot move the volatile call out of the mode.
 struct ProductAndSumDown {
     float operator()(float a, float b, float c) const {
         float (*volatile fused)(float, float, float) = std::fma;
@@ -42,12 +42,12 @@ struct ProductAndSumDown {
         return found;
     }
 };
-// Signs are bits: those of NaN change too, as words.
+// Changes sign bits, also of NaN, as integer words.
 template <std::uint32_t kAnd, std::uint32_t kXor>
 struct Sign {
     std::uint32_t operator()(std::uint32_t a) const { return (a & kAnd) ^ kXor; }
 };
-// Of a number and a NaN the number; -0 is less than 0.
+// Given a number and a NaN, returns the number; -0 is less than 0.
 struct Smaller {
     float operator()(float a, float b) const {
         if (a != a) return b;
@@ -64,7 +64,7 @@ struct Larger {
         return a < b ? b : a;
     }
 };
-// GPUs approximate it to 2 units in the last place; results below the smallest normal are 0.
+// GPUs approximate it to 2 units in the last place; a result below the smallest normal is 0.
 struct PowerOfTwo {
     float operator()(float a) const {
         const auto found = static_cast<float>(std::exp2(static_cast<double>(a)));
@@ -74,7 +74,7 @@ struct PowerOfTwo {
 
 enum class Order { kEqual, kUnequal, kLess, kLessOrEqual, kGreater, kGreaterOrEqual };
 
-// What compares with NaN is `kUnordered`.
+// A comparison with NaN returns `kUnordered`.
 template <Order kOrder, bool kUnordered>
 struct Compare {
     bool operator()(float a, float b) const {

@@ -8,7 +8,7 @@ namespace gpu_sim {
 
 namespace {
 
-// The same in unsigned numbers, where wrapping is defined.
+// The same operation in unsigned numbers, which may wrap.
 template <class T>
 using Bits = std::make_unsigned_t<T>;
 template <class T>
@@ -61,7 +61,7 @@ struct MultiplyWideAdd {
         return Add{}(MultiplyWide<Wide>{}(a, b), c);
     }
 };
-// What no number answers is whatever the hardware says: all ones, the dividend.
+// An undefined quotient or remainder is the hardware's result: all ones, or the dividend.
 struct Divide {
     template <class T>
     T operator()(T a, T b) const {
@@ -125,7 +125,7 @@ struct Not {
     }
     bool operator()(bool a) const { return !a; }
 };
-// Shifts by more than all bits leave zeros, or copies of the sign.
+// Shifts by more than all bits give zeros, or copies of the sign.
 struct ShiftLeft {
     template <class T>
     T operator()(T a, std::uint32_t by) const {
@@ -150,7 +150,7 @@ struct Select {
         return first ? a : b;
     }
 };
-// Bytes of both operands, chosen by nibbles; the highest bit of one asks for copies of a sign.
+// Bytes of both operands, selected by nibbles; a nibble's highest bit selects copies of a sign.
 struct Permute {
     std::uint32_t operator()(std::uint32_t a, std::uint32_t b, std::uint32_t choice) const {
         const std::uint64_t both = a | std::uint64_t{b} << 32U;
@@ -164,7 +164,7 @@ struct Permute {
         return found;
     }
 };
-// The upper word of two, up by some bits.
+// The upper word of two words after a left shift.
 struct FunnelLeft {
     std::uint32_t operator()(std::uint32_t low, std::uint32_t high, std::uint32_t bits) const {
         const std::uint64_t both = low | std::uint64_t{high} << 32U;
@@ -333,7 +333,7 @@ void add_integers(Operations& table) {
         table[std::string("selp.") + type] = apply<Select, std::uint64_t, std::uint64_t, bool>;
     }
     table["mov.pred"] = apply<Same, std::uint64_t>;
-    // One space holds all addresses.
+    // One address space holds all addresses.
     for (const char* space : {"global", "shared", "local", "param", "const"}) {
         table[std::string("cvta.to.") + space + ".u64"] = apply<Same, std::uint64_t>;
         table[std::string("cvta.") + space + ".u64"] = apply<Same, std::uint64_t>;

@@ -17,12 +17,12 @@ namespace gpu_sim {
 
 namespace {
 
-/// One text of PTX, read when it is first needed.
+/// One text of PTX, parsed at the first use.
 struct Text {
     std::string_view ptx;
     std::unique_ptr<Module> module;
 };
-/// What a translation unit brings: a text for each architecture.
+/// The contents of a translation unit: a text for each architecture.
 using Fatbin = std::map<int, Text>;
 
 struct Function {
@@ -47,9 +47,8 @@ T field(const std::byte* at) {
     return value;
 }
 
-// A header of 16 bytes with the size of what follows; then entries, each with a header that says
-// how long it is, how long its payload, of what kind, whether compressed and for which
-// architecture.
+// A header of 16 bytes holds the size of the entries after it. Each entry has a header with its own
+// length, the payload's length, its kind, a compression flag and its architecture.
 Fatbin read(const std::byte* at) {
     constexpr std::uint32_t kMagic = 0xba55ed50U;
     constexpr std::uint16_t kPtx = 1;
@@ -95,7 +94,7 @@ const Kernel* kernel_of(const void* function, int architecture) {
 
 }  // namespace gpu_sim
 
-// What nvcc's code for the host calls before main.
+// nvcc's host code calls these functions before main.
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
@@ -116,7 +115,7 @@ void __cudaRegisterFunction(void** handle, const char* function, char*, const ch
     program().functions[function] = {reinterpret_cast<Fatbin*>(handle), name};
 }
 
-// kvcore calls cudaLaunchKernel itself, and nobody the functions that stand for kernels.
+// kvcore calls cudaLaunchKernel itself; no code calls the functions that stand for kernels.
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) {
     return cudaErrorNotSupported;
 }

@@ -22,7 +22,7 @@ bool is_legacy(const void* stream) { return reinterpret_cast<std::uintptr_t>(str
 }  // namespace
 
 Machine& machine() {
-    static Machine& the_machine = *new Machine;  // outlives everything that has memory of it
+    static Machine& the_machine = *new Machine;  // outlives all owners of its memory
     return the_machine;
 }
 
@@ -166,7 +166,7 @@ void Machine::wait_for(const Point& point) {
     while (!is_done(point)) run_one();
 }
 
-// What a work waits for was given before it, so some queue is ready.
+// Work is queued after the work it waits for, so some queue is ready.
 void Machine::run_one() {
     std::vector<std::shared_ptr<Queue>> ready;
     for (auto& queue : queues()) {
@@ -181,7 +181,7 @@ void Machine::run_one() {
     leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), is_empty), leaving_.end());
 }
 
-// A device on which something failed does nothing any more, and says so at each call.
+// After a failure a device runs nothing more; each call returns the error.
 void Machine::perform(int device, const Task& task) {
     Status& failed = failed_[static_cast<std::size_t>(device)];
     if (failed != kSuccess || !task) return;
@@ -330,7 +330,7 @@ Status Machine::copy(int device, void* stream, void* to, const void* from, std::
     if (queue->capture != nullptr && (is_read_now || is_written_now)) {
         return invalidate(queue, kCaptureUnsupported);
     }
-    // Of pageable memory a driver reads a copy made now, or waits to write it.
+    // For pageable memory a driver copies the source now, or waits before it writes the target.
     std::vector<std::byte> staged(is_read_now ? bytes : 0);
     if (is_read_now) std::memcpy(staged.data(), from, bytes);
     const Owner owners[2] = {memory.region_of(to).owner, memory.region_of(from).owner};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams, events and graphs of simulated devices.
 //
-// A stream is a queue of work. Work waits for points: "so much of that queue is done". Under
-// `set_order` queues are emptied in an order drawn from a seed, and only when the host waits for
-// something; so what nobody orders shows as wrong bytes. Statuses are CUDA's. Callers hold the
+// A stream is a queue of work. Work waits for points: "the first n tasks of that queue are done".
+// After `set_order` the queues run in an order drawn from a seed, and only when the host waits, so
+// a missing order between two streams produces wrong bytes. Statuses are CUDA's. Callers hold the
 // mutex.
 #pragma once
 
@@ -42,14 +42,14 @@ constexpr Status kCapturedEvent = 907;
 using Task = std::function<void()>;
 
 struct Capture {
-    bool is_global = true;  // other threads' unsafe calls end it too
+    bool is_global = true;  // unsafe calls in other threads also end it
     std::thread::id thread;
     bool is_valid = true;
     std::vector<Task> tasks;
 };
 
 struct Queue;
-/// The first `number` works of a queue.
+/// The first `number` tasks of a queue.
 struct Point {
     std::shared_ptr<Queue> queue;
     std::uint64_t number;
@@ -60,7 +60,7 @@ struct Work {
 };
 struct Queue {
     int device = 0;
-    bool is_blocking = false;  // in the order of the legacy default stream
+    bool is_blocking = false;  // in order with the legacy default stream
     std::deque<Work> works;
     std::uint64_t given = 0;
     std::uint64_t done = 0;
@@ -69,7 +69,7 @@ struct Queue {
 struct Event {
     int device = 0;
     std::optional<Point> point;
-    std::shared_ptr<Capture> capture;  // recorded in one
+    std::shared_ptr<Capture> capture;  // the capture that recorded it
 };
 
 class Machine {
@@ -80,18 +80,18 @@ class Machine {
     void reset(int devices, std::int64_t bytes);
     void set_order(bool is_any, std::uint64_t seed);
     [[nodiscard]] int count() const { return static_cast<int>(legacy_.size()); }
-    /// Whether a device is there, and no kernel has failed on it.
+    /// Returns kSuccess if a device exists and no kernel has failed on it.
     [[nodiscard]] Status check(int device) const;
-    /// Devices on which something has failed.
+    /// The number of devices with a failure.
     [[nodiscard]] std::int64_t num_failed() const;
 
     // ---- streams: nullptr and 1 are the legacy default stream, 2 is the calling thread's own
     // -----
     [[nodiscard]] Status create_stream(int device, bool is_blocking, void** stream);
-    /// Does not wait: what was given still runs.
+    /// Does not wait: queued work still runs.
     [[nodiscard]] Status destroy_stream(void* stream);
-    /// Appends work to a stream of the device, or to the graph that it captures. Legacy streams
-    /// wait for blocking ones, and these for them.
+    /// Appends work to a stream of the device, or to the graph that the stream captures. Legacy
+    /// streams wait for blocking streams, and blocking streams for legacy streams.
     [[nodiscard]] Status give(int device, void* stream, Task task);
     [[nodiscard]] Status finish(int device, void* stream);
     [[nodiscard]] Status finish_device(int device);
@@ -110,15 +110,15 @@ class Machine {
     // ---- graphs -------------------------------------------------------------------------------
     [[nodiscard]] Status begin_capture(int device, void* stream, bool is_global);
     [[nodiscard]] Status end_capture(int device, void* stream, std::vector<Task>* tasks);
-    /// Of calls that a capture cannot hold: ends those that they touch.
+    /// Ends the captures that a call touches, if no capture can hold the call.
     [[nodiscard]] Status refuse_in_capture(bool is_thread_relaxed);
     [[nodiscard]] Status invalidate(const std::shared_ptr<Queue>& queue, Status status);
 
     // ---- kernels and copies ---------------------------------------------------------------------
-    /// Blocks, warps and lanes in an order that is drawn, or where they `keep` it in their own.
+    /// Runs blocks, warps and lanes in a random order, or in their natural order if `keep_order`.
     [[nodiscard]] Status launch(void* stream, Launch launch);
     void keep_order(bool keep) { keeps_order_ = keep; }
-    /// Bytes from anywhere to anywhere, in stream order. `is_batch`: of pageable memory, too.
+    /// Copies bytes between any memories, in stream order. `is_batch`: also from pageable memory.
     [[nodiscard]] Status copy(int device, void* stream, void* to, const void* from,
                               std::size_t bytes, bool is_batch);
     [[nodiscard]] std::map<std::string, Counts>& counts() { return counts_; }
@@ -134,10 +134,10 @@ class Machine {
     std::vector<std::shared_ptr<Queue>> legacy_;
     std::map<std::pair<std::thread::id, int>, std::shared_ptr<Queue>> own_;  // of threads
     std::map<void*, std::shared_ptr<Queue>> streams_;
-    std::vector<std::shared_ptr<Queue>> leaving_;  // destroyed with work left
+    std::vector<std::shared_ptr<Queue>> leaving_;  // destroyed with unfinished work
     std::map<void*, std::shared_ptr<Event>> events_;
     std::vector<std::shared_ptr<Capture>> captures_;
-    std::set<std::shared_ptr<void>> old_;  // handles of machines before: not given out again
+    std::set<std::shared_ptr<void>> old_;  // handles of earlier machines, never reused
     std::vector<Status> failed_;           // of each device
     std::map<std::string, Counts> counts_;
     bool is_any_order_ = false;
@@ -145,7 +145,7 @@ class Machine {
     Draw draw_{1};
 };
 
-/// The process's.
+/// The machine of the process.
 [[nodiscard]] Machine& machine();
 
 using Lock = std::lock_guard<std::mutex>;

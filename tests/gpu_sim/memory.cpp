@@ -11,12 +11,12 @@ namespace gpu_sim {
 namespace {
 
 constexpr int kMaxDevices = 16;
-constexpr std::uintptr_t kSpan = std::uintptr_t{1} << 40;  // addresses of a device
+constexpr std::uintptr_t kSpan = std::uintptr_t{1} << 40;  // address range of a device
 constexpr std::uintptr_t kAlignment = 256;
-constexpr std::uintptr_t kGap = 256;  // between allocations, of addresses that are nobody's
+constexpr std::uintptr_t kGap = 256;  // between allocations; belongs to no allocation
 constexpr std::uintptr_t kPage = 4096;
 
-// Addresses of all devices, reserved once for the process; nothing lies there until it is written.
+// Addresses of all devices, reserved once for the process; a page takes memory at its first write.
 std::uintptr_t base() {
     static const std::uintptr_t kBase = [] {
         void* found = mmap(nullptr, kSpan * kMaxDevices, PROT_NONE,
@@ -31,7 +31,7 @@ std::uintptr_t round_up(std::uintptr_t value, std::uintptr_t to) {
     return (value + to - 1) / to * to;
 }
 
-// Never smaller: addresses of machines before are not given out again.
+// Never decreases: addresses of earlier machines are not reused.
 std::uintptr_t& used(int device) {
     static std::uintptr_t all[kMaxDevices] = {};
     return all[device];
@@ -64,7 +64,7 @@ void* Memory::allocate(int device, std::int64_t bytes) {
     std::int64_t& left = free_[static_cast<std::size_t>(device)];
     if (bytes > left) return nullptr;
     const auto size = static_cast<std::uintptr_t>(bytes);
-    // Pages are an allocation's own, so that those of a freed one can be given back.
+    // An allocation owns whole pages, so the pages of a freed allocation can be returned.
     const std::uintptr_t offset = round_up(used(device), size < kPage ? kAlignment : kPage);
     const std::uintptr_t begin = base() + static_cast<std::uintptr_t>(device) * kSpan + offset;
     used(device) = offset + size + kGap;
@@ -82,7 +82,7 @@ void* Memory::allocate(int device, std::int64_t bytes) {
 bool Memory::free(void* pointer) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointer);
     const auto found = regions_.find(address);
-    if (found == regions_.end()) {  // of a machine before
+    if (found == regions_.end()) {  // of an earlier machine
         return address >= base() && address < base() + kSpan * kMaxDevices;
     }
     Region& region = found->second;
@@ -102,7 +102,7 @@ bool Memory::free(void* pointer) {
 bool Memory::pin(void* pointer, std::int64_t bytes) {
     const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
     const auto end = begin + static_cast<std::uintptr_t>(bytes);
-    const auto after = pinned_.lower_bound(end);  // the first that begins beyond
+    const auto after = pinned_.lower_bound(end);  // the first that begins after it
     if (after != pinned_.begin() && std::prev(after)->second.end > begin) return false;
     pinned_[begin] = {Owner::kPinned, -1, begin, end};
     return true;

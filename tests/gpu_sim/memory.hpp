@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of simulated devices, and what of the host's they may reach.
+// Memory of simulated devices, and the host memory that they may access.
 //
-// Devices have ranges of the host's addresses, from which allocations are cut in order; an address
-// is never given out twice, so that one which was freed is known as such. Not thread-safe.
+// Each device has a range of the host's addresses, and allocates from it in order. An address is
+// never reused, so a freed address is recognised. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace gpu_sim {
 
 enum class Owner : std::uint8_t { kDevice, kPinned, kPageable, kFreed, kBetween };
 
-/// A run of bytes that belong together, [begin, end).
+/// A run of bytes with one owner, [begin, end).
 struct Region {
     Owner owner = Owner::kPageable;
     int device = -1;
@@ -25,27 +25,27 @@ struct Region {
 
 class Memory {
    public:
-    /// Forgets everything: so many devices of so many bytes. What is freed later of what was
-    /// allocated before is nobody's business.
+    /// Forgets all allocations: makes `devices` devices of `bytes` bytes. A later free of an
+    /// earlier allocation has no effect.
     void reset(int devices, std::int64_t bytes);
 
-    /// nullptr: out of memory. Filled with bytes that are no zeros.
+    /// Returns memory filled with nonzero bytes; nullptr if out of memory.
     [[nodiscard]] void* allocate(int device, std::int64_t bytes);
-    /// Whether there was such an allocation.
+    /// Returns true if the allocation existed.
     [[nodiscard]] bool free(void* pointer);
     [[nodiscard]] bool pin(void* pointer, std::int64_t bytes);
     [[nodiscard]] bool unpin(void* pointer);
 
-    /// What an address belongs to. Of pageable memory nothing is known but the address.
+    /// The region of an address. For pageable memory the region is only the address.
     [[nodiscard]] Region region_of(std::uintptr_t address) const;
     [[nodiscard]] Region region_of(const void* pointer) const {
         return region_of(reinterpret_cast<std::uintptr_t>(pointer));
     }
-    /// Why a device may not touch bytes, empty where it may. `region` is where they lie.
+    /// Explains why a device must not access bytes; empty if it may. `region` is their region.
     [[nodiscard]] std::string why_not(int device, std::uintptr_t address, std::int64_t bytes,
                                       Region& region) const;
 
-    /// Whether kernels may reach all memory of the host, as on systems with one table of pages.
+    /// Sets whether kernels may access all host memory, as on systems with one page table.
     void share_host(bool is_shared) { is_host_shared_ = is_shared; }
 
     [[nodiscard]] std::int64_t total() const { return total_; }
@@ -58,7 +58,7 @@ class Memory {
     }
 
    private:
-    std::map<std::uintptr_t, Region> regions_;  // of devices, freed ones too, by their begin
+    std::map<std::uintptr_t, Region> regions_;  // of devices, also freed ones, by their begin
     std::map<std::uintptr_t, Region> pinned_;
     std::vector<std::uintptr_t> next_;  // of each device
     std::vector<std::int64_t> free_;

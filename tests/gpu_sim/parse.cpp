@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text of PTX to instructions. The compiler writes one to a line.
+// Parses PTX text into instructions. The compiler writes one instruction per line.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -18,7 +18,7 @@ bool begins(std::string_view text, std::string_view with) {
     return text.substr(0, with.size()) == with;
 }
 
-// Words of names, numbers and opcodes; everything else is a word of one character.
+// Words of names, numbers and opcodes; every other character is a word.
 std::vector<std::string> words_of(std::string_view line) {
     std::vector<std::string> words;
     for (std::size_t i = 0; i < line.size();) {
@@ -61,7 +61,7 @@ int bytes_of(const std::string& type) {
 class Parser {
    public:
     Module run(std::string_view text) {
-        bool is_in_section = false;  // of debug information, at the end
+        bool is_in_section = false;  // in debug information, at the end
         while (!text.empty()) {
             std::string_view line = text.substr(0, text.find('\n'));
             text.remove_prefix(std::min(text.size(), line.size() + 1));
@@ -107,14 +107,14 @@ class Parser {
             registers_.clear();
             labels_.clear();
             branches_.clear();
-            // Parameters of one line.
+            // The parameters are on one line.
             for (auto at = entry; at != words.end(); ++at) {
                 if (*at == ".param") parameter({at, words.end()});
             }
         } else if (name == ".global" || name == ".const" || name == ".func" || name == ".extern") {
             unknown(name);
         }
-        // .version, .target, .reg, .maxntid, .pragma and their like say nothing that matters here.
+        // .version, .target, .reg, .maxntid, .pragma and similar lines do not matter here.
     }
 
     // .param .align 8 .b8 name[72], or .param .u64 name
@@ -181,7 +181,7 @@ class Parser {
         kernel_->code.push_back(std::move(instruction));
     }
 
-    // Operands in order, lists of registers as one; the address of memory is held by two words.
+    // Operands in order; a list of registers is one operand, a memory address is two words.
     struct Operand {
         std::vector<std::int32_t> registers;
         bool is_address = false;
@@ -326,7 +326,7 @@ class Parser {
         if (!is_new) return known->second;
         known->second = new_register();
         if (word[0] == '%') {
-            // Of the hardware, where the compiler has registers with numbers of its own.
+            // Hardware registers for which the compiler uses registers with numbers.
             for (const char* of : {"%smid", "%nsmid", "%warpid", "%nwarpid", "%lanemask", "%clock",
                                    "%gridid", "%globaltimer", "%envreg", "%pm"}) {
                 if (begins(word, of)) unknown("the register " + word);
@@ -354,7 +354,7 @@ class Parser {
             if (found == labels_.end()) unknown("the label " + label);
             kernel_->code[at].target = static_cast<std::int32_t>(found->second);
         }
-        kernel_->code.push_back({});  // what falls off the end returns
+        kernel_->code.push_back({});  // the end of the code returns
         kernel_->code.back().kind = Kind::kExit;
         kernel_ = nullptr;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX as the simulation runs it: kernels are lists of instructions, whose operands are numbers of
-// registers. Immediates and addresses of symbols are registers too, which nobody writes.
+// registers. Immediates and addresses of symbols are also registers, but read-only.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace gpu_sim {
 
 constexpr int kWarp = 32;
 
-/// Which lanes of a warp: bit 0 is lane 0.
+/// A mask of lanes in a warp: bit 0 is lane 0.
 using Mask = std::uint32_t;
 constexpr Mask kAllLanes = 0xffffffffU;
 
-/// A register of a warp: the low bits of each word, the rest is whatever conversions left there.
+/// A register of a warp: the low bits of each word count; conversions leave arbitrary upper bits.
 struct alignas(64) Register {
     std::uint64_t of[kWarp];
 };
 
 struct Instruction;
-/// What lanes compute from their own registers.
+/// A computation of lanes from their own registers.
 using Operation = void (*)(const Instruction&, Register* registers, Mask lanes);
 
 enum class Kind : std::uint8_t {
@@ -45,11 +45,11 @@ enum class Space : std::uint8_t { kGeneric, kGlobal, kParam, kShared, kLocal };
 struct Instruction {
     Kind kind = Kind::kCompute;
     Operation run = nullptr;  // kCompute
-    std::int32_t guard = -1;  // a predicate register, or none
+    std::int32_t guard = -1;  // a predicate register, or -1
     bool runs_if = true;      // value of the guard
     std::vector<std::int32_t> out;
-    std::vector<std::int32_t> in;  // of memory: the address first
-    std::int64_t offset = 0;       // of an address
+    std::vector<std::int32_t> in;  // for memory: the address is the first
+    std::int64_t offset = 0;       // added to an address
     Space space = Space::kGeneric;
     std::uint8_t bytes = 0;  // of an element in memory
     bool is_signed = false;
@@ -57,10 +57,10 @@ struct Instruction {
     std::int32_t target = -1;  // of a branch
     std::string action;        // of an atomic
     std::string text;
-    std::string source;  // file:line, where the compiler says it
+    std::string source;  // file:line, if the compiler states it
 };
 
-/// Special registers stand before all others.
+/// Special registers come before all others.
 enum Special : std::int32_t {
     kTidX,
     kTidY,
@@ -78,7 +78,7 @@ enum Special : std::int32_t {
     kNumSpecial
 };
 
-/// Memory that a kernel declares, or a parameter: `at` is its offset in its space.
+/// Memory that a kernel declares, or a parameter; `at` is its offset in its space.
 struct Symbol {
     Space space;
     std::int64_t at;
@@ -100,10 +100,11 @@ struct Kernel {
 /// Kernels by name.
 using Module = std::map<std::string, Kernel>;
 
-/// Reads the PTX that nvcc writes. Throws std::runtime_error with the line it does not know.
+/// Parses the PTX that nvcc writes. Throws std::runtime_error with the line of an unknown
+/// construct.
 [[nodiscard]] Module parse(std::string_view text);
 
-/// The operation of an opcode such as "add.s64", nullptr where there is none.
+/// Returns the operation of an opcode such as "add.s64"; nullptr if the opcode is unknown.
 [[nodiscard]] Operation find_operation(const std::string& opcode);
 
 using Operations = std::unordered_map<std::string, Operation>;

@@ -9,7 +9,7 @@ namespace gpu_sim {
 
 namespace {
 
-// Lanes of a warp that are at the same instruction.
+// The lanes of a warp at the same instruction.
 struct Group {
     std::int32_t at;
     Mask lanes;
@@ -19,7 +19,7 @@ enum class Stop : std::uint8_t { kDone, kBlockBarrier, kPause };
 
 using Registers = std::unique_ptr<Register[]>;
 
-/// A warp: groups of lanes that parted at branches and come together where they meet again.
+/// A warp: groups of lanes that part at branches and merge at the same instruction.
 class Warp {
    public:
     Warp(const Kernel& kernel, Registers registers, Mask lanes)
@@ -28,9 +28,10 @@ class Warp {
     [[nodiscard]] Register* registers() { return registers_.get(); }
     [[nodiscard]] Registers give_back() { return std::move(registers_); }
 
-    /// Runs until all lanes have left, wait for other warps, or `budget` instructions have run.
-    /// The lowest group goes first. Where `mixes`, any does, and groups part now and then without a
-    /// branch: nothing but an instruction that says so keeps the lanes of a warp together.
+    /// Runs until all lanes have exited or wait for other warps, or `budget` instructions have run.
+    /// By default the group with the lowest instruction runs first. With `mixes` any group runs,
+    /// and groups sometimes part without a branch: only an instruction that names lanes keeps them
+    /// together.
     Stop run(Access& access, Draw& draw, bool mixes, std::int64_t budget, std::int64_t& count) {
         while (!groups_.empty()) {
             if (budget <= 0) return Stop::kPause;
@@ -38,7 +39,7 @@ class Warp {
             if (chosen == groups_.size()) return Stop::kBlockBarrier;
             if (mixes && draw.below(4) == 0) part(chosen, static_cast<Mask>(draw.below(kAllLanes)));
             const std::int64_t before = count;
-            // Alone, or up to a place where groups may meet.
+            // Runs a single group, or up to a place where groups may merge.
             do {
                 ++count;
                 if (!step(access, chosen)) break;
@@ -48,7 +49,7 @@ class Warp {
         }
         return Stop::kDone;
     }
-    /// Lets those go on that wait for other warps.
+    /// Releases the groups that wait for other warps.
     void pass_block_barrier() {
         for (Group& group : groups_) ++group.at;
     }
@@ -59,8 +60,8 @@ class Warp {
         return kernel_.code[static_cast<std::size_t>(at)];
     }
 
-    // A group that can go on, where they mix that of a lane which leads for a while; groups_.size()
-    // where all wait for other warps.
+    // Returns a group that can run; with `mixes` prefers the group of the leading lane. Returns
+    // groups_.size() if all groups wait for other warps.
     std::size_t choose(Draw& draw, bool mixes) {
         merge();
         if (mixes && draw.below(100) == 0) leader_ = static_cast<int>(draw.below(kWarp));
@@ -102,7 +103,7 @@ class Warp {
     [[nodiscard]] bool is_block_barrier(const Group& group) const {
         return code(group.at).kind == Kind::kBlockBarrier;
     }
-    // Whether a group is to wait for others that its instruction names.
+    // Returns true if a group must wait for lanes that its instruction names.
     [[nodiscard]] bool waits(const Group& group) {
         const Instruction& i = code(group.at);
         if (i.kind == Kind::kBlockBarrier) return true;
@@ -116,7 +117,7 @@ class Warp {
         return named != group.lanes;
     }
 
-    // One instruction of a group. Whether the group may go on without a look at the others.
+    // Runs one instruction of a group. Returns true if the group may run on without a new choice.
     bool step(Access& access, std::size_t chosen) {
         current_ = chosen;
         Group& group = groups_[chosen];
@@ -176,8 +177,7 @@ class Warp {
         if (i.kind == Kind::kShuffle) shuffle(i, lanes);
         if (i.kind == Kind::kVote) vote(i, lanes);
     }
-    // The low half of the third operand bounds a segment of lanes, the high half says how wide it
-    // is.
+    // The low half of the third operand bounds a segment of lanes, the high half is its width.
     void shuffle(const Instruction& i, Mask lanes) {
         Register found{};
         Register is_inside{};
@@ -223,7 +223,7 @@ class Warp {
     int leader_ = 0;
 };
 
-/// The blocks of a launch, one after the other; the warps of a block by turns.
+/// The blocks of a launch, one after the other; the warps of a block run in turns.
 class Blocks {
    public:
     Blocks(const Launch& launch, const Memory& memory, Counts& counts)
@@ -233,7 +233,7 @@ class Blocks {
         const std::int64_t n = launch_.grid.count();
         std::int64_t step = 1;
         std::int64_t first = 0;
-        if (launch_.seed != 0) {  // a step without a common divisor meets every block
+        if (launch_.seed != 0) {  // a step coprime to the count visits every block
             const auto some = static_cast<std::uint64_t>(n);
             first = static_cast<std::int64_t>(draw_.below(some));
             do {
@@ -261,7 +261,7 @@ class Blocks {
         std::vector<std::byte> local(
             static_cast<std::size_t>(launch_.kernel.local_bytes * warps * kWarp));
         access.add_own(local.data(), static_cast<std::int64_t>(local.size()));
-        // Warps of some blocks take turns, and lanes that parted run in any order.
+        // Warps of some blocks take turns, and parted lanes run in any order.
         const bool mixes = launch_.seed != 0 && draw_.below(kMixed) == 0;
         std::int64_t waiting = 0;
         while (!ready.empty()) {
@@ -341,7 +341,7 @@ class Blocks {
         }
         return std::make_unique<Warp>(kernel, std::move(registers), mask);
     }
-    // Of a warp that has left, or new ones: immediates are in them, and nobody writes these.
+    // Reuses the registers of an exited warp, or makes new ones; no code writes their immediates.
     Registers new_registers() {
         if (!spare_.empty()) {
             Registers found = std::move(spare_.back());
@@ -357,7 +357,7 @@ class Blocks {
 
     static constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
     static constexpr std::uint64_t kMixed =
-        16;  // one block of so many, as it takes ten times as long
+        16;  // one block in 16, because it takes ten times as long
 
     const Launch& launch_;
     const Memory& memory_;

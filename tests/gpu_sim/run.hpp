@@ -21,7 +21,7 @@ struct Size3 {
     [[nodiscard]] std::int64_t count() const { return std::int64_t{x} * y * z; }
 };
 
-/// What a device answers once a kernel did what it must not.
+/// The error that a device returns after a kernel broke a rule.
 class Fault : public std::runtime_error {
    public:
     Fault(int status, const std::string& what) : std::runtime_error(what), status_(status) {}
@@ -34,7 +34,7 @@ constexpr int kIllegalAddress = 700;
 constexpr int kMisalignedAddress = 716;
 constexpr int kLaunchFailure = 719;
 
-/// What launches of a kernel did: instructions of warps, and bytes that lanes moved.
+/// The work of a kernel's launches: instructions of warps, and bytes that lanes moved.
 struct Counts {
     std::int64_t launches = 0;
     std::int64_t instructions = 0;
@@ -50,11 +50,11 @@ struct Launch {
     std::vector<std::byte> parameters;
     std::int64_t dynamic_shared = 0;
     int device = 0;
-    std::uint64_t seed = 0;  // 0: blocks, warps and lanes in their own order
+    std::uint64_t seed = 0;  // 0: blocks, warps and lanes in natural order
 };
 
-/// Runs all lanes. Which warp goes on, and which side of a branch runs first, is drawn from the
-/// seed; lanes that parted come together where they meet. Throws Fault.
+/// Runs all lanes. The seed selects the next warp, and the side of a branch that runs first; parted
+/// lanes merge where they meet. Throws Fault.
 void run(const Launch& launch, const Memory& memory, Counts& counts);
 
 // ---- between the files of this folder ---------------------------------------------------------
@@ -74,13 +74,13 @@ class Draw {
     std::uint64_t state_;
 };
 
-/// Loads, stores and atomics of a warp; knows which memory its block may touch.
+/// Loads, stores and atomics of a warp; checks the memory that its block may access.
 class Access {
    public:
     Access(const Memory& memory, int device, Counts& counts)
         : memory_(memory), device_(device), counts_(counts) {}
 
-    /// Parameters, shared and local memory: the launch's, a block's, a lane's.
+    /// Adds parameters, shared or local memory: memory of the launch, of a block or of a lane.
     void add_own(const std::byte* begin, std::int64_t bytes) {
         const auto at = reinterpret_cast<std::uintptr_t>(begin);
         own_.push_back({Owner::kDevice, device_, at, at + static_cast<std::uintptr_t>(bytes)});
@@ -96,7 +96,7 @@ class Access {
     int device_;
     Counts& counts_;
     std::vector<Region> own_;
-    Region last_ = {};  // where the last access was
+    Region last_ = {};  // of the last access
 };
 
 }  // namespace gpu_sim

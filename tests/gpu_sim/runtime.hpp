@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the calls of the simulated runtime share: a thread's device, capture mode and last error.
+// State that the simulated runtime's calls share: a thread's device, capture mode, last error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,9 +11,9 @@
 namespace gpu_sim {
 
 struct Thread {
-    int device = 0;           // that it has set
+    int device = 0;           // set by the thread
     std::vector<int> pushed;  // of the contexts on its stack
-    bool is_relaxed = false;  // its unsafe calls leave captures alone
+    bool is_relaxed = false;  // its unsafe calls end no capture
     Status last = kSuccess;
 };
 inline Thread& thread() {
@@ -26,7 +26,7 @@ inline int current_device() {
     return thread().pushed.empty() ? thread().device : thread().pushed.back();
 }
 
-/// What `call` answers, as the thread's last error too. Under the machine's mutex.
+/// Runs `call` under the machine's mutex; stores its error as the thread's last error.
 template <class Call>
 cudaError_t answer(const Call& call) {
     const Lock lock(machine().mutex);
@@ -35,7 +35,7 @@ cudaError_t answer(const Call& call) {
     return static_cast<cudaError_t>(status);
 }
 
-/// The same of a call that no capture can hold.
+/// The same for a call that no capture can hold.
 template <class Call>
 cudaError_t answer_outside(const Call& call) {
     return answer([&] {

@@ -22,7 +22,7 @@ CUresult current(CUdevice* device) {
     return CUDA_SUCCESS;
 }
 CUresult retain(CUcontext* context, CUdevice device) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): nobody follows it
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the pointer is never dereferenced
     *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
     return CUDA_SUCCESS;
 }

@@ -174,7 +174,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
         });
     });
 }
-// In any order, which here is the last one first.
+// The order is free; here the last copy runs first.
 cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
                                  size_t count, cudaMemcpyAttributes*, size_t*, size_t,
                                  cudaStream_t stream) {

@@ -10,7 +10,7 @@ using namespace gpu_sim;
 
 namespace {
 
-// Graphs are lists of tasks in an order that their edges allow.
+// A graph is a list of tasks in an order that its edges allow.
 struct Graph {
     std::vector<Task> tasks;
 };

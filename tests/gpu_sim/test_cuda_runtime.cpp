@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime of simulated GPUs: what it refuses as CUDA does, and what it leaves to chance.
+// The runtime of simulated GPUs: the calls that it refuses as CUDA does, and its random orders.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace emulation = kvcore::cuda::emulation;
 
 namespace {
 
-/// A page of 64 bytes on a device, and the id that names it.
+/// A page of 64 bytes on a device, and its id.
 class Page {
    public:
     explicit Page(int device = 0) : device_(device) {
@@ -35,7 +35,7 @@ class Page {
         return cuda::fill_pages(pool, 1, static_cast<const std::int64_t*>(id_), 1,
                                 static_cast<std::byte>(value), {device_, stream});
     }
-    /// Looks at the memory as the host may here.
+    /// Reads the device memory; the host may do this here.
     [[nodiscard]] int value() const { return std::to_integer<int>(*bytes()); }
     [[nodiscard]] std::byte* bytes() const { return static_cast<std::byte*>(memory_); }
 
@@ -72,7 +72,7 @@ TEST(streams_and_events_are_of_a_device) {
     CHECK_EQ(cudaEventRecord(event, new_stream()), cudaErrorInvalidResourceHandle);
     CHECK_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     CHECK_EQ(cudaGetLastError(), cudaSuccess);
-    // Copies and questions are not asked for the current device.
+    // Copies and queries do not depend on the current device.
     const Page there(1);
     const std::byte nine[8] = {std::byte{9}};
     CHECK_EQ(cudaMemcpyAsync(there.bytes(), nine, 8, cudaMemcpyDefault, other), cudaSuccess);
@@ -81,14 +81,14 @@ TEST(streams_and_events_are_of_a_device) {
     CHECK_EQ(capture, cudaStreamCaptureStatusNone);
     CHECK_EQ(cudaStreamSynchronize(other), cudaSuccess);
     CHECK_EQ(there.value(), 9);
-    // Waiting for another device's event is allowed.
+    // A stream may wait for another device's event.
     CHECK_EQ(cudaSetDevice(1), cudaSuccess);
     CHECK_EQ(cudaEventRecord(event, other), cudaSuccess);
     CHECK_EQ(cudaSetDevice(0), cudaSuccess);
     CHECK_EQ(cudaStreamWaitEvent(new_stream(), event, 0), cudaSuccess);
 }
 
-// What a second stream leaves after a first one wrote 1, for many orders.
+// The results of a second stream after a first stream wrote 1, over many orders.
 std::set<int> outcomes(unsigned flags, bool legacy_first) {
     std::set<int> seen;
     for (std::uint64_t seed = 1; seed < 40; ++seed) {
@@ -132,12 +132,12 @@ TEST(memory_that_is_no_more_is_a_fault) {
     CHECK_EQ(cuda::copy(page.bytes(), host, 64, {0, stream}), 0);
     CHECK_EQ(cuda::unpin_memory(0, host), 0);
     CHECK_EQ(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
-    CHECK_EQ(page.fill(1, stream), cudaErrorIllegalAddress);  // for ever
+    CHECK_EQ(page.fill(1, stream), cudaErrorIllegalAddress);  // permanently
     const Page other(1);
     CHECK_EQ(other.fill(1, nullptr), 0);
 }
 
-// A call during a capture: what it answers, and whether the capture survives.
+// Makes a call during a capture; checks its answer and the end of the capture.
 void capture(const std::function<void(const Page&, cudaStream_t)>& call, cudaError_t end) {
     in_any_order(1);
     const Page page;
@@ -148,7 +148,7 @@ void capture(const std::function<void(const Page&, cudaStream_t)>& call, cudaErr
     cudaGraph_t graph = nullptr;
     CHECK_EQ(cudaStreamEndCapture(stream, &graph), end);
     CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    CHECK(page.value() != 5);  // what is captured does not run
+    CHECK(page.value() != 5);  // the captured work does not run
     if (end != cudaSuccess) return;
     cudaGraphExec_t ready = nullptr;
     CHECK_EQ(cudaGraphInstantiate(&ready, graph, 0), cudaSuccess);
@@ -174,7 +174,7 @@ TEST(captures_hold_kernels_and_nothing_that_waits) {
             const std::byte host[8] = {};
             return static_cast<cudaError_t>(cuda::copy(page.bytes(), host, 8, {0, stream}));
         },
-        [](const Page&, cudaStream_t) {  // of another thread
+        [](const Page&, cudaStream_t) {  // a stream of another thread
             cudaError_t found = cudaSuccess;
             cudaEvent_t event = new_event();
             std::thread([&] { found = cudaEventQuery(event); }).join();
@@ -191,7 +191,7 @@ TEST(captures_hold_kernels_and_nothing_that_waits) {
     }
     capture([](const Page& page, cudaStream_t) { CHECK_EQ(page.fill(6, nullptr), cudaSuccess); },
             cudaSuccess);
-    capture(  // threads may say that they mean no harm
+    capture(  // threads may relax their checks
         [](const Page&, cudaStream_t) {
             cudaEvent_t event = new_event();
             std::thread([&] {
@@ -203,7 +203,7 @@ TEST(captures_hold_kernels_and_nothing_that_waits) {
         cudaSuccess);
 }
 
-// Blocking streams would wait for what is given to the legacy stream.
+// Blocking streams would wait for the work on the legacy stream.
 TEST(the_legacy_stream_ends_captures_of_blocking_streams) {
     in_any_order(1);
     const Page page;
@@ -229,7 +229,7 @@ TEST(streams_join_a_capture_by_its_events) {
     CHECK_EQ(cudaStreamWaitEvent(first, before, 0), cudaErrorStreamCaptureIsolation);
     cudaGraph_t graph = nullptr;
     CHECK_EQ(cudaStreamEndCapture(first, &graph), cudaErrorStreamCaptureInvalidated);
-    CHECK_EQ(page.fill(7, second), 0);  // it captures no more
+    CHECK_EQ(page.fill(7, second), 0);  // it no longer captures
     CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
     CHECK_EQ(page.value(), 7);
 }
@@ -252,7 +252,7 @@ TEST(kvcore_asks_about_captures_of_the_streams_device) {
     CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-// The same kernel as it is compiled for the one and for the other.
+// The same kernel, compiled for each architecture.
 TEST(devices_take_turns_in_their_architecture) {
     in_any_order(1);
     for (int device = 0; device < 2; ++device) {
@@ -270,6 +270,6 @@ TEST(devices_take_turns_in_their_architecture) {
 }  // namespace
 
 int main(int count, char** words) {
-    unsetenv("KVCORE_SIM_ARCHITECTURE");  // whoever runs this; not read so far
+    unsetenv("KVCORE_SIM_ARCHITECTURE");  // from the caller's environment; not read yet
     return check::run_cases(count, words);
 }

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many instructions of PTX the kernels take for the bytes that they move.
+"""The number of PTX instructions that the kernels need for the bytes that they move.
 
-A copy is as fast as memory only where a multiprocessor has issue slots to spare: each instruction
-that a warp runs for 512 bytes (16 of each lane) is one that other warps wait for. What is counted
-here are executed instructions, per 512 bytes that lanes load and store. Whoever makes a kernel
-dearer finds out; whoever makes one cheaper lowers its budget.
+A copy runs at memory speed only if a multiprocessor has free issue slots: other warps wait for each
+instruction that a warp runs for 512 bytes (16 of each lane). The tests count executed instructions
+per 512 bytes that lanes load and store. They fail if a change makes a kernel more expensive; after
+a change that makes a kernel cheaper, lower its budget.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def on() -> Iterator[Runner]:
 
 
 class Scene:
-    """A batch of one row that fills all pages but one, and what is read and written of it."""
+    """A batch of one row that fills all pages except one, and the arrays to read and write."""
 
     def __init__(self, on: Runner, dtype: str) -> None:
         self.machine = on.machine
@@ -115,7 +115,7 @@ class Scene:
         self.pack(back=True)
 
 
-#: Of which dtype the pools are, what is done, and instructions of a warp for 512 bytes.
+#: The dtype of the pools, the call, and a warp's instructions for 512 bytes.
 BUDGETS: dict[str, tuple[str, Callable[[Scene], None], float]] = {
     "whole pages": ("bfloat16", Scene.copy_pages, 21),
     "zeros": ("bfloat16", Scene.zero_pages, 32),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels must not do, and what the simulation says of it."""
+"""Forbidden actions of kernels, and the simulation's errors for them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ml_dtypes = require("ml_dtypes")
 require_simulation()
 
 F32 = np.dtype(np.float32)
-NAN = 0x7FFFFFFF  # of every result that is no number
+NAN = 0x7FFFFFFF  # of every result that is not a number
 SPECIAL: tuple[float, ...] = (
     0.0,
     -0.0,
@@ -44,7 +44,7 @@ def on() -> Iterator[Runner]:
 
 
 def draw(seed: int) -> Array:
-    """Any bits, moderate numbers, and the edges of the formats."""
+    """Return random bits, moderate numbers, and the limits of the formats."""
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2**32, N, np.uint32).view(F32).copy()
     values[::3] = rng.normal(0, 4, len(values[::3]))
@@ -63,11 +63,11 @@ def canonical(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def fused(down: bool) -> Callable[..., float]:
-    """Product and sum of finite numbers in one rounding, to the nearest or towards -inf."""
+    """Round the product and sum of finite numbers once, to the nearest or towards -inf."""
 
     def of(a: float, b: float, c: float) -> float:
         exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
-        near = F32.type(float(exact))  # a first guess; its neighbours are looked at
+        near = F32.type(float(exact))  # a first guess; its neighbours are also tried
         around = [np.nextafter(near, F32.type(-np.inf)), near, np.nextafter(near, F32.type(np.inf))]
         finite = [x for x in around if np.isfinite(x)]
         if down:
@@ -99,7 +99,7 @@ def test_signs_are_bits(on: Runner) -> None:
 def test_product_and_sum_are_one_rounding(on: Runner, opcode: str, down: bool) -> None:
     rng = np.random.default_rng(3)
     a, b, c = (rng.normal(0, 10.0 ** rng.integers(-3, 3), N).astype(F32) for _ in range(3))
-    c[::4] = -(a[::4] * b[::4])  # what is left is the rounding of the product
+    c[::4] = -(a[::4] * b[::4])  # the rest is the rounding error of the product
     on.check(opcode, [a, b, c], F32, np.vectorize(fused(down), otypes=[F32]))
 
 
@@ -153,7 +153,7 @@ def test_the_range_from_0_to_1(on: Runner) -> None:
 
 
 def rounded(kind: Any, value: Array, *, saturates: bool = False) -> Array:
-    """Codes of a format, with the NaN of GPUs and the largest number in place of what is beyond."""
+    """Return codes of a format, with the NaN of GPUs; larger numbers saturate."""
     bits = f"u{np.dtype(kind).itemsize}"
     limits = ml_dtypes.finfo(kind)
     largest = F32.type(limits.max)
@@ -223,7 +223,7 @@ def of_pairs(kind: Any, function: Callable[..., Any]) -> Callable[..., Array]:
 def test_pairs_of_halves(on: Runner, name: str, kind: Any) -> None:
     rng = np.random.default_rng(7)
     a, b = (rng.integers(0, 2**32, N * 9, np.uint32) for _ in range(2))
-    # Equal magnitudes, NaN of both, and infinities beside numbers.
+    # Equal magnitudes, NaN in both halves, and infinities next to numbers.
     a[::7] = b[::7] ^ np.uint32(0x80008000)
     a[1::7], b[2::7] = 0x7FFFFFC1, 0x7F807C00
 

@@ -26,7 +26,7 @@ def on() -> Iterator[Runner]:
 
 
 def draw(kind: Any, seed: int) -> Array:
-    """Edges of the type, and random bits."""
+    """Return limits of the type, and random bits."""
     rng = np.random.default_rng(seed)
     kind = np.dtype(kind)
     raw: Array = rng.integers(0, 256, N * kind.itemsize, np.uint8).view(kind).copy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes that part, meet, exchange and wait, in every order that the simulation draws."""
+"""Lanes that part, merge, exchange and wait, in every order that the simulation draws."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ add.s64 %to, %out, %at;
 st.global.u64 [%to], %d;
 """
 
-# A loop whose rounds are as many as the lane's number has ones, and a branch in each of them.
+# A loop with a round for each set bit in the lane's number, and a branch in each round.
 DIVERGENT = """
 cvt.u64.u32 %left, %i;
 mov.u64 %d, 0;
@@ -131,7 +131,7 @@ def test_shared_memory_is_whole_after_a_barrier(on: Runner, seed: int) -> None:
 
 
 def test_what_no_barrier_orders_is_seen(on: Runner) -> None:
-    """A flag that another warp sets: some orders see it, others do not."""
+    """Another warp sets a flag: a read sees it in some orders only."""
     body = """
     mov.u64 %base, here;
     setp.lt.u32 %is_first, %tid, 32;
@@ -153,7 +153,7 @@ def test_what_no_barrier_orders_is_seen(on: Runner) -> None:
 
 @pytest.mark.parametrize("barrier", ["", "bar.warp.sync -1;"])
 def test_lanes_of_a_warp_stay_together_only_where_they_say_so(on: Runner, barrier: str) -> None:
-    """A lane reads what its neighbour wrote; without a barrier it may come too early."""
+    """A lane reads its neighbour's write; without a barrier the read may come before the write."""
     body = f"""
     add.s64 %mine, %out, %at;
     cvt.u64.u32 %d, %i;
@@ -171,7 +171,7 @@ def test_lanes_of_a_warp_stay_together_only_where_they_say_so(on: Runner, barrie
 
 
 def test_blocks_run_in_any_order(on: Runner) -> None:
-    """The last of them that writes wins."""
+    """The last block that writes wins."""
     text = kernel("cvt.u64.u32 %d, %ctaid;\nst.global.u64 [%out], %d;", ["out"])
     last = set()
     for seed in SEEDS:
@@ -221,7 +221,7 @@ def test_exchange_and_compare(on: Runner) -> None:
         ["out"],
     )
     word = on.machine.array(np.array([0], np.uint64))
-    on.run(text, word)  # each lane finds what the one before it left
+    on.run(text, word)  # each lane reads the value of the lane before it
     assert on.machine.host(word).tolist() == [32]
     last = kernel("atom.global.exch.b32 %old, [%out], 9;", ["out"])
     on.run(last, word)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the prefix cache of SGLang 0.5.23 with kvcore's in its place, call by call.
+"""Compares the prefix cache of SGLang 0.5.23 with kvcore's replacement, call by call.
 
 Usage: ``python tests/integrations/run_sglang.py [--wheel PATH] [--cache FOLDER] [--seeds N]
-[--steps N] [--json FILE]``. The wheel comes from the package index where none is given or in the
-folder. Both caches get the same written and random calls over SGLang's own allocators; after each
-one every answer, size, event and lock is compared, and the trees page by page. Exit code 1 where
-one differs that `EXPECTED` does not name.
+[--steps N] [--json FILE]``. Without ``--wheel`` the wheel comes from the folder, or from the
+package index. Both caches get the same fixed and random calls over SGLang's own allocators. After
+each call the program compares all answers, sizes, events and locks, and the trees page by page. The
+exit code is 1 if `EXPECTED` does not name a difference.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engines"))
 
 import sglang_sources
 
-#: What differs and may, with the reason. Each has a check below that shows it.
+#: Allowed differences, with the reason. A check below shows each difference.
 EXPECTED = {
-    "evict: pages, not leaves": "SGLang evicts whole leaves, so more than it was asked for; kvcore "
-    "evicts pages from the tail on. The random calls let kvcore evict as much as SGLang did",
-    "order within a removal": "pages of one eviction are told tail first, and not by leaves",
-    "_match_prefix_helper": "a match that ends inside a node is to SGLang a use of all of that "
-    "node; to kvcore of what was matched. Compared without this rule",
-    "_split_node": "what SGLang cuts off a node in front counts as cached just now (fifo); in "
-    "kvcore both halves keep their age. Compared without this rule",
-    "release without a checkpoint": "to kvcore letting go of a prefix is a use of it; the random "
-    "calls touch it in both",
-    "priority beyond 50": "kvcore has the priorities -50 .. 50, beyond them the nearest",
-    "lock": "the receipt is the handle itself, and no TreeLock",
-    "insert without a value": "SGLang takes the tokens for slots, for its own tests",
-    "reset": "a lock from before a reset is refused in kvcore, and walks off the tree in SGLang",
+    "evict: pages, not leaves": "SGLang evicts whole leaves, so it can evict more than the caller "
+    "asks for; kvcore evicts pages from the tail on. In the random calls kvcore evicts the number "
+    "of tokens that SGLang evicted",
+    "order within a removal": "events list the pages of one eviction tail first, not by leaves",
+    "_match_prefix_helper": "in SGLang a match that ends inside a node counts as a use of the "
+    "whole node; in kvcore only of the matched pages. Compared without this rule",
+    "_split_node": "in SGLang the split-off front part of a node counts as cached just now (fifo); "
+    "in kvcore both halves keep their age. Compared without this rule",
+    "release without a checkpoint": "in kvcore the release of a prefix counts as a use; the random "
+    "calls touch the prefix in both caches",
+    "priority beyond 50": "kvcore clamps priorities to -50 .. 50",
+    "lock": "the receipt is the handle itself, not a TreeLock",
+    "insert without a value": "SGLang uses the tokens as slots, for its own tests",
+    "reset": "kvcore refuses a lock from before a reset; SGLang walks off the tree",
     "checkpoint behind the hit": "of fewer tokens than the request has matched (no scheduler does "
     "it): SGLang then frees cached pages, kvcore does nothing",
     "mru, filo, tlru": "policies that kvcore does not have: refused",
-    "all_values_flatten": "of an empty tree: an empty tensor, where SGLang raises",
-    "root_node.children": "a node is a handle: trees are walked by `tree.runs()`",
+    "all_values_flatten": "for an empty tree kvcore returns an empty tensor, SGLang raises",
+    "root_node.children": "a node is a handle: `tree.runs()` walks a tree",
 }
 
 
 def scenes(seeds: int) -> Iterator[Any]:
-    """Random runs: without evictions against SGLang as it is, with them without its two rules."""
+    """Return random runs without evictions, and with evictions but without SGLang's two rules."""
     from sglang_pair import Scene
 
     for seed in range(seeds):
@@ -70,7 +71,7 @@ def scenes(seeds: int) -> Iterator[Any]:
 
 
 def random_calls(seeds: int, steps: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """One check a scene."""
+    """Return one check per scene."""
     from sglang_pair import Pair
 
     def run(scene: Any) -> None:
@@ -93,7 +94,7 @@ def run_check(check: Callable[[], None]) -> str | None:
 
 
 def main() -> int:
-    """Run all checks and print what passed and what failed."""
+    """Run all checks and print the numbers of passed and failed checks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheel", type=Path, help="the wheel of SGLang")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "kvcore-sglang")
@@ -106,7 +107,7 @@ def main() -> int:
     wheel = options.wheel or sglang_sources.fetch(options.cache)
     sglang_sources.open_sources(wheel, options.cache)
     for module in ("sglang_checks", "sglang_failures", "sglang_retries", "sglang_traffic"):
-        checks = importlib.import_module(module).CHECKS  # one list, to which each adds its own
+        checks = importlib.import_module(module).CHECKS  # one list for all modules
 
     results: dict[str, list[str | None]] = {}
     for name, check in (*checks.items(), *random_calls(options.seeds, options.steps)):

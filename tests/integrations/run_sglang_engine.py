@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a tiny random Llama with a real SGLang on this CPU: on its own cache, and on kvcore's.
+"""Serves a tiny random Llama with a real SGLang on this CPU: on its own cache and on kvcore's.
 
     python tests/integrations/run_sglang_engine.py               # all runs
     python tests/integrations/run_sglang_engine.py -k overlap    # runs whose names contain a text
     python tests/integrations/run_sglang_engine.py --list
 
-Both engines of a run have the same weights and get the same requests: 48 prompts with shared heads
-in chunks, second turns, long answers, n = 3, salts, clients that go, a flush, and the prompts
-again. With so few slots requests are retracted and pages evicted. A check passes where the tokens
-are equal, each engine has the cache that it should have, no slot is in use at the end, and kvcore
+Both engines of a run have the same weights and get the same requests: 48 prompts with shared
+prefixes in chunks, second turns, long answers, n = 3, salts, clients that disconnect, a flush, and
+the prompts again. The slots are few, so requests are retracted and pages evicted. A check passes if
+the tokens are equal, each engine has the expected cache, no slot is in use at the end, and kvcore
 finds .95 or more of the tokens that SGLang finds cached. SGLang is installed once into
-``--folder``, in an environment of its own.
+``--folder``, in a separate environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, str(ENGINES))
 import sglang_engine_install as installing  # noqa: E402
 from engine_pairs import EnginePair, served  # noqa: E402
 
-#: The caches of a run, each with the options of SGLang that choose it.
+#: The caches of a run, each with the options of SGLang that select it.
 CACHES: dict[str, dict[str, Any]] = {
     "UnifiedRadixCache": {},
     "KVCoreRadixCache": {"radix_cache_backend": "kvcore"},
@@ -80,7 +80,7 @@ RUNS = [
 
 
 class Bench(EnginePair):
-    """What all runs share: the installed SGLang, the model, the results."""
+    """The state that all runs share: the installed SGLang, the model, the results."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Bench(EnginePair):
                            stderr=subprocess.DEVNULL)  # fmt: skip
 
     def serve(self, run: Run, cache: str) -> dict[str, Any]:
-        """Serve the requests of a run; return the answers, and how the cache was at the end."""
+        """Serve the requests of a run; return the answers, and the state of the cache after it."""
         probe = self.folder / f"{run.name}-{cache}.probe"
         probe.unlink(missing_ok=True)
         log = probe.with_suffix(".log")
@@ -115,7 +115,7 @@ class Bench(EnginePair):
         return {**result, **seen, "seconds": time.monotonic() - start}
 
     def compare(self, run: Run) -> None:
-        """Serve a run on both caches side by side, and check all that has to hold."""
+        """Serve a run on both caches at the same time, and check all conditions."""
         results = self.serve_both(run.name, [*CACHES], partial(self.serve, run))
         if not results:
             return
@@ -133,7 +133,7 @@ class Bench(EnginePair):
               f"evicted {own['evicted']:,} and {ours['evicted']:,} tokens", flush=True)  # fmt: skip
 
     def check_one(self, run: Run, cache: str, result: dict[str, Any]) -> None:
-        """Check an engine by itself: its cache, its slots, the problems of its scenes."""
+        """Check a single engine: its cache, its slots, the problems of its scenes."""
         self.check(run.name, f"cache, {cache}", result["cache"] == cache, result["cache"])
         left = result["available"] + result["evictable"]
         locked = result["protected"]

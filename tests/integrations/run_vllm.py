@@ -4,14 +4,14 @@
     python tests/integrations/run_vllm.py                    # on vLLM's manager, then on kvcore
     python tests/integrations/run_vllm.py --part connectors  # the tests of its KV connectors
     python tests/integrations/run_vllm.py --part ours        # kvcore's own tests of the adapter
-    python tests/integrations/run_vllm.py --recheck          # on kvcore; what fails, on vLLM's too;
-                                                             # laws are checked less often
+    python tests/integrations/run_vllm.py --recheck          # on kvcore; failed tests also on
+                                                             # vLLM's; fewer checks of laws
 
-vLLM's sources come from the package index (or ``--source``); what its scheduler imports is
-installed by ``--libraries FOLDER`` (beside torch and transformers), what it never calls is a stub.
-A test passes, or fails on vLLM's own manager too, or is in ``tests/engines/vllm_internals.json``
-with the line of it that reads what kvcore does not have. Anything else is an error of the adapter:
-the exit code is 1.
+vLLM's sources come from the package index (or ``--source``). ``--libraries FOLDER`` installs the
+imports of its scheduler (torch and transformers must be installed); stubs replace the packages that
+the scheduler never calls. A failed test is accepted if it also fails on vLLM's own manager, or if
+``tests/engines/vllm_internals.json`` lists it with its line that reads an internal which kvcore
+lacks. Any other failure is an error of the adapter: the exit code is 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ENGINES))
 import vllm_models  # noqa: E402
 import vllm_sources  # noqa: E402
 
-#: Files of tests that make a manager, or a scheduler with one.
+#: Test files that make a manager, or a scheduler with a manager.
 PARTS = {
     "core": [
         "test_prefix_caching.py",
@@ -89,12 +89,12 @@ FOLDERS = {
     "connectors": "tests/v1",
     "ours": str(ENGINES),
 }
-#: Fixtures of vLLM's that its tests of connectors need; those above them need a GPU.
+#: vLLM's fixtures for its connector tests; the fixtures in parent folders need a GPU.
 CONFTESTS = (
     "tests.v1.kv_connector.unit.conftest",
     "tests.v1.kv_connector.unit.offloading_connector.conftest",
 )
-#: What vLLM's scheduler imports, beside torch, transformers and what kvcore's own tests need.
+#: The imports of vLLM's scheduler, except torch, transformers and packages for kvcore's own tests.
 LIBRARIES = [
     "blake3", "cachetools", "cloudpickle", "einops", "fastapi", "ijson", "jsonschema", "lark",
     "openai", "opentelemetry-api", "opentelemetry-sdk", "partial-json-parser", "pillow", "psutil",
@@ -105,7 +105,7 @@ Result = dict[str, Any]
 
 
 def run(source: Path, part: str, tests: list[str], *, on_kvcore: bool, jobs: int) -> list[Result]:
-    """Run tests of vLLM's in a process of their own; return a result for each."""
+    """Run vLLM's tests in a separate process; return a result for each."""
     with tempfile.TemporaryDirectory() as folder:
         vllm_models.write_hub(Path(folder) / "hub")
         results = Path(folder) / "results"
@@ -146,7 +146,7 @@ def run(source: Path, part: str, tests: list[str], *, on_kvcore: bool, jobs: int
 
 
 def merged(lines: list[Result]) -> list[Result]:
-    """Put what was noted of a test together: its worst outcome, and the managers it made."""
+    """Merge the records of a test: its worst outcome, and the managers it made."""
     tests: dict[str, Result] = {}
     for line in lines:
         known = tests.setdefault(line["test"], line)
@@ -157,12 +157,12 @@ def merged(lines: list[Result]) -> list[Result]:
 
 
 def cause(result: Result) -> str:
-    """Name why a test failed, without numbers, so that equal ones can be counted."""
+    """Return the cause of a failure, without numbers, so equal causes can be counted."""
     return re.sub(r"\d+", "N", result["message"])[:100] or "no message"
 
 
 def summary(title: str, results: list[Result]) -> None:
-    """Print how many passed and failed, by cause; and whose managers they had."""
+    """Print the numbers of passed and failed tests, by cause, and the managers that they used."""
     counts = collections.Counter(each["outcome"] for each in results)
     made = [each["managers"] or {} for each in results]
     on_kvcore = sum(bool(each.get("kvcore")) for each in made)
@@ -170,38 +170,38 @@ def summary(title: str, results: list[Result]) -> None:
     print(f"{title}: {counts['passed']} passed, {counts['failed']} failed, "
           f"{counts['skipped']} skipped")  # fmt: skip
     if on_kvcore or fallback:
-        print(f"  {on_kvcore} made a manager of kvcore's, {fallback} fell back to vLLM's alone")
+        print(f"  {on_kvcore} made a manager of kvcore's, {fallback} fell back to vLLM's only")
     causes = collections.Counter(cause(each) for each in results if each["outcome"] == "failed")
     for text, count in causes.most_common():
         print(f"  {count:4} x {text}")
 
 
 def internals(source: Path) -> dict[str, Result]:
-    """Read which tests read vLLM's internals, and check that their sources still have the line."""
+    """Return the tests that read vLLM's internals; check that their sources still have the line."""
     listed = json.loads((ENGINES / "vllm_internals.json").read_text())
     for each in listed:
         text = (source / each["test"].partition("::")[0]).read_text()
         if each["line"] not in text:
-            sys.exit(f"{each['test']} has no line {each['line']!r}: mend vllm_internals.json")
+            sys.exit(f"{each['test']} has no line {each['line']!r}: update vllm_internals.json")
     return {each["test"]: each for each in listed}
 
 
 def judge(results: list[Result], own: dict[str, Result], known: dict[str, Result]) -> int:
-    """Print what is neither passed nor explained; return how many."""
+    """Print each failure without an explanation; return their number."""
     failed = {each["test"]: each for each in results if each["outcome"] == "failed"}
     unexplained = 0
     for test, each in failed.items():
         if test in known:
             print(f"internals  {test}: {known[test]['reason']}")
         elif own.get(test, {}).get("outcome") == "failed":
-            print(f"on vLLM's manager too  {test}")
+            print(f"also on vLLM's manager  {test}")
         else:
             unexplained += 1
             print(f"UNEXPECTED {test}\n    {each['where']}: {each['message']}")
     ran = {each["test"] for each in results}
     for test in sorted(ran & known.keys() - failed.keys()):
         unexplained += 1
-        print(f"UNEXPECTED {test} passes: take it out of vllm_internals.json")
+        print(f"UNEXPECTED {test} passes: remove it from vllm_internals.json")
     return unexplained
 
 
@@ -212,22 +212,22 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--source", type=Path, help="unpacked sources of vLLM 0.33.0")
     parser.add_argument(
-        "--folder", type=Path, default=Path("build/vllm"), help="where they go else"
+        "--folder", type=Path, default=Path("build/vllm"), help="folder for downloaded sources"
     )
     parser.add_argument(
-        "--libraries", type=Path, help="install what vLLM imports there, and use it"
+        "--libraries", type=Path, help="install the imports of vLLM there, and use them"
     )
     parser.add_argument("--part", choices=PARTS, default="core")
     parser.add_argument("--jobs", type=int, default=1, help="processes, with pytest-xdist")
     parser.add_argument(
-        "--recheck", action="store_true", help="on vLLM's manager what failed alone"
+        "--recheck", action="store_true", help="on vLLM's manager run only failed tests"
     )
     parser.add_argument("-k", dest="select", help="as of pytest")
     return parser.parse_args()
 
 
 def install(folder: Path) -> None:
-    """Install `LIBRARIES` to a folder that is not there yet, and have tests import from it."""
+    """Install `LIBRARIES` to a folder if it is missing, and make tests import from it."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(folder)]
     if not folder.exists():
         subprocess.run([*pip, *LIBRARIES], check=True)
@@ -245,7 +245,7 @@ def main() -> int:
     tests = [f"{FOLDERS[options.part]}/{name}" for name in PARTS[options.part]]
     tests += ["-k", options.select] if options.select else []
     own: list[Result] = []
-    compares = options.part != "ours"  # those have no excuse
+    compares = options.part != "ours"  # kvcore's own tests must pass
     if compares and not options.recheck:
         own = run(source, options.part, tests, on_kvcore=False, jobs=options.jobs)
         summary("vLLM's own manager", own)

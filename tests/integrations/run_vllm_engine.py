@@ -6,9 +6,9 @@
     python tests/integrations/run_vllm_engine.py -k mistral  # runs whose names contain a text
     python tests/integrations/run_vllm_engine.py --list
 
-Both engines of a run have the same weights and get the same requests. A check passes where their
-tokens are equal, each has the manager that it should have, and no block is in use at the end. vLLM
-is installed once into ``--folder``, in an environment of its own.
+Both engines of a run have the same weights and get the same requests. A check passes if their
+tokens are equal, each engine has the expected manager, and no block is in use at the end. vLLM is
+installed once into ``--folder``, in a separate environment.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ SECONDS = 600  # of one engine
 
 @dataclass(frozen=True)
 class Run:
-    """A model, how it is served, and the scenes."""
+    """A model, its settings, and the scenes."""
 
     name: str
     model: str
     blocks: int
     quick: bool = False
     version: str = installing.VERSIONS[0]
-    scenes: tuple[str, ...] = ALL  # none: clients of a server
+    scenes: tuple[str, ...] = ALL  # empty: clients of a server
     prompts: int = 64
-    processes: bool = False  # the engine in a process of its own, with workers
-    preempts: bool = True  # there are so few blocks that requests are preempted
+    processes: bool = False  # the engine in a separate process, with workers
+    preempts: bool = True  # True: blocks are few, so requests are preempted
     engine: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ RUNS = [
 
 
 class Bench(EnginePair):
-    """What all runs share: the installed vLLM, the models, the results."""
+    """The state that all runs share: the installed vLLM, the models, the results."""
 
     def __init__(self, folder: Path, sources: Path, chosen: list[Run]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Bench(EnginePair):
         }
 
     def make_models(self, names: set[str]) -> None:
-        """Make the models that are not there yet."""
+        """Make the missing models."""
         folder = self.folder / "models"
         missing = sorted(name for name in names if not (folder / name / "config.json").exists())
         if missing:
@@ -123,7 +123,7 @@ class Bench(EnginePair):
                            stderr=subprocess.DEVNULL)  # fmt: skip
 
     def serve(self, run: Run, on_kvcore: str) -> dict[str, Any]:
-        """Serve the requests of a run; return the answers, and how the engine was at the end."""
+        """Serve the requests of a run; return the answers, and the engine's state after it."""
         probe = self.folder / f"{run.name.replace(' ', '-')}-{on_kvcore}.probe"
         probe.unlink(missing_ok=True)
         log = probe.with_suffix(".log")
@@ -149,13 +149,13 @@ class Bench(EnginePair):
     def online(
         self, run: Run, model: Path, environment: dict[str, str], log: Path, probe: Path
     ) -> dict[str, Any]:
-        """Serve clients that stream, of which some hang up."""
+        """Serve clients that stream; some hang up."""
         wanted = scenes.shared_prompts(6, run.prompts)
         wanted = [(tokens, count + 4) for tokens, count in wanted]
         gone = set(range(0, len(wanted), 7))
         with clients.server(self.python, model, run.arguments(), environment, log) as port:
             answers = clients.serve_all(port, wanted, gone)
-            # The last ones to go are aborted a moment after their connections end.
+            # The requests of the last clients are aborted a moment after their connections end.
             end = time.monotonic() + 20
             while time.monotonic() < end:
                 lines = probe.read_text().splitlines() if probe.exists() else []
@@ -165,7 +165,7 @@ class Bench(EnginePair):
         return {"answers": {"clients": answers}, "cached": None, "problems": []}
 
     def compare(self, run: Run) -> None:
-        """Serve a run on both managers side by side, and check all that has to hold."""
+        """Serve a run on both managers at the same time, and check all conditions."""
         results = self.serve_both(run.name, [*MANAGERS], partial(self.serve, run))
         if not results:
             return

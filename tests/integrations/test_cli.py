@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program itself, ``kvcore info``, sizes, models, and what ``import kvcore`` leaves out."""
+"""The program itself, ``kvcore info``, sizes, models, and the modules that an import leaves out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_options_print_version_and_paths(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def without_libraries(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the program where a library of the extra `cli` is not installed."""
+    """Run the program without a library of the extra `cli`."""
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from kvcore.__main__ import main; sys.exit(main())"

@@ -135,7 +135,7 @@ def test_table_has_a_row_for_each_pool(capsys: pytest.CaptureFixture[str], trace
 def test_bad_value_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    # The trace is not there either: what is told is found before anything is read.
+    # The trace does not exist: the arguments are checked before any file is read.
     line = refused(capsys, "replay", "no-such-trace", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line

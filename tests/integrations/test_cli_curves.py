@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves on a terminal: where they lie, and what narrow and plain outputs get instead."""
+"""Curves on a terminal: their positions, and the output for narrow and plain terminals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore demo``: its JSON, its table, its options and how bad input or wrong outputs end it."""
+"""``kvcore demo``: its JSON, table and options, and its exit on bad input or wrong outputs."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_options_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "--page-size", "24", "--pages", "50", "--seed", "7", "--dtype", "float8_e4m3fn"
     )
     assert (answer["page_size"], answer["pages"], answer["seed"]) == (24, 50, 7)
-    assert answer["is_right"]  # asked of float32 pages only
-    # One byte an element and a float32 scale a head.
+    assert answer["is_right"]  # required only for float32 pages
+    # One byte per element and a float32 scale per head.
     token = 4 * 2 * 2 * (32 + 4)
     assert answer["paged_bytes"] == answer["with_cache"]["peak_used_pages"] * 24 * token
 
@@ -146,7 +146,7 @@ def test_terminal_sees_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- wrong outputs -------------------------------------------------------------------------------
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that skips the second token of each step."""
+    """Replace the cache with a cache that skips the second token of each step."""
     right = ops.append
 
     def skipping(inputs: Any, layer: Any, k: Any, v: Any, offsets: Any, **rest: Any) -> None:

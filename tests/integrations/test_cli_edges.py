@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values at and beyond the edges end every command with one line, never with a traceback."""
+"""Values at and beyond the limits end every command with one line, never with a traceback."""
 
 from __future__ import annotations
 

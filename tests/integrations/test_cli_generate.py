@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore generate``: tiny models out of folders, text as it comes, conversations."""
+"""``kvcore generate``: tiny models from folders, streamed text, conversations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plainly(folder: Path, ids: Sequence[int], tokens: int) -> list[int]:
-    """What the model says without kvcore."""
+    """Return the tokens that the model generates without kvcore."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     given = torch.tensor([ids])
     mask = torch.ones_like(given)
@@ -162,7 +162,7 @@ def test_every_turn_finds_the_pages_of_those_before(
     results = told(capsys, "generate", where, PROMPT, *how)["results"]
     assert [r["prompt"] for r in results] == [PROMPT, "w8 w9 w10", "w11 w12"]
     for before, after in itertools.pairwise(results):
-        # All that was written is found: the last token of an answer has not been run yet.
+        # All written tokens are found; the last token of an answer has not run yet.
         said = before["prompt_tokens"] + len(before["token_ids"]) - 1
         assert after["cached_tokens"] in (said, said - said % 4)
         assert after["prompt_tokens"] > said

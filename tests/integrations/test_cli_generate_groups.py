@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore generate`` with models whose layers have windows: what is held, with groups and flat."""
+"""``kvcore generate`` for models with windows: the pages in use, with groups and flat."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_groups_say_what_they_hold(capsys: pytest.CaptureFixture[str], windowed:
         "layers": 1,
         "keeps": None,
         "bundles": 1,
-        "pages": 15,  # of the prompt, whose chunks take most
+        "pages": 15,  # for the prompt, whose chunks need the most
         "bytes": 15 * page,
         "given_back": 0,
     }

@@ -47,7 +47,7 @@ def test_states_say_what_they_hold(capsys: pytest.CaptureFixture[str], stateful:
         "given_back": 0,
     }
     assert found["peak_bytes"] == found["peak_used_pages"] * PAGE + state["bytes"]
-    assert found["results"][1]["cached_tokens"] == 36  # where the first prompt was cut
+    assert found["results"][1]["cached_tokens"] == 36  # at the cut of the first prompt
     page_of_docs = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     section = page_of_docs.split("\n## kvcore generate")[1].split("\n## ")[0]
     assert [key for key in state if f"`{key}`" not in section] == []
@@ -79,7 +79,7 @@ def test_states_count_as_memory(capsys: pytest.CaptureFixture[str], stateful: Pa
         generated(capsys, stateful, *PROMPTS, "--max-new-tokens", 2, "--memory", size)
         for size in (room - 1, room)
     )
-    assert (one["pages"], two["pages"]) == (14, 12)  # beside the slots of one, and of both
+    assert (one["pages"], two["pages"]) == (14, 12)  # pages left by the slots of one, and of both
     assert one["results"][0]["token_ids"] == two["results"][0]["token_ids"]
     text = refused(capsys, "generate", stateful, PROMPTS[0], "--memory", 4 * SLOT)
     assert f"and {4 * SLOT} bytes of states" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text as its tokens come: whole characters, one answer behind the other."""
+"""Streamed text of generated tokens: whole characters, one answer after the other."""
 
 from __future__ import annotations
 

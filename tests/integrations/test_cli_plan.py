@@ -66,7 +66,7 @@ def test_grouped_heads_on_one_device(capsys: pytest.CaptureFixture[str]) -> None
     own = ["bfloat16", 131_072, 2_097_152, 40_960, 40_960, 655_360, 20, 655_360]
     assert numbers(answer) == own
     assert answer["kv_scale_granularity"] is None
-    # One byte an element and 4 bytes a head: 2 * 32 * 8 * (128 + 4) = 67,584; * 16 = 1,081,344;
+    # One byte per element and 4 bytes per head: 2 * 32 * 8 * (128 + 4) = 67,584; * 16 = 1,081,344;
     # 85,899,345,920 // 1,081,344 = 79,437 pages = 1,270,992 tokens; // 2,048 = 38 sequences.
     narrow = [67_584, 1_081_344, 79_437, 79_437, 1_270_992, 38, 1_270_992]
     assert [numbers(pages) for pages in answer["quantised"]] == [
@@ -107,7 +107,7 @@ def test_config_file_of_one_head_in_another_dtype(
     assert numbers(answer["quantised"][0]) == narrow
 
 
-# -- what is printed -----------------------------------------------------------------------------
+# -- the output ----------------------------------------------------------------------------------
 def test_json_has_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     answer = plan_json(capsys, "qwen3-8b", "--tp", "2")
     for name, kind in (MODEL_KEYS | PAGE_KEYS).items():

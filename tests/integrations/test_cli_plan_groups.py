@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore plan`` for models whose layers do not all keep every token."""
+"""``kvcore plan`` for models in which some layers do not keep every token."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_config_file_is_read_with_its_groups(
     assert answer["groups"][1]["keeps"] == 1024
 
 
-# -- what is printed -----------------------------------------------------------------------------
+# -- the output ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("preset", PRESETS)
 def test_plan_of_every_preset_is_what_its_groups_say(
     capsys: pytest.CaptureFixture[str], preset: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore replay``: its JSON, its table, its options and how bad input ends it."""
+"""``kvcore replay``: its JSON, its table, its options and its exit on bad input."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def trace(tmp_path: Path) -> str:
 
 def test_the_same_memory_is_replayed_twice(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     answer = told(capsys, "replay", trace, *GROUPS, "--pages", "300,900", "--policy", "lru,lfu")
-    # 26 layers of 4 full ones and 22 with a window; bundles of 2.
+    # 26 layers: 4 full layers and 22 with a window; bundles of 2.
     assert answer["flat_page_bytes"] == 13 * answer["group_page_bytes"] == 26 * 16 * 256 * 2 * 2
     assert answer["memory"] == [pages * answer["flat_page_bytes"] for pages in (300, 900)]
     assert (answer["pages"], answer["policies"]) == ([300, 900], ["lru", "lfu"])
@@ -85,11 +85,12 @@ def test_rows_of_their_own_are_counted_in_pages_of_their_own(
 ) -> None:
     """Two full layers of 4 heads, four with 8 heads and a window of 128 tokens; K 192, V 128."""
     (tmp_path / "config.json").write_text(json.dumps(MIMO), encoding="utf-8")
-    prompts = (row([0, 1]), row([2, 3]), row([0, 1, 4]))  # 1,024 tokens, others, and 1,536
+    prompts = (row([0, 1]), row([2, 3]), row([0, 1, 4]))  # 1,024 tokens, 1,024 others, and 1,536
     trace = write_trace(tmp_path, *prompts)
     options = ("--pages", "90,400", "--mode", "admission", "--chunk", "512")
     answer = told(capsys, "replay", trace, "--groups", tmp_path, *options)
-    # Two layers share a page: 32 tokens of full ones, or 16 of wide ones; 1 bundle and 2.
+    # Two layers share a page: 32 tokens of full layers, or 16 of wide layers; 1 bundle and 2
+    # bundles.
     token = 2 * (2 * 4 + 4 * 8) * (192 + 128)
     assert (answer["flat_page_bytes"], answer["group_page_bytes"]) == (
         16 * token,
@@ -103,20 +104,22 @@ def test_rows_of_their_own_are_counted_in_pages_of_their_own(
         full, window = each["groups"]
         assert (full["layers"], full["bundles"], full["keeps"]) == (2, 1, None)
         assert (window["layers"], window["bundles"], window["keeps"]) == (4, 2, 128)
-        # 1,024, 1,024 and 1,536 tokens in pages of 32; of a window always 8 pages of 16, twice.
+        # 1,024, 1,024 and 1,536 tokens in pages of 32; a window always has 8 pages of 16, twice.
         assert full["held_pages"] == (32 + 32 + 48) / 3
         assert window["held_pages"] == 2 * 8
         assert each["mean_used_pages"] == (48 + 48 + 64) / 3
         assert each["concurrency"] == pages / ((48 + 48 + 64) / 3)
         assert each["peak_used_pages"] == 48 + 2 * (8 + 32)  # the last prompt's last chunk
-        # The first 56 of 64 pages, twice; of the third prompt 8 from the hit and 24 of its own.
+        # The first 56 of 64 pages, twice; of the third prompt 8 from the hit and 24 of its own
+        # pages.
         assert (full["given_back"], window["given_back"]) == (0, 2 * (56 + 56 + 32))
         assert full["cached_pages"] == 32 + 32 + 16
         assert (full["holes"], full["filled"], window["filled"]) == (0, 0, 0)
     window_pages = 2 * (64 + 64 + 32)
     assert (large["evicted_pages"], large["groups"][1]["cached_pages"]) == (0, window_pages)
     # 225 pages: 160 of the first prompt leave 65 of the 160 that the second needs, and the third
-    # needs 80 more. What windows passed goes, 4 pages at once: all that they have of 32 tokens.
+    # needs 80 more. The pages that windows passed are evicted, 4 pages at once: all window pages of
+    # 32 tokens.
     gone = 4 * (24 + 20)
     assert (small["evicted_pages"], small["groups"][1]["holes"]) == (gone, gone)
     assert small["groups"][1]["cached_pages"] == window_pages - gone
@@ -144,7 +147,7 @@ def test_tables_tell_of_the_same_memory(
         (["--groups", "x" * 5000], "'--groups': "),
         (["--groups", "llama-3.1-8b"], "'--groups': all 32 layers keep every token; expected a"),
         (["--groups", "qwen3-next-80b-a3b"], "'--groups': 36 of 48 layers keep a state, which a"),
-        ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, which names the model"),
+        ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, not both"),
         ([*GROUPS, "--policy", "lru,lfu,slru,fifo,arc"], "'--policy': expected at most 4 policies"),
         ([*GROUPS, "--pages", "9", "--memory", "1GiB"], "expected --pages, or --memory together"),
         ([*GROUPS, "--memory", "1GiB,1GiB"], "'--memory': expected each value once"),
@@ -156,7 +159,7 @@ def test_tables_tell_of_the_same_memory(
 def test_bad_value_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    # The trace is not there either: what is told is found before anything is read.
+    # The trace does not exist: the arguments are checked before any file is read.
     line = refused(capsys, "replay", "no-such-trace", *arguments)
     assert line.startswith("kvcore: error: ")
     assert told in line

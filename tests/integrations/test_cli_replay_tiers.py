@@ -108,7 +108,7 @@ def test_policies_and_pools_are_compared(
 def test_bad_tiers_are_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    # The trace is not there either: what is told is found before anything is read.
+    # The trace does not exist: the arguments are checked before any file is read.
     assert told in refused(capsys, "replay", "no-such-trace", *arguments)
 
 

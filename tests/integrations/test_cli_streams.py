@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program writes to pipes that nobody reads, full disks and closed streams."""
+"""The program writes to pipes without a reader, full disks and closed streams."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ needs_shell = pytest.mark.skipif(not Path("/bin/sh").exists(), reason="there is 
 
 
 def program(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
-    """Run the program from a line for the shell, in which it is called "$@"."""
+    """Run the program from a shell line, which calls it as "$@"."""
     command = ["/bin/sh", "-c", shell, "sh", sys.executable, "-m", "kvcore", *arguments]
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=buffered)
 
 
 def run_unread(*arguments: str) -> tuple[int, str]:
-    """Run the program with an output that nobody reads; answer exit code and stderr."""
+    """Run the program with an output that no process reads; return exit code and stderr."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "kvcore", *arguments]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore tier``: what it says of a store's directory, and what it refuses."""
+"""``kvcore tier``: its report on a store's directory, and the arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["stored"] == 4
     assert found["corrupt"] == 1
     assert found["bad_slots"] == ["segment-000000.kv:0"]
-    assert asked(capsys, "ls", str(folder))[0] == 0  # headers alone
+    assert asked(capsys, "ls", str(folder))[0] == 0  # only headers
 
 
 def test_purge_removes_the_store_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ SMALL = Shape(
 
 
 def float64_attention(q: Any, k: Any, v: Any) -> npt.NDArray[np.float64]:
-    """One head after the other, each token over itself and what precedes it."""
+    """Compute head after head; each token attends to itself and to all tokens before it."""
     seen = np.zeros(q.shape)
     for head in range(q.shape[1]):
         kv_head = head * k.shape[1] // q.shape[1]
@@ -31,7 +31,7 @@ def float64_attention(q: Any, k: Any, v: Any) -> npt.NDArray[np.float64]:
 
 
 def float64_logits(model: Transformer, tokens: Any, start: int = 0) -> npt.NDArray[np.float64]:
-    """The model as its formulas say, for one sequence that begins at a position."""
+    """Evaluate the model's formulas for one sequence that begins at position `start`."""
     shape = model.shape
     x = model.embedding.astype(np.float64)[tokens]
     for layer in model.layers:
@@ -51,7 +51,7 @@ def float64_norm(x: Any, gain: Any) -> Any:
 
 
 def float64_rotation(x: Any, start: int) -> Any:
-    """Elements i and i + half are a complex number that turns with the position."""
+    """Rotate elements i and i + half, as a complex number, by the position."""
     half = x.shape[2] // 2
     numbers = x[..., :half] + 1j * x[..., half:]
     angles = np.arange(start, start + len(x))[:, None] / 10_000 ** (np.arange(half) / half)
@@ -110,7 +110,7 @@ def test_same_seed_same_weights() -> None:
 
 
 def test_every_token_before_counts() -> None:
-    """Or a cache could lose one unnoticed."""
+    """Otherwise a test would not notice a lost token."""
     model = Transformer(SMALL)
     tokens, places = np.arange(12, dtype=np.int32), np.arange(12)
     usual = model.forward(tokens, places, plain_attention, places[-1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chats served through the cache are those generated without one."""
+"""Chats served through the cache equal chats generated without a cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def said(served: Served) -> list[list[int]]:
 
 
 def without_cache(chat: Chat) -> list[int]:
-    """One token after the other, the whole sequence each time."""
+    """Generate token by token, each time from the whole sequence."""
     tokens = chat.system
     for message, length in zip(chat.messages, chat.answer_lengths, strict=True):
         tokens = np.concatenate((tokens, message))
@@ -74,7 +74,7 @@ def expected() -> list[list[int]]:
         return [without_cache(chat) for chat in CHATS]
 
 
-# -- what is generated ---------------------------------------------------------------------------
+# -- the generated tokens ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "change",
     [
@@ -137,7 +137,7 @@ def test_whole_past_of_a_chat_is_cached() -> None:
     served = serve(chats=[chat])
     turns = zip(chat.messages, chat.answer_lengths, strict=True)
     lengths = np.cumsum([len(chat.system), *(len(text) + n for text, n in turns)])
-    # In whole pages, and without the token that was sampled last: its K and V were never written.
+    # In whole pages, and without the last sampled token: its K and V were never written.
     assert served.cached_tokens == sum((lengths[1:-1] - 1) // 4 * 4)
 
 
@@ -172,7 +172,7 @@ def test_pool_must_hold_the_longest_chat() -> None:
 
 # -- other models and pages ----------------------------------------------------------------------
 class Counter:
-    """A model without attention that counts on."""
+    """A model without attention that counts upwards."""
 
     num_layers = 1
     n_kv_heads = 1
@@ -229,7 +229,7 @@ def test_check_notices_a_cache_that_skips_a_token(
     right = ops.append
 
     def skipping(inputs: Any, layer: Any, k: Any, v: Any, offsets: Any, **rest: Any) -> None:
-        """Leaves one token of each prompt out."""
+        """Append each prompt without a token."""
         k, v = k.copy(), v.copy()
         lengths = np.diff(offsets.astype(int))
         for begin in offsets[:-1][lengths > 1].astype(int):
@@ -244,7 +244,7 @@ def test_check_notices_a_hit_that_belongs_to_another(monkeypatch: pytest.MonkeyP
     right = ops.attention
 
     def crossed(inputs: Any, layer: Any, q: Any, offsets: Any, **rest: Any) -> Any:
-        """Reads the first page of each row from the neighbour's."""
+        """Attend with the first page of each row replaced by the neighbour's."""
         table = inputs.lookup_table.copy()
         table[:, 0] = np.roll(table[:, 0], 1)
         other = type(inputs)(inputs.blocks, inputs.cache_lengths, table, inputs.max_lengths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an engine that a class of kvcore's has to take in place of the engine's own."""
+"""The engine's calls that a replacement class of kvcore's must accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcore.integrations.gate import is_served, refused_call, refused_calls
 
 
 class Theirs:
-    """What an engine has, and calls by place, by name, and without what has a default."""
+    """A class of an engine, with positional, keyword and optional parameters."""
 
     limit = 3
 

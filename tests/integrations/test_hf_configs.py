@@ -99,7 +99,7 @@ def test_missing_rope_width_of_a_latent_row_is_named() -> None:
     silent = without(DEEPSEEK, "qk_rope_head_dim")
     with pytest.raises(ValueError, match="lacks qk_rope_head_dim"):
         KVCacheParams.from_hf_config(silent | {"model_type": "newmodel"})
-    # The class of a model that is known has one.
+    # The class of a known model has a default.
     assert KVCacheParams.from_hf_config(silent).head_dim == 576
 
 
@@ -118,7 +118,7 @@ def test_missing_rope_width_of_a_latent_row_is_named() -> None:
 )
 def test_field_that_is_no_count_is_named_with_its_value(field: str, value: Any) -> None:
     if field == "v_head_dim" and value == 0:
-        return  # published configs mean "none" by it
+        return  # published configs use it for "none"
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         KVCacheParams.from_hf_config(LLAMA | {field: value})
     assert field in str(caught.value)
@@ -143,7 +143,9 @@ def test_field_is_named_as_the_config_names_it() -> None:
 def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"num_key_value_heads .* 7, must divide the 64 of"):
         KVCacheParams.from_hf_config(LLAMA | {"num_key_value_heads": 7})
-    with pytest.raises(ValueError, match=r"hidden_size .* 8200, not a multiple of the 64 .*head_dim"):
+    with pytest.raises(
+        ValueError, match=r"hidden_size .* 8200, not a multiple of the 64 .*head_dim"
+    ):
         KVCacheParams.from_hf_config(LLAMA | {"hidden_size": 8200})
     made = KVCacheParams.from_hf_config(LLAMA | {"hidden_size": 8200, "head_dim": 128})
     assert made.head_dim == 128

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs whose fields change what is cached: the bytes of a token, or a refusal with the field."""
+"""Configs whose fields change the cached data: the bytes of a token, or a refusal of the field."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_key_of_an_indexer_lies_behind_the_latent() -> None:
     assert made.bytes_per_token == 61 * 704 * 2 == 85_888
     named = {**INDEXED, "layer_types": ["indexed_attention"] * 61}
     assert read(named) == read(INDEXED, groups=False) == made
-    # Its class has one where the file is silent.
+    # Its class has a default if the file omits the field.
     silent = {key: value for key, value in INDEXED.items() if not key.startswith("index")}
     assert read(silent) == made
 

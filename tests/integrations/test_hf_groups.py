@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows, chunks and shared layers out of published configs, and configs that are broken."""
+"""Windows, chunks and shared layers from published configs, and configs that are broken."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_silent_text_config_has_the_window_of_its_class() -> None:
     made = read({"text_config": text, "torch_dtype": "bfloat16"})
     assert made.groups == (FullAttention(every(34, 6)[0]), SlidingWindow(every(34, 6)[1], 4096))
     assert read({"text_config": {**text, "sliding_window": None}}, dtype="float16").groups is None
-    # Of the file itself nothing is left out.
+    # The full file has no missing field.
     assert read({**CONFIGS["gemma-2-27b"]}).groups is None
 
 
@@ -126,7 +126,7 @@ def test_chunks_of_llama_4() -> None:
     assert read(LLAMA_4).groups == groups
     flags = [int((i + 1) % 4 != 0) for i in range(48)]
     assert read({"text_config": {**text, "no_rope_layers": flags}}).groups == groups  # type: ignore[dict-item]
-    # The class has chunks where the config is silent, and none where it says null.
+    # The class has chunks if the config omits the field, and no chunks if the value is null.
     assert read(CONFIGS["llama-4-scout"]).groups == groups
     assert read({"text_config": {**text, "attention_chunk_size": None}}).groups is None  # type: ignore[dict-item]
 

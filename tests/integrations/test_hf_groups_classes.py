@@ -27,7 +27,7 @@ from kvcore.layers.packing import row_widths  # noqa: E402
 
 torch.set_num_threads(1)
 
-#: Why a model is refused although it can be cached flat, or cannot either way.
+#: The reason for a refusal, for models that can be cached flat and models that cannot be cached.
 REASONS = (
     "cross attention",
     "keep states or nothing",
@@ -52,7 +52,7 @@ def kept(group: Any) -> int | None:
 
 
 def layers_of(params: KVCacheParams) -> dict[int, tuple[bool, int | None, bool]]:
-    """For each layer: does it keep K and V, of a window or chunk of how many, and a state."""
+    """Return for each layer: true if it keeps K and V, its window or chunk, true for a state."""
     windows = {i: kept(group) for group in params.attention_groups for i in group.layers}
     states = {i for group in params.state_groups for i in group.layers}
     return {
@@ -93,7 +93,7 @@ def test_layers_keep_what_the_caches_of_the_library_do() -> None:
 
 
 def loses(made: dict[int, Any], cached: dict[int, Any]) -> list[int]:
-    """The layers that keep less than a cache does."""
+    """Return the layers that keep less than a cache does."""
     nothing = (False, None, False)
     return [
         layer
@@ -105,7 +105,7 @@ def loses(made: dict[int, Any], cached: dict[int, Any]) -> list[int]:
 
 
 def test_configs_without_kinds_of_layers_lose_no_token() -> None:
-    """As files were published before there was layer_types: what is not known is kept."""
+    """Files published before layer_types: a layer of unknown kind keeps all tokens."""
     lost, alike = {}, 0
     for name, config in decoders().items():
         fields = {k: v for k, v in config.to_dict().items() if k not in KINDS_OF_LAYERS}
@@ -233,7 +233,7 @@ TOKENS = 11
 
 
 def cache_of(name: str) -> tuple[Any, Any]:
-    """The config of a tiny model, and the cache behind `TOKENS` tokens."""
+    """Return the config of a tiny model, and its cache after `TOKENS` tokens."""
     if name not in CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {name}")
     base = CONFIG_MAPPING[name]()
@@ -254,7 +254,7 @@ def test_rows_and_arrays_are_those_that_a_model_writes(name: str) -> None:
     for group in made.attention_groups:
         for i in group.layers:
             keys, values = cache.layers[i].keys, cache.layers[i].values
-            if made.is_mla:  # the latent, and the part with positions
+            if made.is_mla:  # the latent, and the rope part
                 assert sum(row_widths(made, group)) == keys.shape[3] + values.shape[3]
                 continue
             assert keys.shape[1] == (group.n_kv_heads or made.n_kv_heads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of recurrent layers out of published configs."""
+"""States of recurrent layers from published configs."""
 
 from __future__ import annotations
 

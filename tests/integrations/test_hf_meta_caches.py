@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements of a token in each layer against those that a model of transformers writes.
+"""The elements of a token in each layer, compared with the cache that a transformers model writes.
 
 Models run whole, with the defaults of their class, on the meta device, where weights have no bytes.
 """
@@ -24,16 +24,16 @@ from kvcore.layers.packing import row_elements  # noqa: E402
 torch.set_num_threads(1)
 
 TOKENS = 7
-#: Latents with indexers, other heads under a window, one head for all queries.
+#: Latents with indexers, other heads in window layers, one head for all queries.
 FAST = ("axk2", "mimo_v2_flash", "gpt_bigcode")
 
 
 def elements_of_cache(kind: str) -> dict[int, int] | None:
-    """For each layer that keeps K and V, the elements of a token; None where it cannot run here."""
+    """Return a token's elements in each layer with K and V; None if the model cannot run here."""
     config = copy.deepcopy(whole_configs()[kind])
     text = config.get_text_config(decoder=True)
     if hasattr(text, "is_decoder"):
-        text.is_decoder = True  # of classes that encode by default
+        text.is_decoder = True  # for classes that encode by default
     auto = "AutoModelForCausalLM" if kind in CAUSAL else "AutoModelForImageTextToText"
     try:
         with torch.device("meta"), torch.no_grad():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of a config that kvcore has no rule for, and the record of those that it has."""
+"""Config fields without a rule in kvcore, and the record of the fields that it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refusal(config: dict[str, Any], **rest: Any) -> str:
     return str(it.value)
 
 
-#: Names that nobody uses, about each thing that changes a cache.
+#: Unused names, for each property that changes a cache.
 UNKNOWN = (
     *("kv_width", "num_kv", "kvDim", "key_value_groups", "latent_kv_rank", "n_key_heads"),
     *("head_groups", "query_group_size", "num_gqa_ratio", "size_per_head", "value_dim"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of every decoder of the transformers library, with a field that nobody knows."""
+"""Configs of every decoder of the transformers library, with an unknown field."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from kvcore import KVCacheParams  # noqa: E402
 from kvcore.layers.hf.defaults import CLASS_DEFAULTS  # noqa: E402
 from kvcore.layers.hf.fields import KV_HEADS  # noqa: E402
 
-#: Classes whose defaults are refused although their layers keep K and V, and why.
+#: Classes whose defaults are refused although their layers keep K and V, and the reasons.
 REFUSED = {
     "bart": "cross attention",
     "bigbird_pegasus": "cross attention",
     "blenderbot": "cross attention",
     "blenderbot-small": "cross attention",
-    "dory": "again and again",
+    "dory": "several times",
     "dots3_note": "latent rows differ",
     "dots3_note_text": "latent rows differ",
     "florence2": "cross attention",
-    "gemma4_unified_assistant": "none of full_attention to read from",
-    "glm4_moe": "no multiple of the 96",
-    "glm4v_moe": "no multiple of the 96",
+    "gemma4_unified_assistant": "no layer of full_attention to read from",
+    "glm4_moe": "not a multiple of the 96",
+    "glm4v_moe": "not a multiple of the 96",
     "glm5_next": "qk_rope_head_dim of the config is 0",
     "hy_v4": "must agree within 5 %",
     "hy_v4_vl": "must agree within 5 %",
-    "inkling2": "states whose arrays",
-    "inkling2_loop": "states whose arrays",
-    "inkling2_loop_text": "states whose arrays",
-    "inkling2_text": "states whose arrays",
-    "inkling_mm_model": "states whose arrays",
-    "inkling_text": "states whose arrays",
+    "inkling2": "the arrays of the states",
+    "inkling2_loop": "the arrays of the states",
+    "inkling2_loop_text": "the arrays of the states",
+    "inkling2_text": "the arrays of the states",
+    "inkling_mm_model": "the arrays of the states",
+    "inkling_text": "the arrays of the states",
     "kosmos-2": "lacks num_hidden_layers",
     "kosmos-2.5": "lacks num_hidden_layers",
     "marian": "cross attention",
@@ -56,7 +56,7 @@ REFUSED = {
     "plbart": "cross attention",
     "pp_formulanet": "cross attention",
     "prophetnet": "cross attention",
-    "qwen3_omni_moe_thinker": "no multiple of the 28",
+    "qwen3_omni_moe_thinker": "not a multiple of the 28",
     "qwen4_exp": "which no row holds",
     "qwen4_exp_text": "which no row holds",
     "reformer": "attn_layers of the config",
@@ -67,11 +67,11 @@ REFUSED = {
     "whisper": "cross attention",
     "xglm": "lacks num_attention_heads",
     "xlm": "lacks hidden_size",
-    "zaya": "states whose arrays",
+    "zaya": "the arrays of the states",
 }
 STATES_ALONE = "keep states or nothing"
 
-#: Words about the cache, and what may stand around them.
+#: Words about the cache, and the words that may surround them.
 WORDS = (
     *("kv", "kv_heads", "key_value", "cache", "cache_dtype", "latent", "head_groups", "gqa"),
     *("query_groups", "head_width", "share", "shared_layers", "sharing", "cross_layer", "reuse"),
@@ -94,7 +94,7 @@ def read(fields: dict[str, Any], **rest: Any) -> KVCacheParams:
 
 @functools.cache
 def taken() -> dict[str, tuple[dict[str, Any], KVCacheParams]]:
-    """The classes whose defaults are read, with their fields."""
+    """Return the classes whose defaults are read, with their fields."""
     found = {}
     for kind, config in whole_configs().items():
         fields = config.to_dict()
@@ -106,7 +106,7 @@ def taken() -> dict[str, tuple[dict[str, Any], KVCacheParams]]:
 
 
 def test_no_class_is_refused_but_those_that_keep_something_else() -> None:
-    """Neither the whole configs nor their language models need an assumption."""
+    """Whole configs and configs of their language models need no assumption."""
     wrong = {}
     for kind, whole in whole_configs().items():
         for fields in (whole.to_dict(), decoders()[kind].to_dict()):
@@ -164,7 +164,7 @@ def test_class_with_a_harmless_field_is_taken() -> None:
         assert read({**fields, drawn.choice(HARMLESS): drawn.choice(VALUES)}) == plain
 
 
-# -- what a class takes where a config is silent -------------------------------------------------
+# -- the defaults of a class ---------------------------------------------------------------------
 def test_defaults_are_those_of_the_classes() -> None:
     wrong = {}
     for kind, config in decoders().items():
@@ -179,7 +179,7 @@ def test_defaults_are_those_of_the_classes() -> None:
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_field_that_a_config_leaves_to_its_class_costs_nothing(is_nested: bool) -> None:
-    """Without one of its fields a config is refused, or its cache is no smaller."""
+    """Without a field, a config is refused, or its cache is at least as large."""
     smaller = {}
     for kind, config in decoders().items():
         fields = config.to_dict()

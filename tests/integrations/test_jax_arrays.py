@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jax arrays go in without a copy and come out; none is written into, for jax forbids that."""
+"""kvcore takes jax arrays without a copy, returns jax arrays, and never writes into an input."""
 
 from __future__ import annotations
 

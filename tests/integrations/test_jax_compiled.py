@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(params=["handlers", "callbacks"], autouse=True)
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How XLA comes to kvcore; functions that were compiled another way are not used again."""
+    """Set the way in which XLA calls kvcore; functions compiled another way are not reused."""
     if request.param == "callbacks":
         monkeypatch.setattr(jax_calls, "_HANDLERS", frozenset())
     else:
@@ -53,7 +53,7 @@ def tokens(number: int, heads: int = HEADS, dtype: str = "float32", seed: int = 
 
 
 def cache_of(*lengths: int, dtype: str = "float32", seed: int = 1) -> PagedKVCache:
-    """Rows with so many tokens, in numpy; every row has room for two blocks more."""
+    """Return rows of `lengths` tokens, in numpy; every row has room for two more blocks."""
     order = np.random.default_rng(seed).permutation(48).tolist()
     cache = init_paged_kv_cache(
         num_blocks=48,

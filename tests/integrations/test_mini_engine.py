@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small engine of examples/ answers what model.generate does, on one process and on three."""
+"""The small engine of examples/ gives model.generate's answers, on one process and on three."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "two workers"])
 def engine(request: Any, folder: Path) -> Iterator[Engine]:
-    """Chunks of 24 tokens, and pages for the longest sequence and little more."""
+    """An engine with chunks of 24 tokens, and pages for little more than the longest sequence."""
     with closing(
         Engine(folder, workers=request.param, page_size=4, num_pages=24, max_batch_tokens=24)
     ) as made:
@@ -74,7 +74,7 @@ def test_prompts_in_chunks_and_with_preemptions_answer_what_generate_does(engine
     engine.manager.reset_metrics()
     before = engine.scheduler.num_preemptions
     assert greedily(engine, prompts_of(), NEW) == expected_of("llama", NEW)
-    assert engine.manager.metrics.cache_tokens > 0  # of the prompts that begin alike
+    assert engine.manager.metrics.cache_tokens > 0  # of prompts with a common prefix
     assert engine.scheduler.num_preemptions > before
 
 
@@ -130,7 +130,7 @@ def test_tokens_come_in_order_and_requests_join_those_that_run(engine: Engine) -
         if second < 0:
             second = engine.add(prompts_of()[1], NEW)
         elif len(seen) == 2 and len(seen[second]) == 1:
-            assert len(seen[first]) < NEW  # runs beside it
+            assert len(seen[first]) < NEW  # the other request runs in the same batches
     assert [[t.token for t in seen[n]] for n in (first, second)] == expected[:2]
     for tokens in seen.values():
         assert [t.finish_reason for t in tokens] == [None] * (NEW - 1) + ["length"]
@@ -175,7 +175,7 @@ def test_transformers_reads_the_random_model(tmp_path: Path) -> None:
         assert greedily(engine, prompts_of(), 6) == plain(model, prompts_of(), 6)
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 def test_what_it_cannot_serve_is_refused(folder: Path, tmp_path: Path) -> None:
     with closing(Engine(folder)) as engine:
         for prompt in ([], [VOCABULARY], [-1]):
@@ -214,7 +214,7 @@ def test_a_worker_killed_in_a_step_ends_with_an_error_and_leaves_nothing(
     victim: int, folder: Path
 ) -> None:
     with closing(Engine(folder, workers=1)):
-        pass  # what multiprocessing opens once
+        pass  # opens the files of multiprocessing
     opened = descriptors()
     engine = Engine(folder, workers=2)
     assert engine._processes is not None
@@ -223,7 +223,7 @@ def test_a_worker_killed_in_a_step_ends_with_an_error_and_leaves_nothing(
     assert len(engine.step()) == 1
     killed = processes[victim].pid
     assert killed is not None
-    os.kill(killed, signal.SIGSTOP)  # so that the step waits for it
+    os.kill(killed, signal.SIGSTOP)  # the step waits for it
     errors: list[Exception] = []
 
     def step(engine: Engine = engine) -> None:
@@ -245,7 +245,7 @@ def test_a_worker_killed_in_a_step_ends_with_an_error_and_leaves_nothing(
         engine.step()
     engine.close()
     del engine, processes, step, thread
-    errors.clear()  # whose frames know the engine
+    errors.clear()  # its frames reference the engine
     gc.collect()
     assert list(Path("/dev/shm").glob(f"pym-{os.getpid()}-*")) == []
     assert descriptors() <= opened
@@ -277,7 +277,7 @@ def test_workers_end_with_a_scheduler_that_is_killed(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.kill()
-        process.communicate(timeout=60)  # until nobody has its end of the pipe, workers included
+        process.communicate(timeout=60)  # until all processes, also workers, have closed the pipe
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that share a Mooncake store: what one has computed the other finds, the same bytes."""
+"""Processes that share a Mooncake store: one computes pages, another loads the same bytes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_servers_that_are_killed_are_a_miss(server: MooncakeServer) -> None:
     with small_manager("flat", "host:64KiB", url) as manager:
         _, computed = serve(manager)
         server.close()
-        assert serve(manager, PROMPT[::-1])[0] == 0  # and nothing raises
+        assert serve(manager, PROMPT[::-1])[0] == 0  # nothing raises
     with small_manager("flat", "host:64KiB", url) as manager:
         assert serve(manager) == (0, computed)
         assert manager.tier_metrics["mooncake"].errors > 0
-    server.begin()  # and has forgotten everything
+    server.begin()  # with empty memory
     with small_manager("flat", "host:64KiB", url) as manager:
         assert serve(manager) == (0, computed)
     with small_manager("flat", "host:64KiB", url) as manager:
@@ -71,7 +71,7 @@ def test_a_master_that_hangs_stalls_once(server: MooncakeServer) -> None:
         metrics = manager.tier_metrics["mooncake"]
         assert (metrics.timeouts, metrics.breaker) == (1, "open")
         server.master.go_on()
-    assert spent < 0.5 + 1.5  # of which the model takes some
+    assert spent < 0.5 + 1.5  # the model takes a part of it
 
 
 def test_models_tenants_and_salts_meet_nowhere(server: MooncakeServer) -> None:
@@ -88,7 +88,7 @@ def test_models_tenants_and_salts_meet_nowhere(server: MooncakeServer) -> None:
 
 
 def test_what_others_remove_meanwhile_is_never_served_wrong(server: MooncakeServer) -> None:
-    """The engine frees the memory of a value that somebody reads."""
+    """The engine frees the memory of a value during a read."""
     url = f"{server.url}?timeout=20"
     stop = threading.Event()
 

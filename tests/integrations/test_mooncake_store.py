@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a Mooncake store: nothing raises, nothing is wrong, whatever becomes of its servers."""
+"""Pages in a Mooncake store: nothing raises, no page is wrong, whatever happens to its servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from waiting import wait_until
 
 require("mooncake")
 
-# One network, and ports that are the same in each test.
+# The tests share one network, and each uses the same ports.
 pytestmark = pytest.mark.xdist_group("mooncake")
 
 KEYS = [bytes([i]) * 32 for i in range(20)]
@@ -41,7 +41,7 @@ def network() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[MooncakeServer]:
-    """A server that no test harms."""
+    """A server that no test stops."""
     with MooncakeServer() as server:
         yield server
 
@@ -51,7 +51,7 @@ Open = Callable[..., MooncakeStore]
 
 @pytest.fixture
 def open_store() -> Iterator[Open]:
-    """Opens stores that are closed after the test."""
+    """A function that opens stores; they are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def open_one(tier: str = MooncakeServer.url, **options: Any) -> MooncakeStore:
@@ -62,7 +62,7 @@ def open_store() -> Iterator[Open]:
 
 @pytest.fixture
 def store(lasting: MooncakeServer, open_store: Open, request: Any) -> MooncakeStore:
-    """With a prefix of its own."""
+    """A store with a unique prefix."""
     return open_store(f"{lasting.url}?prefix={request.node.name[:50]}&timeout=20")
 
 
@@ -76,7 +76,7 @@ def read(store: MooncakeStore, keys: list[bytes], size: int = SIZE) -> tuple[int
 
 
 def raw(store: MooncakeStore) -> Callable[..., Any]:
-    """Calls of the engine itself."""
+    """A function that calls the engine itself."""
     client = store._started()
 
     def call(verb: str, *arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def raw(store: MooncakeStore) -> Callable[..., Any]:
 
 
 def put_raw(store: MooncakeStore, key: bytes, value: bytes) -> None:
-    """Replace what is stored under a key."""
+    """Replace the value of a key."""
     (name,) = store._texts([key])
     call = raw(store)
     call("remove", [name])
@@ -149,7 +149,7 @@ def test_parts_of_pages_are_one_value(store: MooncakeStore) -> None:
         [None] * 5 + [np.zeros(1, np.uint8)],
     ):
         assert store.get_into(KEYS[:1], [lacking]).result() == 0
-    assert store.put_from(KEYS[:1], [parts]).result() == 1  # it has more
+    assert store.put_from(KEYS[:1], [parts]).result() == 1  # it holds more
     both = [np.zeros_like(each) for each in parts]
     assert store.get_into(KEYS[:1], [both]).result() == 1
     assert all(np.array_equal(*each) for each in zip(parts, both, strict=True))
@@ -185,7 +185,7 @@ def test_pages_in_memory_of_the_store_are_not_copied(
     store = open_store(f"{lasting.url}?prefix=lent&buffer=1MiB&timeout=20")
     mine: list[Any] = [store.new_buffer(100_000) for _ in range(5)]
     assert all(each is not None for each in mine)
-    assert store.new_buffer(100_000) is None  # half is for pages of others
+    assert store.new_buffer(100_000) is None  # half is for pages of other requests
     for i, each in enumerate(mine):
         each[:] = page(i, 100_000)
     assert store.put_from(KEYS[:5], mine).result() == 5
@@ -193,7 +193,7 @@ def test_pages_in_memory_of_the_store_are_not_copied(
         each[:] = 0
     assert store.get_into(KEYS[:5], mine).result() == 5
     assert all(np.array_equal(each, page(i, 100_000)) for i, each in enumerate(mine))
-    # Parts of them, and one of them for several pages of a batch.
+    # Parts of the buffers, and a buffer for several pages of a batch.
     parts = [mine[0][:50], mine[0][:60], mine[0], mine[0][1:]]
     assert store.put_from(KEYS[5:9], parts).result() == 4
     to = [np.zeros(len(each), np.uint8) for each in parts]
@@ -329,7 +329,7 @@ def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_st
 
 
 def test_a_reply_that_comes_when_its_call_was_given_up_is_dropped(store: MooncakeStore) -> None:
-    """The thread that reads has it in its hands while another one fails all calls."""
+    """The reading thread holds the reply while another thread fails all calls."""
     assert raw(store)("exist", ["nothing"]) == [0]
     client = store._started()
     number, reply = client._expect()
@@ -338,13 +338,13 @@ def test_a_reply_that_comes_when_its_call_was_given_up_is_dropped(store: Mooncak
         time.sleep(0.5)  # now it waits for the lock
         client._waiting.clear()
     client.kill()
-    wait_until(lambda: client._connection.closed)  # which it does last
+    wait_until(lambda: client._connection.closed)  # the last step of that thread
     assert reply.empty()
 
 
 @pytest.fixture
 def server(lasting: MooncakeServer) -> Iterator[MooncakeServer]:
-    """Its servers may be killed: others come."""
+    """A server that the test may kill; a new server starts."""
     lasting.close()
     with MooncakeServer() as mine:
         yield mine
@@ -394,13 +394,13 @@ def test_a_server_fails_and_comes_back(
     for _ in range(10):
         served, to = read(store, KEYS[:8])
         assert all(np.array_equal(to[i], page(i)) for i in range(served))
-    assert time.monotonic() - began < 3 * 0.5 + 1  # a time-out, and one for each time it tries
+    assert time.monotonic() - began < 3 * 0.5 + 1  # a time-out, and one for each retry
     health = store.health()
     assert health.timeouts + health.errors > 0
     victim.go_on() if blow == "hang" else victim.start()
     ends = time.monotonic() + 60
     number = 100
-    while True:  # a value that was half written when its writer went stays so for a while
+    while True:  # a half-written value of a killed writer stays for a while
         number += 1
         key, value = bytes([number]) * 32, page(number)
         if store.put_from([key], [value]).result() and read(store, [key])[0]:
@@ -418,7 +418,7 @@ def test_a_full_store_keeps_serving(server: MooncakeServer, open_store: Open) ->
         for i in range(12)
         for j in range(10)
     ]
-    assert sum(stored) < 120  # of 64 MB; what it evicts is its own matter
+    assert sum(stored) < 120  # of 64 MB; the server chooses what to evict
     found = store.contains([bytes([i, j]) * 16 for i in range(12) for j in range(10)])
     assert 0 < sum(found) <= 64
     i, j = divmod(found.index(True), 10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that share a Redis server: what one has computed the other finds, the same bytes."""
+"""Processes that share a Redis server: one computes pages, another loads the same bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_server_that_is_killed_is_a_miss(kind: str, server: RedisServer) -> No
     with small_manager(kind, "host:64KiB", server.url) as manager:
         assert serve(manager) == (0, computed)
         assert manager.tier_metrics["redis"].errors > 0
-    server.start()  # and has forgotten everything
+    server.start()  # with empty memory
     with small_manager(kind, "host:64KiB", server.url) as manager:
         assert serve(manager) == (0, computed)
     with small_manager(kind, "host:64KiB", server.url) as manager:
@@ -57,7 +57,7 @@ def test_a_server_that_hangs_stalls_once(server: RedisServer) -> None:
         metrics = manager.tier_metrics["redis"]
         assert (metrics.timeouts, metrics.breaker) == (1, "open")
         server.go_on()
-    assert spent < 0.3 + 1.5  # of which the model takes some
+    assert spent < 0.3 + 1.5  # the model takes a part of it
 
 
 def test_spoilt_values_are_misses_and_go(server: RedisServer) -> None:
@@ -80,7 +80,7 @@ def test_spoilt_values_are_misses_and_go(server: RedisServer) -> None:
             assert answer == computed
             assert found < HIT
             assert manager.tier_metrics["redis"].corrupt == 1
-        for _ in names:  # each time the first of them goes, and is computed again
+        for _ in names:  # each time the first is removed and computed again
             with small_manager("flat", "host:64KiB", server.url) as manager:
                 found, answer = serve(manager)
             assert answer == computed
@@ -110,12 +110,12 @@ def test_disk_and_redis_below_each_other(server: RedisServer, tmp_path: Path) ->
         assert manager.tier_metrics["redis"].hits == PAGES
     server.kill()
     with small_manager("flat", "host:64KiB", disk, server.url) as manager:
-        assert serve(manager) == (HIT, computed)  # the disk has it by now
+        assert serve(manager) == (HIT, computed)  # the disk has it now
         assert manager.tier_metrics["disk"].hits == PAGES
 
 
 def test_a_reset_leaves_what_the_server_has(server: RedisServer) -> None:
-    """The pages of a server are others' too."""
+    """The pages of a server also belong to other processes."""
     with small_manager("flat", "host:64KiB", server.url) as manager:
         serve(manager)
         manager.flush()

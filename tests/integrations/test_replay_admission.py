@@ -13,11 +13,11 @@ from trace_files import BLOCK, random_rows, row, write_trace
 
 
 def simulate_lru(workload: Workload, page_size: int, pages: int) -> tuple[int, int, int]:
-    """Answer whole pages hit, pages evicted and requests refused, by definition and slowly.
+    """Return whole pages hit, pages evicted and requests refused, by definition and slowly.
 
-    A cached page is named by all tokens up to its end; its age is that of the last release. The
-    page that a partial hit is copied from stays, unless its place is needed. Blocks that differ
-    share no token, so with pages that divide a block there is at most one such page.
+    The name of a cached page is all tokens up to its end; its age is the time of the last release.
+    The source page of a partial hit stays, unless its room is needed. Different blocks share no
+    token, so with pages that divide a block there is at most one source page.
     """
     cached: dict[bytes, int] = {}
     hits = evicted = refused = 0

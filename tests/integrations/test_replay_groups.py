@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays with a model's groups: against a slow simulator, and beside the flat cache."""
+"""Replays with a model's groups, compared with a slow simulator and with the flat cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shape_of(name: str, page_size: int) -> KVCacheParams:
 
 
 class Hits(Timeline):
-    """Take down the hit of every request."""
+    """A record of the hit of every request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Hits(Timeline):
 
 
 def equals_the_simulator(folder: Path, seed: int, name: str, page_size: int) -> int:
-    """Replay a random trace in both; return the tokens that were found."""
+    """Replay a random trace in both; return the number of cached tokens."""
     rows = random_rows(seed, requests=60, depth=6, fan_out=2)
     workload = read_trace(write_trace(folder, *rows))
     model, found = shape_of(name, page_size), 0
@@ -115,7 +115,7 @@ def test_both_pools_have_the_same_memory() -> None:
 
 
 def test_what_a_request_holds_is_counted(tmp_path: Path) -> None:
-    # Pages of 512 tokens; a window of 600 tokens holds 2 of them behind 4,096 tokens.
+    # Pages of 512 tokens; after 4,096 tokens a window of 600 tokens holds 2 of them.
     workload = read_trace(write_trace(tmp_path, row(list(range(8))), row(list(range(8, 16)))))
     model = model_of(512, FullAttention([0]), SlidingWindow([1, 2], 600))
     pool = PoolSettings(page_size=512, pages=100, model=model)

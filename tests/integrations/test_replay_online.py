@@ -83,7 +83,7 @@ def test_concurrency_makes_later_requests_wait(tmp_path: Path) -> None:
 def test_several_tokens_per_step_while_no_prompt_runs(tmp_path: Path) -> None:
     rows = [row([0], length=100, output=7), row([1], length=100, output=3)]
     report = serve(tmp_path, *rows, decode_steps=4)
-    # After both prompts: 6 and 2 tokens left, a step of 4 and one more of 4.
+    # After both prompts: 6 and 2 tokens are left, a step of 4 and another step of 4.
     assert report.steps == 3
     assert report.virtual_seconds == pytest.approx(0.2 + 2 * 0.4)
     assert report.output_tokens == 10
@@ -92,8 +92,8 @@ def test_several_tokens_per_step_while_no_prompt_runs(tmp_path: Path) -> None:
 def test_newest_request_is_preempted_and_served_later(tmp_path: Path) -> None:
     rows = [row([n], length=4, output=8) for n in range(2)]
     report = serve(tmp_path, *rows, page_size=4, pages=4)
-    # Both hold two pages when each needs a third, after five tokens. The second goes, the first
-    # takes one of its pages and finishes in three steps. The second comes back, finds its first
+    # Both hold two pages when each needs a third, after five tokens. The second is preempted, the
+    # first takes one of its pages and ends in three steps. The second resumes, finds its first
     # page, runs five tokens again for its sixth and two more steps.
     assert (report.requests, report.preemptions, report.evicted_pages) == (2, 1, 2)
     assert report.recomputed_tokens == 4
@@ -128,7 +128,7 @@ def test_one_conversation_finds_all_it_wrote() -> None:
     workload = one_conversation()
     report = replay_online(workload, PoolSettings(page_size=1, pages=100_000))
     said = workload.prompt_lengths + workload.output_lengths
-    # All but the last token of an answer, which nobody ran.
+    # All tokens of an answer except the last, which never ran.
     assert report.cached_tokens == int((said[:-1] - 1).sum())
 
 

@@ -29,10 +29,10 @@ Name = tuple[int, ...]
 
 
 def most_hits(prompts: list[tuple[Name, bool]], pages: int) -> int:
-    """Answer the most whole pages that any choice of evictions finds, by trying all of them.
+    """Return the most whole pages that any choice of evictions finds, by trying all of them.
 
-    A prompt is its blocks, and whether the last of them is partial. What stays is any set of
-    cached pages with their parents that leaves room for the prompt.
+    A prompt is its blocks, and a flag for a partial last block. Any set of cached pages with their
+    parents that leaves room for the prompt may stay.
     """
 
     @cache
@@ -47,7 +47,7 @@ def most_hits(prompts: list[tuple[Name, bool]], pages: int) -> int:
         own = frozenset(path[:-1] if is_partial else path)
         others = sorted(cached - own)
         best = 0
-        # To keep fewer than there is room for never finds more.
+        # A choice that keeps fewer pages than fit never finds more.
         for stay in combinations(others, min(pages - len(path), len(others))):
             after = own | frozenset(stay)
             if all(name[:-1] in after for name in stay if len(name) > 1):
@@ -67,7 +67,7 @@ def drawn(seed: int, *, partial: bool) -> list[tuple[Name, bool]]:
 
 
 def workload_of(folder: Path, prompts: list[tuple[Name, bool]]) -> Workload:
-    """Write the prompts as a trace; a partial last block is nobody else's."""
+    """Write the prompts as a trace; a partial last block belongs to one prompt only."""
     ids: dict[Name, int] = {}
     rows: list[dict[str, Any]] = []
     for blocks, is_partial in prompts:
@@ -113,7 +113,7 @@ def test_no_run_of_chats_exceeds_it(page_size: int) -> None:
 
 
 def assert_limit(workload: Workload, page_size: int, capacities: list[int]) -> None:
-    """Compare with the manager, whose unbounded cache the optimum must equal."""
+    """Compare with the manager; its unbounded cache must equal the optimum."""
     uses = page_uses(workload, page_size)
     for pages in capacities:
         best = optimum(uses, pages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of ``kvcore replay --html``: whole by itself, right, safe whatever names it shows."""
+"""The page of ``kvcore replay --html``: self-contained, correct, safe with any names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOADING = {"src", "href", "srcset", "action", "data", "poster", "xlink:href", "b
 
 
 class Page(HTMLParser):
-    """Check that what is opened is closed, and collect what a test asks for."""
+    """A parser that checks that opened tags are closed, and collects the parts for a test."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

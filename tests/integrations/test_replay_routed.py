@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts over many workers behind a router."""
+"""Prompts that a router sends to many workers."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def _trace(tmp_path: Path, prompts: list[list[int]]) -> Path:
 
 
 def test_what_policies_do(tmp_path: Path) -> None:
-    """Four prompts at once, all equal: one worker for all, or one for each."""
+    """Four equal prompts at the same time: one worker for all, or one worker for each."""
     workload = read_trace(_trace(tmp_path, [[1, 2, 3]] * 4))
     pool = PoolSettings(page_size=512, pages=100, replicas=4)
     prefix = replay_routed(workload, pool, "prefix")
@@ -81,7 +81,7 @@ def test_load_ends_with_the_output(tmp_path: Path) -> None:
 
 
 def test_the_router_learns_of_evictions(tmp_path: Path) -> None:
-    """Pools of one prompt: each goes, and a router that still believed in it would find nothing."""
+    """The repeated prompt was evicted, so it has no hit on the replica that served it."""
     workload = read_trace(_trace(tmp_path, [[1, 2], [3, 4], [5, 6], [1, 2]]))
     found = replay_routed(workload, PoolSettings(page_size=512, pages=2, replicas=2), "prefix")
     assert found.cached_tokens == 0

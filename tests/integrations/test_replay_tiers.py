@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays with a host tier and a disk below the device: where hits come from, and what stays."""
+"""Replays with a host tier and a disk below the device: the tier of each hit, and evictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMES = ("seconds", "_us_")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary directories are made."""
+    """The folder of temporary directories."""
     found = tmp_path / "temporary"
     found.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(found))
@@ -52,14 +52,14 @@ def untimed(report: ReplayReport) -> dict[str, Any]:
 
 
 def test_hits_of_a_trace_made_by_hand(tmp_path: Path) -> None:
-    # Two whole pages each, and a token that is run: the pool of three pages holds one of them.
+    # Each prompt has two whole pages and a token to run: the pool of three pages holds one prompt.
     a, b, c = (row([i, i + 1, i + 2], length=2 * BLOCK + 1) for i in (0, 10, 20))
     served = [
         a,
         a,  # on the device
         b,
         a,  # in the host tier, which holds two of them
-        c,  # there in the place of b
+        c,  # replaces b in the host tier
         b,  # on disk
     ]
     workload = read_trace(write_trace(tmp_path, *served, row([30] * 4)))
@@ -68,12 +68,12 @@ def test_hits_of_a_trace_made_by_hand(tmp_path: Path) -> None:
     found = tiers_of(report)
     assert (found.device_tokens, found.host_tokens, found.disk_tokens) == (1024, 1024, 1024)
     assert found.computed_tokens == 6 * 1025 - 3 * 1024
-    assert found.prompt_tokens == report.prompt_tokens == 6 * 1025 + 4 * 512  # the last: refused
+    assert found.prompt_tokens == report.prompt_tokens == 6 * 1025 + 4 * 512  # the last is refused
     assert found.device_share == 1024 / found.prompt_tokens
     assert found.host_written_pages == found.disk_written_pages == 6
     assert found.disk_errors == 0
     assert report.cached_tokens == 3 * 1024
-    # A pool of the first two tiers, and without any.
+    # Without the disk, and without any lower tier.
     shallow = tiers_of(
         replay_admission(workload, PoolSettings(page_size=BLOCK, pages=3, host_pages=4))
     )
@@ -116,7 +116,7 @@ def test_every_prompt_token_is_somewhere(
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_what_no_tier_forgets_is_all_found(replicas: int) -> None:
     workload = chat_workload(seed=5, limit=60, settings=CHATS)
-    # A prompt goes through the host tier: it holds the longest one.
+    # A prompt passes through the host tier, so this tier must hold the longest prompt.
     longest = -(-int(workload.prompt_lengths.max()) // 8)
     pool = PoolSettings(
         page_size=8, pages=longest, replicas=replicas, host_pages=longest, disk_pages=100_000

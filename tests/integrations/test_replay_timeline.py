@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a replay went over time: every sample in its part, and the same sums as the report."""
+"""The timeline of a replay: every sample is in its bin, and the sums equal the report's."""
 
 from __future__ import annotations
 

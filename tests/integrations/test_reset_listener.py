@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who listens for resets: one per endpoint, through forks, destroyed contexts and ends."""
+"""Listeners for resets: one per endpoint, across forks, destroyed contexts and process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPT = list(range(12))
 
 # ---- one listener per endpoint ----------------------------------------------------------------
 
-# Listens, says so, and waits for a word.
+# Listens, prints a line, and waits for a line of input.
 LISTEN = """
 import sys
 from kvcore.observe.zmq_reset import ResetListener
@@ -45,14 +45,14 @@ sys.stdin.readline()
 
 
 def files(base: str) -> list[str]:
-    """What stands in the folder of the endpoint."""
+    """Return the files in the folder of the endpoint."""
     folder = Path(base.removeprefix("ipc://")).parent
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
 def other_process(base: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that listens there."""
+    """A process that listens at the endpoint."""
     with subprocess.Popen(
         [sys.executable, "-c", LISTEN, base],
         stdin=subprocess.PIPE,
@@ -79,7 +79,7 @@ def test_a_constructor_that_failed_leaves_the_endpoint_free(base: str) -> None:
     with pytest.raises(ValueError, match="blocks") as failed:
         make_manager(zmq_endpoint_base=base, blocks=[])
     make_manager(zmq_endpoint_base=base)
-    assert failed.value.__traceback__ is not None  # which holds all that the constructor had
+    assert failed.value.__traceback__ is not None  # the traceback holds the constructor's objects
 
 
 def test_endpoint_of_another_process_is_refused(
@@ -114,7 +114,7 @@ def test_socket_of_another_program_is_left_alone(base: str) -> None:
         with pytest.raises(ValueError, match="another program listens"):
             ResetListener(base)
         assert files(base) == ["kv-reset_prefix_cache"]
-    ResetListener(base).close()  # nobody listens any more
+    ResetListener(base).close()  # no process listens any more
 
 
 def test_file_that_is_no_socket_is_left_alone(base: str) -> None:
@@ -164,7 +164,7 @@ def test_contexts_that_others_destroy_do_no_harm(base: str) -> None:
 def test_shared_context_that_ends_closes_the_listener(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only at inproc:// are sockets reached through the context of the program."""
+    """Only inproc:// sockets are reached through the context of the program."""
     listener = ResetListener("inproc://kv")
     with zmq.Context.instance().socket(zmq.PUSH) as socket:
         socket.connect(listener.endpoint)
@@ -179,7 +179,7 @@ def test_shared_context_that_ends_closes_the_listener(
 
 
 def contexts_of_zmq() -> list[Any]:
-    # By its type alone: some objects have a class of their own making, and warn when asked.
+    # Check only the type: some objects override `__class__`, and warn at each access.
     return [each for each in gc.get_objects() if issubclass(type(each), zmq.Context)]
 
 
@@ -215,7 +215,7 @@ def test_listeners_leave_no_thread_descriptor_or_file(base: str) -> None:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     ResetListener(base).close()
-    gc.collect()  # of what tests before have left
+    gc.collect()  # objects of earlier tests
     before = held()
     for _ in range(5):
         ResetListener(base)
@@ -224,7 +224,7 @@ def test_listeners_leave_no_thread_descriptor_or_file(base: str) -> None:
     assert files(base) == []
 
 
-# Its child asks, closes, collects and exits as programs do; then the parent is still heard.
+# The child queries, closes, collects and exits like a program; the parent still gets resets.
 FORK = """
 import gc, os, sys
 from kvcore.observe.zmq_reset import ResetListener
@@ -269,7 +269,7 @@ def test_forked_child_leaves_the_parents_listener_alone(base: str, ending: str) 
     assert files(base) == []
 
 
-# The parent is killed; its child lives on and holds the socket that it was forked with.
+# The parent is killed; its child lives on and holds the inherited socket.
 ORPHAN = """
 import os, sys
 from kvcore.observe.zmq_reset import ResetListener

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of workers and a router: what policies find in caches of three processes."""
+"""The example of workers and a router: the hits of each policy in caches of three processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "router_and_workers
 
 
 def run(policy: str) -> tuple[int, list[int]]:
-    """The percentage of tokens that were cached, and the requests of each worker."""
+    """Return the percentage of cached tokens, and the requests of each worker."""
     command = [sys.executable, str(EXAMPLE), "--policy", policy]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     found = re.fullmatch(rf"{re.escape(policy)}: (\d+)% of 1624 tokens were cached; (.*)\n", out)
@@ -33,5 +33,5 @@ def test_what_is_cached_and_what_runs_both_count() -> None:
     others, evenly = run("round-robin")
     assert sum(served) == sum(evenly) == 28
     assert evenly == [10, 9, 9]
-    assert min(served) >= 4  # all of them work
+    assert min(served) >= 4  # all workers serve requests
     assert cached > others + 15

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix cache of SGLang on kvcore: imports, order, and with SGLang's wheel all that it does.
+"""SGLang's prefix cache on kvcore: imports, order, and with SGLang's wheel all behaviour.
 
-The wheel is looked for in the folder that ``KVCORE_SGLANG`` names; ``KVCORE_REQUIRE=sglang`` has it
-fetched. Its sources run in a process of their own, beside stubs of what they import. A whole SGLang
-serves models where ``KVCORE_SGLANG_ENGINE`` names the folder that it is installed into.
+The folder of the wheel is ``KVCORE_SGLANG``; ``KVCORE_REQUIRE=sglang`` downloads the wheel. Its
+sources run in a separate process, with stubs for their imports. A whole SGLang serves models if
+``KVCORE_SGLANG_ENGINE`` is the folder of its installation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_a_registry_that_refuses_the_backend_is_told_in_a_line(
 def test_a_cache_that_cannot_be_made_is_sglangs_own_with_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here the modules that the cache imports are not there."""
+    """The modules that the cache imports are missing here."""
     from kvcore.integrations import sglang
 
     stub_modules(monkeypatch, "0.5.23", default_radix_cache_factory=lambda _context: "its own")
@@ -73,7 +73,7 @@ def test_a_cache_that_cannot_be_made_is_sglangs_own_with_a_line(
 
 
 def stub_modules(monkeypatch: pytest.MonkeyPatch, version: str, **registry: Any) -> None:
-    """An SGLang that has no more than its version and a registry of caches."""
+    """Install a stub of SGLang that has only its version and a registry of caches."""
     modules: dict[str, dict[str, Any]] = {
         "sglang": {},
         "sglang.srt": {},
@@ -169,10 +169,10 @@ def test_written_calls_answer_as_sglangs_own_cache(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_engine_answers_alike_on_both_caches() -> None:
-    """Installing SGLang takes minutes and gigabytes, so this happens only where it is asked for."""
+    """Installing SGLang takes minutes and gigabytes, so this test runs only on request."""
     folder = os.environ.get("KVCORE_SGLANG_ENGINE")
     if folder is None:
-        pytest.skip("KVCORE_SGLANG_ENGINE names no folder that SGLang is installed into")
+        pytest.skip("KVCORE_SGLANG_ENGINE names no folder with an installed SGLang")
     command = [sys.executable, str(ENGINE_RUNNER), "--folder", folder, "-k", "llama"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that writes into each token's slot what the token's whole prefix is, and reads it back.
+"""A model that writes a digest of the prefix into each token's slot, and checks it at reads.
 
-Whatever the manager gets wrong about ownership (a page handed out twice, a copy forgotten, a table
-out of date, a prefix of another tenant) shows up as a slot that does not hold what its reader
-wrote.
+If the manager makes a mistake about ownership (a page in two requests, a missing copy, an outdated
+table, a prefix of another tenant), some slot does not hold its reader's value.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Words = npt.NDArray[np.uint32]
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """One kind of manager to serve with."""
+    """One kind of manager."""
 
     name: str
     page_size: int
     num_pages: int
     replicas: int = 1
     shards: int = 1
-    pool: str = "manager"  # or "caller", or "none": ids only, the engine owns the tensors
+    pool: str = "manager"  # or "caller", or "none": only ids, the engine owns the tensors
     caching: bool = True
     dedup: bool = True
     partial: bool = True
@@ -62,7 +61,7 @@ SETUPS = [
 
 
 def digests(context: Any) -> Words:
-    """One word per token that depends on the namespace and on every token up to it."""
+    """Return one word per token that depends on the namespace and on every token up to it."""
     state = zlib.crc32(repr((context.extra_key, context.cache_salt)).encode())
     words = []
     for token in context.tokens.tolist():
@@ -72,13 +71,13 @@ def digests(context: Any) -> Words:
 
 
 class Model:
-    """Computes nothing; keeps K and V slots honest."""
+    """A model without computation that writes and checks K and V slots."""
 
     def __init__(self, manager: kvcore.PagedKVCacheManager, setup: Setup) -> None:
         self.manager, self.setup = manager, setup
 
     def codes(self, words: Words, pool: Words, shard: int) -> Words:
-        """What each slot of `words` tokens holds: distinct per kv, layer, head, element."""
+        """Return the values of the slots of `words`: distinct per kv, layer, head, element."""
         kv, layers, _, heads, dim = pool.shape[1:]
         slots = np.arange(kv * layers * heads * dim, dtype=np.uint32).reshape(
             kv, layers, heads, dim
@@ -95,7 +94,7 @@ class Model:
     def forward(
         self, pool: Words, shard: int, table: Words, words: Words, cached: int, length: int
     ) -> None:
-        """Reads the cached prefix of one row, then writes its new tokens."""
+        """Read the cached prefix of one row, and write its new tokens."""
         pages, offsets = self.locate(table, np.arange(cached))
         found = pool[pages, :, :, offsets]
         np.testing.assert_array_equal(found, self.codes(words[:cached], pool, shard))
@@ -104,7 +103,7 @@ class Model:
 
 
 class Engine:
-    """A scheduler that decides at random, over a family of prompts with common prefixes."""
+    """A scheduler with random decisions, over a family of prompts with common prefixes."""
 
     def __init__(self, setup: Setup, seed: int) -> None:
         self.setup, self.random = setup, random.Random(seed)
@@ -124,7 +123,7 @@ class Engine:
         self.model = Model(self.manager, setup)
         self.waiting: list[Any] = []
         self.running: list[Any] = []
-        self.ran: set[Any] = set()  # since they were claimed
+        self.ran: set[Any] = set()  # since their claim
         self.arrived = self.served = self.preempted = self.forked = self.truncated = 0
 
     def make_pools(self) -> list[npt.NDArray[np.float32]]:
@@ -151,7 +150,7 @@ class Engine:
         self.running.append(context)
 
     def fork(self, parent: Any, written: int) -> None:
-        """Some requests that go on from what another one had written in its last step."""
+        """Fork some requests that continue from the written tokens of the parent's last step."""
         if len(self.running) > 6:
             return
         salt, children = parent.cache_salt, []
@@ -165,7 +164,7 @@ class Engine:
         self.forked += 1
 
     def truncate(self, context: Any, n: int) -> None:
-        """Forgets tokens in the manager too, or in the context alone: both must do."""
+        """Truncate a request in the manager and in its context, or only in the context."""
         if context.request_id in self.ran and self.random.random() < 0.7:
             self.manager.truncate(context.request_id, n)
             self.truncated += 1
@@ -215,7 +214,7 @@ class Engine:
             self.manager.reset_prefix_cache()
 
     def change(self, context: Any) -> None:
-        """Draft tokens, and tokens taken back."""
+        """Append draft tokens, or take tokens back."""
         draw = self.random
         if context.active_idx == context.end_idx and draw.random() < 0.2 and context.start_idx:
             context.extend([draw.randrange(3) for _ in range(draw.randint(1, 3))])
@@ -224,7 +223,7 @@ class Engine:
             self.truncate(context, n) if n <= context.start_idx else context.rewind(n)
 
     def reserve(self, batch: list[Any], num_steps: int) -> list[Any]:
-        """Those that fit; all of them again where one was forked in between."""
+        """Return the rows that fit; reserve all rows again if one was forked meanwhile."""
         for fork_rate in (0.05, 0.0):
             batch = [context for context in batch if self.make_room(context, num_steps)]
             batch = [context for context in batch if context in self.running]
@@ -234,7 +233,7 @@ class Engine:
         return batch
 
     def make_room(self, context: Any, num_steps: int) -> bool:
-        """Reserves, sometimes after preempting others; gives the request up when all fails."""
+        """Reserve, sometimes after preempting others; release the request if all attempts fail."""
         while context in self.running and not self.manager.maybe_reserve(context, num_steps):
             replica = self.manager.get_replica(context)
             others = [c for c in self.running if c is not context]
@@ -275,7 +274,7 @@ class Engine:
         self.copy_pages()
 
     def sampled(self, words: Words) -> int:
-        """Equal prefixes go on equally, so that pages of answers are shared too."""
+        """Return equal tokens after equal prefixes, so requests also share pages of answers."""
         return int(words[-1]) % 3
 
     def with_sampled(self, words: Words) -> Words:
@@ -305,7 +304,7 @@ class Engine:
         return [i for i, c in enumerate(batch) if self.manager.get_replica(c) == replica]
 
     def look(self, batch: Sequence[Any], grown: Sequence[Words], num_steps: int) -> None:
-        """Loads random elements of what was written through the views of the batch."""
+        """Load random written elements through the views of the batch."""
         for device, view in enumerate(self.manager.fetch_collection(batch, num_steps)):
             replica, shard = divmod(device, self.setup.shards)
             pool = self.pools[device].view(np.uint32)
@@ -319,7 +318,7 @@ class Engine:
                 np.testing.assert_array_equal(cache.load(row, head, tok, dim), number)
 
     def check_shared(self, batch: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Rows that are said to share pages have the same prefix, and the same pages."""
+        """Check that rows with shared pages have the same prefix, and the same pages."""
         for group in self.manager.shared_prefixes(batch):
             rows, n = self.rows_of(batch, group.replica), group.num_tokens
             prefixes = {digests(batch[rows[row]])[n - 1] for row in group.rows}
@@ -329,7 +328,7 @@ class Engine:
             assert len(pages) == 1 or not self.setup.dedup
 
     def copy_pages(self) -> None:
-        """Does the copies that the manager owes where it has no pool."""
+        """Run the copies that are due in a manager without a pool."""
         copies = self.manager.take_copies().tolist()
         assert self.setup.pool == "none" or not copies
         for replica, source, target, tokens in copies:
@@ -354,11 +353,11 @@ def test_every_request_reads_its_own_prefix_back(setup: Setup, seed: int) -> Non
         engine.finish(context)
     manager = engine.manager
     assert manager.num_free_blocks == manager.total_num_pages * manager.num_replicas
-    assert engine.served > 5, "the scene is too small to mean anything"
+    assert engine.served > 5, "the scene is too small for a useful test"
 
 
 def test_scenes_reuse_evict_copy_and_preempt() -> None:
-    """Together the scenes above reach what they are there for."""
+    """Check that the scenes above cover reuse, eviction, copies and preemption."""
     seen = {"cache_tokens": 0, "evicted_pages": 0, "copied_tokens": 0}
     done = {"preempted": 0, "forked": 0, "truncated": 0}
     for setup in SETUPS[:4]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as SVG: axes with round labels, and every point where its value lies."""
+"""Charts as SVG: axes with round labels, and every point at its value."""
 
 from __future__ import annotations
 

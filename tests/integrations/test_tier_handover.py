@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process has computed, another one finds on disk or goes on with: the same bytes."""
+"""One process computes pages, another finds them on disk or continues with them: the same bytes."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_a_request_that_moves_to_another_process_goes_on(kind: str, tmp_path: Pa
     one, other, file = tmp_path / "one", tmp_path / "other", tmp_path / "request"
     tokens = printed(BEGIN, kind, one, file, seed=1)
     computed, *after = printed(GO_ON, kind, other, file, seed=2)
-    assert computed == 1  # the token that is run next
+    assert computed == 1  # the next token to run
     assert after[:11] == tokens[10:]
-    # It is stored like what was computed, where all of the prompt was there: behind windows it is
-    # not, and no checkpoint of a state was.
+    # If the whole prompt was in the pages, it is stored like computed pages. With windows some
+    # pages are missing, and no checkpoint of a state was made.
     cached, *again = after[11:]
     assert cached == (HIT if kind == "flat" else 0)
     assert again == tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores beyond one process and one thread: restarts, forks, full disks, many threads at once."""
+"""Stores across processes and threads: restarts, forks, full disks, many threads at once."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_a_process_that_is_killed_leaves_pages_that_are_right(tmp_path: Path) ->
         found = [
             run(manager, [(i * 7 + j) % 11 for j in range(30)], i) for i in range(11)
         ]  # checks every byte
-        assert manager.tier_metrics["disk"].corrupt <= 4  # of threads that were writing
+        assert manager.tier_metrics["disk"].corrupt <= 4  # of concurrent writers
     assert sum(found) > 0
 
 
-# Other libraries of this process, and Python from 3.12 on, warn of every fork.
+# Other libraries of this process, and Python since 3.12, warn at every fork.
 @pytest.mark.filterwarnings(
     "ignore:os.fork:RuntimeWarning", "ignore:This process:DeprecationWarning"
 )
@@ -75,7 +75,7 @@ def test_a_child_of_fork_touches_no_store(tmp_path: Path) -> None:
 
 
 def in_child(manager: Any) -> int:
-    """Return 0 where a manager works without its stores."""
+    """Return 0 if a manager works without its stores."""
     try:
         assert run(manager, LONG, "child") >= ALL  # the device has it
         assert run(manager, [7] * 20, "new") == 0
@@ -102,13 +102,13 @@ def test_a_full_disk_is_a_shorter_hit(tmp_path: Path) -> None:
             manager.flush(timeout=60)
             assert manager.tier_metrics["disk"].errors > 0
         with tiered_manager(*tiers, num_pages=64) as manager:
-            last_first = reversed([*enumerate(prompts)])  # what was used last is there
+            last_first = reversed([*enumerate(prompts)])  # the last used prompts are cached
             assert 0 < sum(run(manager, prompt, i) for i, prompt in last_first) < 11 * 28
     assert not [*kvcore_threads()]
 
 
 class Rough(DictStore):
-    """Fails now and then, and takes its time."""
+    """A slow store that sometimes fails."""
 
     def get_into(self, keys: Any, buffers: Any) -> Any:
         if random.random() < 0.1:
@@ -158,11 +158,11 @@ def test_many_threads_reserve_release_and_reset(tmp_path: Path, is_async: bool) 
 
 
 def act(manager: Any, own: random.Random, name: Any, tokens: list[int]) -> None:
-    """Do with a prompt what an engine may do."""
+    """Run a random action of an engine with a prompt."""
     kind = own.randrange(4)
     if kind == 0:
         manager.prefetch(tokens)
-    elif kind == 1:  # asks, and goes away
+    elif kind == 1:  # plans, and leaves
         manager.claim(name)
         manager.maybe_reserve(TextGenerationContext(name, tokens))
         manager.release(name)
@@ -205,7 +205,7 @@ def test_close_while_everybody_is_busy(tmp_path: Path, is_async: bool) -> None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Return the open files of this process that lie in a folder."""
+    """Return the open files of this process in a folder."""
     links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     return [str(each.readlink()) for each in links if str(folder) in str(each.readlink())]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces that come through pipes, and those that have no end."""
+"""Traces from pipes, and traces without an end."""
 
 from __future__ import annotations
 

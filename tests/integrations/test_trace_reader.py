@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces: what is read, how block ids become tokens, and what each malformed row is told."""
+"""Traces: the fields that are read, the tokens of block ids, and the error of each bad row."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_more_tokens_than_int32_can_tell_apart_are_refused(tmp_path: Path) -> No
 
 
 def test_a_few_bytes_take_no_gigabytes(tmp_path: Path) -> None:
-    """Whatever lengths a row tells, what is held follows from the bytes of the file."""
+    """The memory use depends on the bytes of the file, not on the lengths in its rows."""
     path = write_trace(tmp_path, *[row([0], output=2**24)] * 100)
     tracemalloc.start()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models generate through KVCoreCache, token for token, what they generate through DynamicCache."""
+"""Models generate the same tokens through KVCoreCache as through DynamicCache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_thread() -> Any:
 
 
 def held(cache: Any) -> int:
-    """Pages that the manager misses, which are all those of the rows."""
+    """Return the number of pages in use, which must all belong to the rows."""
     manager = cache.manager
     manager.check_integrity()
     pages: int = manager.total_num_pages - manager.num_free_blocks
@@ -69,7 +69,7 @@ def test_tokens_of_bfloat16_models_are_those_of_dynamic_cache() -> None:
 
 
 def test_logits_do_not_depend_on_the_pages_at_all() -> None:
-    """Bit for bit: the same K and V go into the same attention."""
+    """The logits are equal bit for bit: the same K and V enter the same attention."""
     model = make_model("qwen3")
     ids = prompts(2, 20)
 
@@ -104,7 +104,7 @@ def test_compiled_models_leave_their_graph_for_the_cache() -> None:
         torch.compiler.reset()
 
 
-# -- what breaks must be seen --------------------------------------------------------------------
+# -- errors must be detected ---------------------------------------------------------------------
 def nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -126,7 +126,7 @@ def test_output_changes_where_a_verb_does_nothing(
     try:
         tokens = MODES[mode](model, cache)
     except ValueError as error:
-        assert "rows" in str(error)  # either way it is seen
+        assert "rows" in str(error)  # both results detect it
     else:
         assert not torch.equal(tokens, expected("llama", mode))
 
@@ -167,11 +167,11 @@ def test_beams_hold_far_fewer_pages_than_whole_copies() -> None:
     assert cache.held_pages == held(cache)
     assert cache.held_pages < 0.45 * whole
     assert cache.manager is not None
-    assert cache.manager.metrics.peak_used_pages < 0.85 * whole  # the prompt comes four times
+    assert cache.manager.metrics.peak_used_pages < 0.85 * whole  # each of four rows has the prompt
 
 
 def test_beams_of_a_prompt_in_the_cache_never_hold_it_twice() -> None:
-    """Filled before, then repeated for the beams: the way to start beams from a prefix."""
+    """A filled cache is repeated for the beams: this is how beams start from a prefix."""
     model = make_model("llama")
     ids = prompts(1, 64)
     cache = KVCoreCache(model.config, page_size=4)
@@ -234,7 +234,7 @@ def test_copies_of_a_prefix_share_it_and_go_their_own_ways() -> None:
         assert held(cache) == 6
         want = generate(model, ids, transformers.DynamicCache(config=model.config))
         assert torch.equal(generate(model, ids, own), want), row
-        assert held(own) == 6 + own.held_pages - 5  # five pages are full and common
+        assert held(own) == 6 + own.held_pages - 5  # five pages are full and shared
         del own
     assert cache.get_seq_length() == 22
 

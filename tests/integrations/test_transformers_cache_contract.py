@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCoreCache by itself: what transformers calls on a cache, and what is refused."""
+"""KVCoreCache without a model: the calls that transformers makes, and the calls that it refuses."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class Twins:
             self.rows *= repeats if self.ours.get_seq_length() else 1
 
     def crop(self, tokens: int) -> None:
-        # At length 0 DynamicCache keeps its rows and so do we, but selecting then does nothing.
+        # At length 0 DynamicCache and KVCoreCache keep their rows, but selecting does nothing.
         if tokens < self.ours.get_seq_length():
             self.both("crop", -tokens)
 
     def deepcopy(self, which: int) -> None:
-        """Go on with the copy or with the original; the other one must stay what it is."""
+        """Continue with the copy or with the original; the other must not change."""
         copies = copy.deepcopy(self.ours), copy.deepcopy(self.theirs)
         kept = self.ours, self.theirs
         if which:
@@ -103,7 +103,7 @@ class Twins:
 
     def reset(self, _: int) -> None:
         self.ours.reset()
-        # Not by its reset, which up to 5.17 leaves zeros.
+        # Not by its reset, which leaves zeros up to 5.17.
         self.theirs = transformers.DynamicCache(config=make_config("llama"))
 
     def both(self, verb: str, *arguments: Any) -> None:
@@ -143,7 +143,7 @@ def test_elements_come_back_bit_for_bit(dtype: Any) -> None:
     first, second = states(3, 4, dtype=dtype), states(3, 2, seed=1, dtype=dtype)
     first[0][0, 0, 0, 0] = torch.nan
     given_back = cache.update(*first, 0)
-    assert given_back[0] is first[0]  # nothing was there before, so nothing is read
+    assert given_back[0] is first[0]  # no earlier token, so no read
     for got, *parts in zip(cache.update(*second, 0), first, second, strict=True):
         assert got.dtype == dtype
         assert torch.equal(got.view(torch.uint8), torch.cat(parts, 2).view(torch.uint8))
@@ -168,7 +168,7 @@ def test_crop_takes_what_every_version_passes() -> None:
     assert cache.get_seq_length() == 9
     cache.crop(torch.tensor(-2))  # off the end
     assert cache.get_seq_length() == 7
-    cache.crop(20)  # to a length, as up to 5.17: longer than it is
+    cache.crop(20)  # to a length, as up to 5.17: beyond its end
     assert cache.get_seq_length() == 7
     cache.crop(4)
     assert cache.get_seq_length(1) == 4
@@ -212,7 +212,7 @@ def test_a_mask_selects_rows() -> None:
 
 
 def test_layers_without_k_and_v_of_their_own_take_no_pages() -> None:
-    """Gemma 3n: the last layers read what others have written."""
+    """Gemma 3n: the last layers read the K and V of earlier layers."""
     config = transformers.Gemma3nTextConfig(num_hidden_layers=10, num_kv_shared_layers=4)
     cache = KVCoreCache(config)
     cache.update(*states(1, 3), 5)
@@ -336,7 +336,7 @@ def test_states_that_do_not_fit_change_nothing(
 def test_a_pass_that_broke_off_is_told_and_mended_by_crop() -> None:
     cache = filled(2, 7)
     before = [(layer.keys, layer.values) for layer in cache.layers]
-    cache.update(*states(2, 3), 0)  # and nothing for layer 1
+    cache.update(*states(2, 3), 0)  # nothing for layer 1
     cache.update(*states(2, 1), 0)
     with pytest.raises(ValueError, match="crop"):
         cache.update(*states(2, 1), 1)

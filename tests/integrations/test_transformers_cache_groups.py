@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCoreCache with groups: layers with a window keep it alone, as those of DynamicCache do."""
+"""KVCoreCache with groups: window layers keep only their window, as in DynamicCache."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_attention_named_kvcore_reads_the_cache_as_any_other(mode: str) -> None:
         model.set_attn_implementation(before)
 
 
-# -- what transformers asks of a cache -----------------------------------------------------------
+# -- calls of transformers on a cache ------------------------------------------------------------
 def states(rows: int, tokens: int, seed: int) -> tuple[Any, Any]:
     both = torch.randn((2, rows, 2, tokens, 12), generator=seeded(seed))
     return both[0], both[1]
 
 
 class Twins:
-    """One cache with groups and one of transformers, called alike."""
+    """A cache with groups and a cache of transformers, with the same calls."""
 
     def __init__(self, page_size: int) -> None:
         config = make_config("gemma3")
@@ -122,13 +122,13 @@ def test_windows_hold_few_pages() -> None:
     twins = Twins(2)
     for tokens in [40] + [1] * 20:
         twins.update(tokens)
-    # 60 tokens of the full layer, and of the other at most the 6 that are read and a new one.
+    # 60 tokens of the full layer; of the other at most the 6 that are read and a new one.
     assert twins.ours.held_pages <= 2 * (30 + 5)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 4, 9])
 def test_tokens_of_the_last_pass_can_be_forgotten(lost: int) -> None:
-    """As assisted generation does, whose rejected tokens may have moved the window."""
+    """Assisted generation does this: its rejected tokens may have moved the window."""
     config = make_config("gemma3")
     cache = KVCoreCache(config, page_size=2, num_pages=100, groups=True)
     full = KVCoreCache(config, page_size=2, num_pages=100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where models may be, and what is said of those that are elsewhere."""
+"""Devices of models, and the errors for models elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_model_where_no_kernel_runs_is_refused(model: Any) -> None:
 def test_a_model_on_a_gpu_is_told_what_is_missing(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for a model on a GPU: this torch may have none."""
+    """A stand-in for a model on a GPU, because this torch may have no GPU."""
     monkeypatch.setattr(devices, "device_of", lambda _: Device("cuda", 0))
     with pytest.raises(KVCacheError, match=r"^CUDA unavailable: "):
         generate(model, [[1, 2]])
@@ -94,7 +94,7 @@ def test_calls_name_torch_s_current_stream(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_batch_made_in_inference_mode_runs_outside() -> None:
-    """Also where it writes states."""
+    """Also if it writes states."""
     model = hf_models.model_of("lfm2")
     manager = PagedKVCacheManager(cache_params(model, 4), 2, 64, num_pages=20)
     context = TextGenerationContext("a", [1, 2, 3])

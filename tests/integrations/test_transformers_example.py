@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation of transformers shows runs, its loop with requests that come late."""
+"""The examples on the documentation page of transformers, and its loop with late requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generate() does with its arguments, on one tiny model."""
+"""The arguments of generate(), on one tiny model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_kept_manager_reuses_the_prefixes_of_earlier_calls(
     first = generate(model, prompts_of(), manager=manager, max_new_tokens=NEW)
     again = generate(model, prompts_of(), manager=manager, max_new_tokens=NEW)
     assert first[0].cached_tokens == first[4].cached_tokens == 0
-    # All of a prompt but its last token, which must run.
+    # All of a prompt except its last token, which must run.
     assert [r.cached_tokens for r in again] == [len(p) - 1 for p in prompts_of()]
     assert [r.token_ids for r in again] == [r.token_ids for r in first]
 
@@ -258,7 +258,7 @@ def test_progress_shows_a_bar_and_clears_it(model: Any, capsys: pytest.CaptureFi
 # -- as any attention of transformers -------------------------------------------------------------
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "qwen2-moe", "deepseek-v3"])
 def test_model_generates_the_same_with_kvcore_attention_set(family: str) -> None:
-    """Without pages it attends over what arrives, padding included."""
+    """Without pages it attends over its inputs, including padding."""
     model, prompts = model_of(family), prompts_of()
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])

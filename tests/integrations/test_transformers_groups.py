@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with windows, chunks and shared layers keep what is read, and generate the same."""
+"""Models with windows, chunks and shared layers keep the tokens in reach, and generate the same."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ torch.set_num_threads(1)
 
 FEW = ["gemma3", "gpt-oss", "mistral", "llama4-chunks"]
 WINDOWED = {"qwen2", "phi3", "phimoe", "qwen2-moe", "llama4", "gemma2", "cohere2"}
-ALONE = {"mistral", "phi3", "phimoe", "starcoder2"}  # windows alone, which are never short
+ALONE = {"mistral", "phi3", "phimoe", "starcoder2"}  # only windows, which are never short
 REST = sorted({*WINDOWED, *GROUPED} - set(FEW))
 
 
 def manager_of(model: Any, page: int, tokens: int, pages: int = 0, **options: Any) -> Any:
-    """A manager for all prompts at once, or with so many pages."""
+    """Return a manager for all prompts at once, or with `pages` pages."""
     params = cache_params(model, page, **options)
     many = pages or 8 * pages_per_sequence(params, LONGEST + page, tokens)
     return checked_manager(params, many)
@@ -77,7 +77,7 @@ def test_other_families_generate_the_same(family: str) -> None:
 
 
 def check_preemption(family: str) -> None:
-    """The pool holds the longest sequence and little more."""
+    """The pool holds little more than the longest sequence."""
     model = model_of(family)
     params = cache_params(model, 3)
     pages = next(n for n in range(1000) if longest_sequence(params, n, 20) >= LONGEST) + 2
@@ -86,7 +86,7 @@ def check_preemption(family: str) -> None:
     assert tokens_of(model, manager, 20) == expected_of(family, NEW)
     metrics = manager.metrics
     assert metrics.evicted_pages
-    assert metrics.resumed_tokens + metrics.recomputed_tokens > 0  # some hit, or ran, once more
+    assert metrics.resumed_tokens + metrics.recomputed_tokens > 0  # some hit, or ran, again
 
 
 @pytest.mark.parametrize("family", ["gemma3"])
@@ -157,9 +157,9 @@ def test_layers_that_read_others_keep_nothing() -> None:
     assert tokens_of(model_of("gemma3n"), flat, 30) == expected_of("gemma3n", NEW)
 
 
-# -- what is kept --------------------------------------------------------------------------------
+# -- the kept pages ------------------------------------------------------------------------------
 def held_tables(manager: Any) -> set[int]:
-    """Pages of all requests that are claimed, of every bundle."""
+    """Return the pages of all claimed requests, of every bundle."""
     requests = [(run, i, 0) for run in manager.runs for i in range(7)]
     return {
         page
@@ -171,7 +171,7 @@ def held_tables(manager: Any) -> set[int]:
 
 
 class Forgetful(PagedKVCacheManager):
-    """Overwrites every page that no request holds, before each forward."""
+    """A manager that overwrites every page in no request, before each forward."""
 
     def fetch(self, batch: Any, num_steps: int = 1) -> Any:
         inputs = super().fetch(batch, num_steps)
@@ -187,7 +187,7 @@ class Forgetful(PagedKVCacheManager):
     "family", ["gemma3", "llama4-chunks", pytest.param("mistral", marks=pytest.mark.slow)]
 )
 def test_attention_reads_no_page_that_is_given_back(family: str) -> None:
-    """Every page that is not in a table is NaN: nothing of it comes into the output."""
+    """Every page outside a table is NaN, and the output contains no NaN."""
     model = model_of(family)
     params = cache_params(model, 2, enable_prefix_caching=False)
     manager = Forgetful(params, 8, 128, num_pages=900)
@@ -216,7 +216,7 @@ def test_a_long_prompt_takes_little_more_than_its_full_layers() -> None:
 # -- chunks --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("groups", [True, False])
 def test_chunked_layers_go_on_beyond_their_chunk(groups: bool) -> None:
-    """Also beyond the length at which queries are scaled, in forwards shorter and longer."""
+    """Also beyond the length at which queries are scaled, in shorter and longer forwards."""
     model = model_of("llama4-chunks")
     for budget in (5, 40):
         manager = manager_of(model, 4, budget, groups=groups)
@@ -250,7 +250,7 @@ def test_chunks_begin_behind_the_padding(kvcore_attention: Any) -> None:
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
-# -- each test above sees its feature ------------------------------------------------------------
+# -- each test above detects its feature ---------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "fields", "is_refused"),
     [

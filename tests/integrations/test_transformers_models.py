@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every supported family generates through pages what it generates by itself."""
+"""Every supported family generates the same through pages as without kvcore."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_llama_generates_the_same_at_every_page_size(page: int) -> None:
 @pytest.mark.parametrize("page", [3, 16])
 @pytest.mark.parametrize("family", OTHERS)
 def test_family_generates_the_same(family: str, page: int) -> None:
-    """Packed with chunks of prompts, then again over the prefixes that are cached."""
+    """Packed with chunks of prompts, then again with prefix hits."""
     model, expected = model_of(family), expected_of(family, NEW)
-    assert len({token for answer in expected for token in answer}) > 20  # not blind
+    assert len({token for answer in expected for token in answer}) > 20  # varied
     manager = manager_of(model, page)
     check_cold_and_cached(model, manager, expected)
     assert manager.metrics.cache_tokens > 0.9 * sum(map(len, prompts_of()))
@@ -60,9 +60,9 @@ def test_preempted_requests_generate_the_same(family: str, monkeypatch: pytest.M
     assert preempted
 
 
-# -- each test above sees its feature: without it the output is another ---------------------------
+# -- each test above detects its feature: without it the output differs --------------------------
 def broken(**fields: Any) -> Callable[..., AttentionRule]:
-    """Make a rule_of that changes fields: by a function of the value, or to a value."""
+    """Return a rule_of that changes fields: by a function of the value, or to a value."""
     original = rule_of
 
     def rule(*args: Any) -> AttentionRule:
@@ -94,7 +94,7 @@ def test_another_window_changes_the_output(
     family: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(family)
-    manager = manager_of(model, 16)  # the model is looked at here, by its own rules
+    manager = manager_of(model, 16)  # this reads the model by its own rules
     monkeypatch.setattr(attention, "rule_of", broken(window=change))
     assert tokens_of(model, manager) != expected_of(family, NEW)
 
@@ -132,7 +132,7 @@ def test_an_overwritten_page_changes_the_output(family: str) -> None:
 
 # -- bfloat16 -------------------------------------------------------------------------------------
 def logits_through_pages(model: Any, tokens: list[int], chunk: int) -> Any:
-    """Answer the logits of every token, given all those before it."""
+    """Return the logits of every token, given all tokens before it."""
     from kvcore import TextGenerationContext
     from kvcore.integrations.transformers import PackedBatch, paged_attention
 

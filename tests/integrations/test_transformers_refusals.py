@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generate() refuses, before anything runs, and that nothing stays behind when it fails."""
+"""The arguments that generate() refuses before it runs, and the cleanup after a failed call."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_longrope_ends_where_its_frequencies_change(monkeypatch: pytest.MonkeyPa
 def test_windows_that_masks_and_layers_tell_apart_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = hf_models.build("qwen2-moe")  # whose layers do not pass their window
+    model = hf_models.build("qwen2-moe")  # its layers do not pass their window
     monkeypatch.setattr(model.config, "layer_types", ["full_attention"] * 4)
     with pytest.raises(ValueError, match=r"windows of \[7\], its layers \[\]"):
         generate(model, [[1, 2, 3]])
@@ -230,13 +230,13 @@ def test_a_sequence_that_can_never_fit_is_refused_before_anything_runs(
             generate(model, [[3], [3] * 28], manager=manager, max_new_tokens=14)
 
 
-# -- nothing stays behind -------------------------------------------------------------------------
+# -- cleanup after a failure ----------------------------------------------------------------------
 class BrokenError(Exception):
     pass
 
 
 def assert_clean(model: Any, manager: PagedKVCacheManager, before: str) -> None:
-    """Nothing held, the setting as it was, and the next call right."""
+    """Check that no page is in use, the setting is unchanged, and the next call succeeds."""
     manager.check_integrity()
     assert manager.num_free_blocks == manager.total_num_pages
     assert "0 requests" in repr(manager)
@@ -320,7 +320,7 @@ def test_requests_of_others_take_slots_but_no_turn() -> None:
 
 
 def test_models_in_two_threads_do_not_disturb_each_other() -> None:
-    """Also two models of one config, which is where transformers keeps the setting."""
+    """Also two models with one config, in which transformers keeps the setting."""
     first = hf_models.build("llama")
     second = transformers.LlamaForCausalLM(first.config).eval()
     second.load_state_dict(first.state_dict())

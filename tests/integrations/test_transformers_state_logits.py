@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of models with recurrent layers over slots, beside those of a whole sequence."""
+"""Logits of models with recurrent layers over slots, compared with a whole sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def logits_through_slots(model: Any, tokens: list[int], chunk: int) -> Any:
-    """The logits of every token, given all those before it."""
+    """Return the logits of every token, given all tokens before it."""
     manager = manager_of(model, 3)
     context = TextGenerationContext("row", tokens, active_idx=chunk)
     manager.claim("row")

@@ -40,7 +40,7 @@ REST = sorted(STATEFUL.keys() - set(FEW))
 
 def check_family(family: str, page: int, tokens: int = 11) -> None:
     model, expected = model_of(family), expected_of(family, NEW)
-    assert len({token for answer in expected for token in answer}) > 20  # not blind
+    assert len({token for answer in expected for token in answer}) > 20  # varied
     manager = manager_of(model, page)
     check_cold_and_cached(model, manager, expected, tokens)
     assert manager.state_metrics.checkpoint_hits >= 4
@@ -67,7 +67,7 @@ def test_other_families_generate_the_same(family: str) -> None:
 
 
 def check_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool holds the longest sequence and little more."""
+    """The pool holds little more than the longest sequence."""
     preempted = preemptions(monkeypatch)
     model = model_of(family)
     params = cache_params(model, 3)
@@ -91,7 +91,7 @@ def test_preempted_requests_of_others_generate_the_same(
 
 @pytest.mark.parametrize("num_states", [8, pytest.param(None, marks=pytest.mark.slow)])
 def test_sequences_of_a_prompt_get_a_state_each(num_states: int | None) -> None:
-    """With as many slots as requests there are no checkpoints, and forks wait for each other."""
+    """With one slot per request there are no checkpoints, and forks wait for each other."""
     model = model_of("qwen3-next")
     manager = manager_of(model, 4, num_states=num_states)
     results = generate(
@@ -116,7 +116,7 @@ def test_a_manager_that_generate_makes_has_slots() -> None:
 
 
 def test_checkpoints_every_few_tokens_change_nothing() -> None:
-    """Also those that are made while requests generate."""
+    """This includes checkpoints that are made during generation."""
     model = model_of("qwen3-next")
     made = cache_params(model, 4)
     (state,) = made.state_groups
@@ -134,7 +134,7 @@ def test_checkpoints_every_few_tokens_change_nothing() -> None:
 
 # -- rows ----------------------------------------------------------------------------------------
 def calls_of(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of what comes into a module from now on."""
+    """Return a list that grows by the input shapes of each call of a module."""
     shapes: list[tuple[int, ...]] = []
     forward = module.forward
 
@@ -191,7 +191,7 @@ def test_an_overwritten_checkpoint_changes_the_output(family: str) -> None:
     assert tokens_of(model, manager) == expected_of(family, NEW)
     overwrite(manager)
     tokens = tokens_of(model, manager)
-    assert tokens[0] == expected_of(family, NEW)[0]  # one token, which nothing was cached of
+    assert tokens[0] == expected_of(family, NEW)[0]  # one token, without a hit
     assert all(a != b for a, b in zip(tokens[1:], expected_of(family, NEW)[1:], strict=True))
 
 
@@ -242,7 +242,7 @@ def test_states_that_are_not_in_a_cache_are_refused() -> None:
         generate(model, [[1, 2]])
 
 
-# -- a loop of one's own -------------------------------------------------------------------------
+# -- a custom loop -------------------------------------------------------------------------------
 def test_a_batch_needs_the_manager_of_its_states() -> None:
     model, context = model_of("qwen3-next"), TextGenerationContext("a", [1, 2, 3])
     manager = manager_of(model, 4)
@@ -253,7 +253,7 @@ def test_a_batch_needs_the_manager_of_its_states() -> None:
     packed = PackedBatch(inputs, [context], manager=manager)
     with paged_attention(model), torch.no_grad():
         logits = model(**packed.model_inputs()).logits[0, -1]
-        alone = model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1]  # no batch: as ever
+        alone = model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1]  # no batch: unchanged
     assert torch.allclose(logits, alone, atol=1e-4)
     assert all("forward" not in vars(module) for module in mixers.mixers_of(model))
 

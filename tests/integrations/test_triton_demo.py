@@ -78,7 +78,7 @@ def test_tokens_are_those_without_a_cache(change: dict[str, Any]) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model and chats that an interpreter serves in seconds."""
+    """Use a model and chats that an interpreter serves in seconds."""
     monkeypatch.setattr(run, "Transformer", lambda seed: Transformer(SHAPE, seed=seed))
 
     def few(asked: ChatSettings, seed: int = 0) -> list[chats.Chat]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kvcore generate --device cuda:N``: a tiny model out of a folder, on an emulated GPU."""
+"""``kvcore generate --device cuda:N``: a tiny model from a folder, on an emulated GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on an emulated GPU generate through pages what they generate by themselves."""
+"""Models on an emulated GPU generate the same through pages as without kvcore."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tensors(machine: Machine) -> Iterator[Any]:
 
 
 def prompts() -> list[list[int]]:
-    """Of 1, 19 and 23 tokens; two of them begin alike."""
+    """Return prompts of 1, 19 and 23 tokens; two share a prefix."""
     first, _, _, _, _, second, third = hf_models.prompts_of(shared=14, longest=23)
     return [first, second, third]
 
@@ -68,7 +68,7 @@ def manager_of(model: Any, device: str = DEVICE, **overrides: Any) -> PagedKVCac
 
 
 def check_cold_and_cached(model: Any, manager: Any) -> None:
-    """In chunks of 9 tokens, then over the prefixes that are cached."""
+    """Run prompts in chunks of 9 tokens, then again with prefix hits."""
     expected = hf_models.plain(model, prompts(), NEW)
     for _ in range(2):
         found = generate(model, prompts(), manager=manager, max_new_tokens=NEW, max_batch_tokens=9)
@@ -122,7 +122,7 @@ def test_bfloat16_answers_what_it_does_on_the_cpu(machine: Machine, family: str)
 def test_layers_run_on_torch_s_stream_and_read_nothing_back(
     machine: Machine, tensors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what the manager does: cupy's stream is the same one."""
+    """Also for the manager's work: cupy's stream is the same stream."""
     model = hf_models.model_of("gemma2")
     manager = manager_of(model)
     stream = machine.kernels.Stream(INDEX)
@@ -213,7 +213,7 @@ def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # -- KVCoreCache -----------------------------------------------------------------------------------
 def cached(model: Any, cache: Any, **options: Any) -> list[list[int]]:
-    """What model.generate makes of two prompts that are padded to one length."""
+    """Return model.generate's answers to two prompts that are padded to one length."""
     ids = torch.tensor([prompts()[1], [0] * 4 + prompts()[1][:-4]])
     given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
     out = model.generate(ids, attention_mask=(ids > 0).long(), **{CACHE: cache}, **given)
@@ -230,7 +230,7 @@ def test_a_cache_of_transformers_answers_the_same(
 ) -> None:
     model = hf_models.model_of(family)
     cache = KVCoreCache(model.config, page_size=4, num_pages=80, groups=groups)
-    if "prompt_lookup_num_tokens" in options:  # takes one row
+    if "prompt_lookup_num_tokens" in options:  # needs one row
         ids = torch.tensor([prompts()[1]])
         given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0} | options
         found, expected = (

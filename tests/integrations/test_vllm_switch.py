@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point that vLLM calls, where vLLM is not installed; run_vllm.py tests the rest."""
+"""The entry point that vLLM calls, tested without vLLM; run_vllm.py tests the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nothing_is_imported_without_the_switch(monkeypatch: pytest.MonkeyPatch)
 
 
 def stub_vllm(monkeypatch: pytest.MonkeyPatch, version: str, word: str = "1") -> None:
-    """A vLLM that has no more than its version."""
+    """Install a stub of vLLM that has only its version."""
     other = ModuleType("vllm")
     other.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", other)
@@ -41,7 +41,7 @@ def stub_vllm(monkeypatch: pytest.MonkeyPatch, version: str, word: str = "1") ->
 def test_another_release_is_left_alone(
     version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says so, and processes that this one starts do not repeat it."""
+    """The log has one line; processes that this process starts do not repeat it."""
     stub_vllm(monkeypatch, version)
     with caplog.at_level(logging.INFO):
         register()
@@ -57,7 +57,7 @@ def test_another_release_is_left_alone(
 def test_a_release_without_what_the_adapter_reads_is_left_alone(
     version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every build of a release is served; where its modules are others, vLLM goes on by itself."""
+    """Every build of a release is served; if its modules differ, vLLM uses its own manager."""
     stub_vllm(monkeypatch, version)
     with caplog.at_level(logging.INFO):
         register()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler without a pool and a worker process with one answer what one process does."""
+"""A scheduler without a pool and a worker with a pool give the answers of a single process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scheduler_and_work
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    """The example as a module that a started process finds by its name."""
+    """Return the example as a module that a started process can import by name."""
     sys.path.insert(0, str(EXAMPLE.parent))
     try:
         spec = importlib.util.find_spec(EXAMPLE.stem)
@@ -53,7 +53,7 @@ class InProcess:
 
 
 def prompts() -> list[list[int]]:
-    """More than the pool holds at a time; several begin alike, some in the middle of a page."""
+    """Return more prompts than the pool holds; several share prefixes, some end inside a page."""
     return [[*range(10), *[20 + n] * (n % 3), 40 + n] for n in range(12)]
 
 

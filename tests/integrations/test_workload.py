@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in chat workload: the same for the same seed, and shaped as documented."""
+"""The built-in chat workload: equal for equal seeds, and shaped as documented."""
 
 from __future__ import annotations
 

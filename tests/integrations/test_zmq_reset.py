@@ -31,7 +31,7 @@ def test_message_resets_every_replica(base: str) -> None:
     send_reset(base)
     fetch_until_reset(manager, PROMPT)
     assert [manager.match_prefix(PROMPT, replica_idx=r) for r in range(2)] == [0, 0]
-    assert manager.match_prefix(running.tokens, replica_idx=1) == 0  # what a request holds, too
+    assert manager.match_prefix(running.tokens, replica_idx=1) == 0  # also pages in use
 
 
 def test_several_messages_and_work_between(base: str) -> None:
@@ -61,7 +61,7 @@ def test_endpoint_is_free_again_once_the_manager_is_gone(base: str) -> None:
 
 @pytest.mark.usefixtures("switch_often")
 def test_threads_share_the_socket(base: str) -> None:
-    """What one of them saw waiting, another one must not take before it does."""
+    """No other thread may take a message that one thread has seen but not taken yet."""
     listener = ResetListener(base)
     asked = [0] * THREADS
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as it is written on paper, in float64."""
+"""The formula of attention, evaluated in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Absolute and relative, by the dtype of q.
+#: Absolute and relative tolerance, by the dtype of q.
 TOLERANCES = {"float32": (1e-5, 1e-5), "float16": (1e-3, 1e-3), "bfloat16": (1e-2, 8e-3)}
 
 
@@ -28,7 +28,10 @@ def attend_row(
     soft_cap: float | None = None,
     sinks: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """The last len(q) tokens of a sequence: keys and values [tokens, heads, dim] -> (o, lse)."""
+    """Attend with the last len(q) tokens of a sequence; return (o, lse).
+
+    Keys and values are [tokens, heads, dim].
+    """
     new, q_heads, dim = q.shape
     length, heads, _ = keys.shape
     at, seen = np.arange(length - new, length)[:, None], np.arange(length)[None]
@@ -58,7 +61,10 @@ def attend_row(
 def attend(
     q: Any, keys: Sequence[Floats], values: Sequence[Floats], offsets: Any, **rule: Any
 ) -> tuple[Floats, Floats]:
-    """Each row's new tokens, the last of its keys and values, one row behind the other."""
+    """Attend with the new tokens of each row, which are the last of its keys and values.
+
+    The rows follow each other in q, as `offsets` says.
+    """
     wide = q.astype(np.float64)
     cuts = [wide[a:b] for a, b in itertools.pairwise(offsets)]
     rows = [attend_row(*row, **rule) for row in zip(cuts, keys, values, strict=True) if len(row[0])]
@@ -69,17 +75,17 @@ def attend(
 
 
 def merge(o_a: Floats, lse_a: Floats, o_b: Floats, lse_b: Floats) -> tuple[Floats, Floats]:
-    """Two states over different keys, neither empty."""
+    """Merge two attention states over different keys; neither is empty."""
     lse = np.logaddexp(lse_a, lse_b)
     return o_a * np.exp(lse_a - lse)[..., None] + o_b * np.exp(lse_b - lse)[..., None], lse
 
 
 def assert_close(found: Any, expected: Floats, dtype: str) -> None:
-    """Within what a result of `dtype` may be off."""
+    """Check that a result is within the tolerances of `dtype`."""
     atol, rtol = TOLERANCES[dtype]
     assert found.dtype.name == dtype
     if not expected.size and not found.size:
-        return  # of no tokens
+        return  # a result of no tokens
     np.testing.assert_allclose(found.astype(np.float64), expected, atol=atol, rtol=rtol)
 
 

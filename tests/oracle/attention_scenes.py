@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches whose pools hold random K and V where they should, and poison everywhere else."""
+"""Batches whose pools hold random K and V for their tokens, and poison everywhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int
 class Scene:
     """A batch of rows with `cached` and `new` tokens.
 
-    `shared` are groups (rows, pages): those rows hold the same first pages, the longest group last.
+    `shared` lists groups (rows, pages): the rows of a group hold the same first pages. The longest
+    group is last.
     """
 
     cached: Sequence[int]
@@ -31,7 +32,7 @@ class Scene:
     heads: int = 2
     group: int = 2
     dim: int = 16
-    v_dim: int | None = None  # None: as dim
+    v_dim: int | None = None  # None: the same as dim
     dtype: str = "float32"
     q_dtype: str = "float32"
     layout: str = "NHD"
@@ -52,7 +53,7 @@ class Scene:
             k_pool, v_pool, self.table, lengths, self.layout, k_scales, v_scales
         )
         self.offsets = np.concatenate([[0], np.cumsum(self.new)]).astype(np.uint32)
-        # Cut out of a fused QKV.
+        # q is a view into a fused QKV array.
         fused = self.rng.normal(size=(int(self.offsets[-1]), self.q_heads + 3, self.dim + 5))
         self.q = fused.astype(numpy_dtype(self.q_dtype))[:, 1 : 1 + self.q_heads, 2 : 2 + self.dim]
 
@@ -65,7 +66,7 @@ class Scene:
         return [a + b for a, b in zip(self.cached, self.new, strict=True)]
 
     def _place(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], int]:
-        """A table of scattered pages, and which tokens of the pool it makes use of."""
+        """Return a table of scattered pages, and a mask of the pool's tokens in this table."""
         columns = [-(-length // self.page) for length in self.lengths]
         num_pages = sum(columns) + 3
         ids = iter(self.rng.permutation(num_pages))
@@ -81,7 +82,7 @@ class Scene:
         return table, used, num_pages
 
     def _pool(self, dim: int, used: npt.NDArray[np.bool_]) -> tuple[Any, Any, Any]:
-        """Values in float64 and the pool that holds them, with its scales."""
+        """Return the values in float64, and the pool that holds them with its scales."""
         kind, shape = numpy_dtype(self.dtype), (self.num_pages, self.page, self.heads, dim)
         if self.dtype == "int8":
             codes = self.rng.integers(-127, 128, shape).astype(kind)
@@ -93,7 +94,7 @@ class Scene:
         return codes.astype(np.float64) * scales, self._laid_out(codes), given
 
     def _scales(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Scales [pages, page_size, heads, dim], and as a batch takes them."""
+        """Return the scales as [pages, page_size, heads, dim], and in the form for a batch."""
         step = np.float32(1 / 64 if self.dtype == "int8" else 1)
         if self.scales == "none":
             return 1.0, None
@@ -117,14 +118,14 @@ class Scene:
         ]
 
     def expected(self, q: Any = None, v_dim: int | None = None, **rule: Any) -> Any:
-        """What the oracle answers for the scene's q, or another one."""
+        """Return the oracle's result for `q`, by default the scene's q."""
         values = [rows[..., :v_dim] for rows in self._rows(self.values)]
         return attend(
             self.q if q is None else q, self._rows(self.keys), values, self.offsets, **rule
         )
 
     def leave_behind(self, window: int | None = None, chunk: int | None = None) -> None:
-        """Write ids that no page has wherever no token of a row looks."""
+        """Write invalid page ids to all table entries that no token of a row reads."""
         for row, (cached, new) in enumerate(zip(self.cached, self.new, strict=True)):
             skipped = 0 if window is None else max(0, cached + 1 - window)
             if chunk is not None:
@@ -133,7 +134,7 @@ class Scene:
             self.table[row, :columns] = self.rng.choice([self.num_pages, 2**31, 2**32 - 1])
 
     def groups(self) -> list[kvcore.SharedPrefix]:
-        """As a manager answers them: the longest first."""
+        """Return the shared prefixes in a manager's order: the longest first."""
         found = [
             kvcore.SharedPrefix(
                 tuple(rows), min(pages * self.page, *(self.cached[r] for r in rows))
@@ -149,7 +150,7 @@ class Scene:
 
 @st.composite
 def scenes(draw: st.DrawFn, pages: Sequence[int] = (1, 3, 16, 24, 48)) -> Scene:
-    """Draw a batch, with pages of one of these sizes."""
+    """Draw a batch; `pages` are the possible page sizes."""
     page = draw(st.sampled_from(pages))
     rows = draw(st.integers(0, 3))
     dtype = draw(st.sampled_from(DTYPES))
@@ -173,7 +174,7 @@ def scenes(draw: st.DrawFn, pages: Sequence[int] = (1, 3, 16, 24, 48)) -> Scene:
 
 @st.composite
 def rules(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw what a token sees, and how scores become weights."""
+    """Draw the mask of the tokens, and the function from scores to weights."""
     options = {
         "scale": st.sampled_from([0.05, 0.3]),
         "causal": st.booleans(),
@@ -185,7 +186,7 @@ def rules(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def on_device(machine: Any, scene: Scene) -> tuple[kvcore.PagedBatch, Any]:
-    """The scene's batch and queries on device 1; the queries are still cut out of a fused QKV."""
+    """Return the scene's batch and queries on device 1; q stays a view into a fused QKV."""
     batch = scene.batch
 
     def put(array: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models of transformers, and the ways of generating that a cache must serve."""
+"""Tiny random models of transformers, and the generation modes that a cache must serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kvcore.integrations.transformers.names import CACHE  # noqa: E402
 VOCABULARY = 199
 NEW = 14
 
-# Weights so wide that attention matters; heads untied from embeddings, or Gemma echoes its input.
+# The weights are wide, so attention changes the output. The heads are not tied to the embeddings,
+# because Gemma would otherwise repeat its input.
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -60,7 +61,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3Config", _LATENT),
     "qwen3": ("Qwen3Config", {"head_dim": 24}),
 }
-#: Whose layers keep a state: no cache of K and V serves them.
+#: Models with layers that keep a state: a cache of only K and V cannot serve them.
 _STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", {"full_attn_idxs": [1]}),
 }
@@ -75,15 +76,16 @@ def make_config(family: str, **changes: Any) -> Any:
 @functools.cache
 def make_model(family: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    # Up to transformers 5.17 Gemma2 takes sdpa by itself, which leaves its soft cap out.
+    # Up to transformers 5.17 Gemma2 selects sdpa by default, which ignores its soft cap.
     how = {"attn_implementation": "eager"} if family == "gemma2" else {}
     return transformers.AutoModelForCausalLM.from_config(make_config(family), **how).eval()
 
 
 def helper_of(model: Any) -> Any:
-    """A model that drafts what this one says, now and then.
+    """Return an assistant model that sometimes drafts the tokens of `model`.
 
-    Its windows are never full: up to transformers 5.17 the cache of a helper cannot go back then.
+    Its windows are never full: up to transformers 5.17 an assistant's cache with full windows
+    cannot be cropped.
     """
     config = copy.deepcopy(model.config)
     if getattr(config, "sliding_window", None) is not None:
@@ -105,7 +107,7 @@ def seeded(seed: int) -> Any:
 
 
 def padded(ids: Any) -> tuple[Any, Any]:
-    """The ids with 4 tokens of padding before the first row, 1 before the second; their mask."""
+    """Return the ids with 4 padding tokens before the first row and 1 before the second, a mask."""
     mask = torch.ones_like(ids)
     mask[0, :4] = mask[1, :1] = 0
     return ids * mask, mask
@@ -116,7 +118,7 @@ def generate(model: Any, ids: Any, cache: Any, **how: Any) -> Any:
     return model.generate(ids, **{CACHE: cache}, **how)
 
 
-# -- ways of generating: (model, empty cache) -> token ids ---------------------------------------
+# -- generation modes: (model, empty cache) -> token ids -----------------------------------------
 def greedy(model: Any, cache: Any) -> Any:
     ids, mask = padded(prompts())
     return generate(model, ids, cache, attention_mask=mask)
@@ -153,7 +155,7 @@ def assisted(model: Any, cache: Any) -> Any:
 
 
 def turns(model: Any, cache: Any) -> Any:
-    """Three turns of a conversation: each goes on from the tokens of the one before."""
+    """Run three turns of a conversation: each continues the tokens of the turn before."""
     ids = prompts(2)
     for turn in range(3):
         ids = generate(model, ids, cache, max_new_tokens=6)
@@ -162,7 +164,7 @@ def turns(model: Any, cache: Any) -> Any:
 
 
 def selected(model: Any, cache: Any) -> Any:
-    """Rows of a filled cache, repeated, some of them, in another order, then each on its own."""
+    """Select and repeat rows of a filled cache, in another order; then run each row separately."""
     ids = prompts(2)
     with torch.no_grad():
         model(ids, **{CACHE: cache})
@@ -194,6 +196,6 @@ MODES: dict[str, Callable[[Any, Any], Any]] = {
 
 @functools.cache
 def expected(family: str, mode: str) -> Any:
-    """What transformers generates with its own cache."""
+    """Return the tokens that transformers generates with its own cache."""
     model = make_model(family)
     return MODES[mode](model, transformers.DynamicCache(config=model.config))

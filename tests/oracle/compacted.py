@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ops.compact_table leaves, in numpy."""
+"""The expected result of ops.compact_table, in numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = 2**32 - 1
 
 
 def compacted(table: Any, lengths: Any, offsets: Any, kept: Iterable[int]) -> list[Any]:
-    """Return table, lengths and row offsets, with the rows `kept` in front of empty ones."""
+    """Return table, lengths and row offsets: the rows `kept` first, then empty rows."""
     rows = list(kept)
     pages, left = np.full_like(table, NOTHING if table.dtype == np.uint32 else -1), lengths * 0
     pages[: len(rows)], left[: len(rows)] = table[rows], lengths[rows]

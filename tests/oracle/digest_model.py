@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model whose K, V and states are digests of the tokens in front: what it reads is checked."""
+"""A model whose K, V and states are digests of all tokens before them; it checks its reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODULUS = 1_000_003  # exact in float32
 
 
 def _digests(tokens: Sequence[int], weights: int) -> NDArray[np.float32]:
-    """Return a number for each prefix, the empty one first."""
+    """Return a number for each prefix; the empty prefix is first."""
     found = [weights]
     for token in tokens:
         found.append((found[-1] * 31 + int(token) + 7) % _MODULUS)
@@ -25,9 +25,9 @@ def _digests(tokens: Sequence[int], weights: int) -> NDArray[np.float32]:
 
 
 class DigestModel:
-    """Run batches of one replica; layers write all that they compute and read all that they may.
+    """Run batches of one replica: layers write all computed tokens and read all tokens in reach.
 
-    Models with other `weights` write something else.
+    Models with other `weights` write other values.
     """
 
     def __init__(self, manager: PagedKVCacheManager, weights: int = 1) -> None:
@@ -37,7 +37,10 @@ class DigestModel:
         self.read = 0  # positions
 
     def run(self, inputs: Any, batch: Sequence[TextGenerationContext], more: Any = ()) -> None:
-        """Run the chunks of a batch; `more` are per row the tokens that later steps append."""
+        """Run the chunks of a batch.
+
+        `more` lists for each row the tokens that later steps append.
+        """
         more = more or [[] for _ in batch]
         for row, (context, rest) in enumerate(zip(batch, more, strict=True)):
             written = [*context.tokens[: context.active_idx].tolist(), *rest]
@@ -62,7 +65,7 @@ class DigestModel:
             new = start - first
             pool[pages[new:], at[new:]] = wanted[new:, None, None]
             found = pool[pages, at]
-            assert np.all(found == wanted[:, None, None]), ("not what was written", layer, bounds)
+            assert np.all(found == wanted[:, None, None]), ("wrong contents", layer, bounds)
             self.read += len(positions)
 
     def _recur(self, inputs: Any, row: int, start: int, digests: Any) -> None:
@@ -71,5 +74,5 @@ class DigestModel:
             for number, arrays in enumerate(group.values()):
                 state = arrays[0][slot]
                 wanted = digests[start] + np.float32(10 * index + number)
-                assert start == 0 or np.all(state == wanted), ("another state", index, start)
+                assert start == 0 or np.all(state == wanted), ("wrong state", index, start)
                 state[...] = digests[-1] + np.float32(10 * index + number)

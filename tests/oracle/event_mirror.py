@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers that tell events, and a reader that knows what is cached from these alone."""
+"""Managers that publish events, and a reader that derives the cached pages from the events only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def manager_of(params: KVCacheParams = PARAMS, **options: Any) -> PagedKVCacheMa
 
 
 def run(mgr: PagedKVCacheManager, tokens: list[int], replica: int = 0, **options: Any) -> None:
-    """Run a prompt, so that its whole pages are cached, and let it go."""
+    """Run a prompt and release it, so its whole pages are cached."""
     context = TextGenerationContext("r", tokens, **options)
     mgr.claim("r", replica)
     mgr.fetch([context])
@@ -28,12 +28,12 @@ def run(mgr: PagedKVCacheManager, tokens: list[int], replica: int = 0, **options
 
 
 def taken(mgr: PagedKVCacheManager) -> list[Any]:
-    """Events whose kind the test knows."""
+    """Return the events of the kinds that the test reads."""
     return [*mgr.take_events()]
 
 
 class Mirror:
-    """A router's plain sets, from events alone."""
+    """A router's plain sets, built only from events."""
 
     def __init__(self) -> None:
         self.pages: dict[tuple[int, str, int | None], set[bytes]] = {}

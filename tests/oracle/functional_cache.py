@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small caches of kvcore.functional, their contents, and calls that they must refuse."""
+"""Small caches of kvcore.functional, their contents, and a check for refused calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_cache(**rest: Any) -> PagedKVCache:
 
 
 def rows_of(numbers: list[int], dtype: Any = np.float32) -> Array:
-    """K or V rows [n, 1, 3] that all hold their token's number."""
+    """Return K or V rows [n, 1, 3]; all elements of a row are its token's number."""
     return np.broadcast_to(np.array(numbers)[:, None, None], (len(numbers), 1, 3)).astype(dtype)
 
 
@@ -44,7 +44,7 @@ def snapshot(cache: PagedKVCache) -> list[bytes]:
 
 
 def filled() -> PagedKVCache:
-    """Row 0 holds tokens 1, 2, 3 in blocks 3 and 1; row 1 nothing."""
+    """Return a cache: row 0 holds tokens 1, 2, 3 in blocks 3 and 1; row 1 is empty."""
     cache, _ = allocate_blocks(
         make_cache(), sequence_idx=0, num_new_tokens=3, free_block_ids=[3, 1, 0, 2]
     )
@@ -59,7 +59,7 @@ def numbers_in(cache: PagedKVCache, row: int) -> list[int]:
 
 
 def refused(error: type[Exception], cache: PagedKVCache, call: Any, *words: object) -> None:
-    """Check the error, its text, and that no byte of the cache has changed."""
+    """Check the error and its text, and that no byte of the cache has changed."""
     for donate in (False, True):
         kept = snapshot(cache)
         with pytest.raises(error) as caught:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cache with groups must answer as long as nothing is evicted, token by token.
+"""The answers of a cache with groups while nothing is evicted, computed token by token.
 
-Written from the rules of ``docs/groups.md``: which tokens a layer still reads, which hits are
-legal, where checkpoints are due, which entries of a table have a page.
+The rules are in ``docs/groups.md``: the tokens that a layer still reads, the legal hits, the places
+of checkpoints, and the table entries that have a page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tokens = tuple[int, ...]
 
 
 def first_read(group: AttentionGroup, n: int) -> int:
-    """Return the first of `n` computed tokens that a layer reads again, n where there is none."""
+    """Return the first of `n` computed tokens that a layer reads again, or n for no token."""
     reads: Iterator[int]
     if isinstance(group, SlidingWindow):
         reads = (t for t in range(n) if n - t < group.window)
@@ -33,23 +33,23 @@ def first_read(group: AttentionGroup, n: int) -> int:
 
 @dataclass
 class Told:
-    """What the rules know of one request."""
+    """The state of one request under the rules."""
 
     tokens: list[int]
     hit: int = 0
     written: int = 0
-    columns: int = 0  # that full groups have pages of
-    windowed: int = 0  # and windows
-    first: dict[int, int] = field(default_factory=dict)  # by group: columns given back
-    has_run: bool = False  # fetched: its pages change no more by a hit
+    columns: int = 0  # columns with pages in full groups
+    windowed: int = 0  # columns with pages in windows
+    first: dict[int, int] = field(default_factory=dict)  # by group: number of columns given back
+    has_run: bool = False  # fetched: a hit changes its pages no more
     has_slot: bool = False
-    state: int = 0  # tokens
+    state: int = 0  # tokens in the state
     prompt_end: int = 0
     branch: int = 0
 
 
 class GroupRules:
-    """The cached columns of a manager, and what each call has to answer."""
+    """The cached columns of a manager, and the expected answer of each call."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class GroupRules:
         is_exact: bool,
         keeps: bool,
     ) -> None:
-        self.is_exact = is_exact  # else what may be cached, and what no more
+        self.is_exact = is_exact  # False: `cached` is an upper bound
         self.bundles = bundles(params)
         self.groups = params.attention_groups
         self.size = max(bundle.page_size for bundle in self.bundles)
-        # One token more is kept: `rewind` to what was accepted runs the last of that again.
+        # One more token is kept: after `rewind` to the accepted tokens the last of them runs again.
         self.drafts, self.parts = max_draft_tokens, parts
-        self.keeps = keeps  # windows are left by `leave`, not by `commit`
+        self.keeps = keeps  # `leave` gives window pages back, `commit` does not
         self.kept = max_draft_tokens + 1 if max_draft_tokens > 0 else 0
         self.has_windows = any(self.is_window(g) for g in range(len(self.groups)))
         self.intervals = [group.interval for group in params.state_groups]
@@ -81,14 +81,17 @@ class GroupRules:
         return sum(1 for _ in itertools.takewhile(lambda n: tokens[:n] in self.cached, ends))
 
     def whole_hit(self, tokens: Tokens) -> int:
-        """Return the longest legal hit of whole columns: windows have all, nothing is evicted."""
+        """Return the longest legal hit of whole columns, for complete windows without eviction."""
         n = self.depth(tokens) * self.size
         while n > 0 and self.intervals and tokens[:n] not in self.checkpoints:
             n -= self.size
         return n
 
     def longest_hit(self, tokens: Tokens) -> int:
-        """Return the same for a new request of these tokens: one is left to run."""
+        """Return the longest hit of a new request with these tokens; at least one token must run.
+
+        Unlike `whole_hit`, it includes partial hits.
+        """
         asked = tokens[:-1]
         whole = self.whole_hit(asked)
         if not self.parts or self.intervals:
@@ -109,7 +112,7 @@ class GroupRules:
 
     # -- a request -----------------------------------------------------------------------
     def due(self, told: Told, start: int) -> int | None:
-        """Return the first token behind `start` where a checkpoint is due."""
+        """Return the first token after `start` at which a checkpoint is due."""
         if not self.intervals:
             return None
         at = [n for n in (told.prompt_end, told.branch) if n > start]
@@ -117,7 +120,10 @@ class GroupRules:
         return min(at, default=None)
 
     def reserve(self, told: Told, start: int, active: int, end: int) -> tuple[int, int, bool]:
-        """Return start_idx, active_idx and whether the chunk was cut. The first is where it was."""
+        """Return start_idx, active_idx and whether the chunk was cut.
+
+        `start` is the start_idx before the reservation.
+        """
         tokens = tuple(told.tokens)
         if not told.has_run:
             told.prompt_end = (end - 1) // self.size * self.size
@@ -134,18 +140,18 @@ class GroupRules:
         return start, (due if is_cut and due is not None else active), is_cut
 
     def hit(self, told: Told, n: int) -> None:
-        """Note that a request begins behind `n` cached tokens."""
+        """Record that a request starts after `n` cached tokens."""
         told.hit = told.written = told.state = n
         self._pass(told, n)
 
     def take(self, told: Told, active: int, end: int, steps: int) -> None:
-        """Note what a reservation has taken."""
+        """Record the pages and the slot that a reservation takes."""
         told.has_slot = bool(self.intervals)
         told.columns = max(told.columns, -(-(end + steps - 1) // self.size))
         told.windowed = max(told.windowed, -(-(active + steps - 1) // self.size))
 
     def commit(self, told: Told, start: int) -> None:
-        """So many tokens are written: whole columns are cached, windows have moved on."""
+        """Record `start` written tokens: whole columns are cached, and windows advance."""
         tokens = tuple(told.tokens)
         for n in range(self.size, start + 1, self.size):
             self.cached.add(tokens[:n])
@@ -157,11 +163,11 @@ class GroupRules:
             self.leave(told, start)
 
     def leave(self, told: Told, n: int) -> None:
-        """Windows give back what no token behind the first `n` reads."""
+        """Give back the window pages that no token after the first `n` reads."""
         self._pass(told, max(0, n - self.kept))
 
     def leaves_at(self, told: Told) -> int:
-        """Return with how many tokens the next page is given back."""
+        """Return the number of tokens at which the next page is given back."""
         ends = {g: (column + 1) * self.size for g, column in told.first.items()}
         passed = (
             any(first_read(self.groups[g], n) >= ends[g] for g in ends if self.is_window(g))
@@ -170,13 +176,13 @@ class GroupRules:
         return self.kept + next(n for n, is_passed in enumerate(passed) if is_passed)
 
     def is_window(self, group: int) -> bool:
-        """Tell whether a group gives pages back."""
+        """Return true if a group gives pages back."""
         return not isinstance(self.groups[group], FullAttention)
 
     def fork(self, parent: Told, tokens: list[int]) -> Told:
-        """Return a child that goes on behind what its parent has written."""
+        """Return a child that continues after the tokens that its parent has written."""
         n = parent.written
-        parent.has_run = parent.has_run or n > 0  # others have its pages now
+        parent.has_run = parent.has_run or n > 0  # the child holds the same pages now
         columns = -(-n // self.size)
         child = Told(tokens, written=n, columns=columns, windowed=columns, has_run=n > 0)
         child.first, child.state = dict(parent.first), n
@@ -185,13 +191,13 @@ class GroupRules:
         return child
 
     def may_truncate(self, told: Told, n: int) -> bool:
-        """Say whether a request may go back to `n` written tokens."""
+        """Return true if a request can be truncated to `n` written tokens."""
         if self.has_windows:
             if n < told.written - self.drafts and not self.keeps:
                 return False
             reads = [first_read(group, n) // self.size for group in self.groups]
             if any(first < told.first.get(g, 0) for g, first in enumerate(reads)):
-                return False  # behind what a hit holds
+                return False  # before the first page that its hit holds
         if not self.intervals or n in (0, told.state):
             return True
         return n % self.size == 0 and tuple(told.tokens[:n]) in self.checkpoints
@@ -207,7 +213,7 @@ class GroupRules:
 
     # -- tables --------------------------------------------------------------------------
     def has_page(self, told: Told, bundle: int) -> list[bool]:
-        """Say for each entry of a table whether it has a page."""
+        """Return for each entry of a table whether it has a page."""
         made = self.bundles[bundle]
         group = self.groups.index(made.group)
         end = told.columns

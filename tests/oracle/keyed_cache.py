@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests with extra keys may share, token by token: the slow and obvious way."""
+"""The tokens that requests with extra keys may share: the slow and obvious way."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from foreign_context import Context
 
 Keys = list[tuple[int, int, bytes]]
-#: A token with all keys that start there.
+#: A token and all keys that start at it.
 Mark = tuple[int, frozenset[tuple[int, bytes]]]
 
 
 class KeyedContext(Context):
-    """A context in plain Python with extra keys, which a cut takes away as kvcore's does."""
+    """A context in plain Python with extra keys; like kvcore's, a cut removes keys."""
 
     extra_keys: Keys | None = None
 
@@ -23,7 +23,10 @@ class KeyedContext(Context):
 
 
 def marks(tokens: Sequence[int], keys: Iterable[tuple[int, int, bytes]] | None) -> list[Mark]:
-    """Each token with the keys that start there: equal up to n, so are the first n tokens."""
+    """Return each token with the keys that start at it.
+
+    If the marks of two prompts agree up to n, their first n tokens are the same.
+    """
     starts: dict[int, set[tuple[int, bytes]]] = {}
     for start, length, key in keys or ():
         starts.setdefault(start, set()).add((length, key))
@@ -31,7 +34,7 @@ def marks(tokens: Sequence[int], keys: Iterable[tuple[int, int, bytes]] | None) 
 
 
 def common(a: Sequence[Mark], b: Sequence[Mark]) -> int:
-    """Positions from the start on at which two agree."""
+    """Return the number of marks on which two prompts agree, from the start."""
     for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
@@ -39,7 +42,7 @@ def common(a: Sequence[Mark], b: Sequence[Mark]) -> int:
 
 
 class KeyedCache:
-    """What was committed and not forgotten, as the prefixes of whole pages that it is."""
+    """The prefixes, in whole pages, that were committed and are still cached."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -50,10 +53,13 @@ class KeyedCache:
         self.prefixes.add(tuple(written[: pages * self.page_size]))
 
     def match(self, asked: Sequence[Mark]) -> int:
-        """Tokens in whole pages."""
+        """Return the cached tokens of a prompt, in whole pages."""
         best = max((common(each, asked) for each in self.prefixes), default=0)
         return best // self.page_size * self.page_size
 
     def hit(self, prompt: Sequence[Mark]) -> int:
-        """Tokens that a new request reuses: of a last page a part, and not the last token."""
+        """Return the tokens that a new request reuses.
+
+        The last page can be a partial hit; the last token is never reused.
+        """
         return max((common(each, prompt[:-1]) for each in self.prefixes), default=0)

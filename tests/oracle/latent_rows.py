@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of latent tokens (MLA) in pages, and what attention over it answers."""
+"""A row of latent tokens (MLA) in pages, and the expected result of attention over it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attention_oracle import attend
 
 
 class Latent:
-    """Latent rows of `rank` + `rope` elements in scattered pages, poison everywhere else."""
+    """Latent rows of `rank` + `rope` elements in scattered pages, with poison everywhere else."""
 
     def __init__(
         self,

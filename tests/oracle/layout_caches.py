@@ -12,7 +12,7 @@ from kvcore.support.dtypes import numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 
-#: Axes as letters: page, kv, layer, token, head.
+#: The axes as letters: page, kv, layer, token, head.
 SHAPES = {
     "max": "pklth",
     "layer_first_nhd": "klpth",
@@ -29,7 +29,7 @@ FORMS = ("one", "pair", "layers", "pair of layers")
 
 
 def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """Elements at an odd address."""
+    """Return random elements at an odd address."""
     kind = numpy_dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     raw = rng.integers(0, 256, size + 7, dtype=np.uint8)
@@ -38,7 +38,7 @@ def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
 
 
 class Cache:
-    """A cache of random bytes, and what a transfer must make of it."""
+    """A cache of random bytes, and the expected result of a transfer from it."""
 
     def __init__(
         self, rng: np.random.Generator, name: str, form: str, sizes: dict[str, int], dtype: str
@@ -73,7 +73,7 @@ class Cache:
         return axes if with_kv or one else axes.replace("k", "")
 
     def rows(self, kv: int) -> Any:
-        """A view or copy of K or V as [page, layer, token, head, dim]; see `put`."""
+        """Return K or V as [page, layer, token, head, dim], a view or a copy; `put` writes."""
         if self.name == "vllm":
             if kv == 0:
                 moved = self.arrays[0].transpose(1, 0, 4, 2, 3, 5)
@@ -87,7 +87,7 @@ class Cache:
         return array.transpose(*(axes.index(a) for a in "plth"), -1)
 
     def put(self, kv: int, page: int, layer: int, rows: Any) -> None:
-        """Store [token, head, dim] at a page of a layer."""
+        """Store [token, head, dim] in one page of one layer."""
         if self.name == "vllm":
             if kv == 0:
                 x = self.arrays[0].shape[-1]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefix cache of a model with groups, one request at a time: plain dicts, page by page.
 
-A run of `page_size` tokens is named by all tokens up to its end. Evicted are the least recently
-used; what order that is with windows says ``docs/groups.md``.
+The name of a run of `page_size` tokens is all tokens up to its end. The least recently used pages
+are evicted; ``docs/groups.md`` describes the order for windows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kvcore.layers.kinds import kept_tokens
 
 __all__ = ["NaiveGroups"]
 
-_BATCH = 64  # runs that are evicted before windows have their turn again
+_BATCH = 64  # runs to evict before windows have their turn again
 
 
 @dataclass
 class Run:
-    """Tokens that are cached, with all full pages; `has` are the windows with pages."""
+    """Cached tokens with pages in all full groups; `has` lists the windows with pages."""
 
     name: bytes
     parent: bytes
     has: set[int] = field(default_factory=set)
-    last: int = 0  # release of the last request that had them
+    last: int = 0  # release time of the last request that held the run
 
 
 Entry = tuple[bytes, int]
@@ -49,15 +49,15 @@ class NaiveGroups:
         # passed, kept, spare
         self.queues: tuple[dict[Entry, tuple[int, int]], ...] = ({}, {}, {})
         self.departure = 1
-        self.broken = (0, 0)  # its queue and the departure
-        self.ends: dict[tuple[int, int], bytes] = {}  # of those: the prefix that they serve
+        self.broken = (0, 0)  # queue and departure
+        self.ends: dict[tuple[int, int], bytes] = {}  # the prefix that a departure serves
         self.width = 0  # bytes of a token
-        self.condemned: list[bytes] = []  # leaves behind the last place where a hit can end
+        self.condemned: list[bytes] = []  # leaves after the last position where a hit can end
         self.now = 1
         self.evicted = 0
         self.given_back = [0] * len(self.windows)
         self.filled = [0] * len(self.windows)
-        # Of the request that is served:
+        # State of the request that is served:
         self.own: dict[bytes, set[int]] = {}
         self.own_full = 0
         self.held: set[bytes] = set()
@@ -83,7 +83,7 @@ class NaiveGroups:
         ]
 
     def leaf(self, guard: bytes = b"") -> Run | None:
-        """Find the run that goes next; a guarded one never does."""
+        """Return the run that is evicted next, never the guarded run."""
         parents = {run.parent for run in self.runs.values()}
         leaves = [
             run
@@ -108,7 +108,7 @@ class NaiveGroups:
             self.evicted += self.free() - before
 
     def part_of(self, name: bytes, pages: int) -> Entry | None:
-        """Find the window of a run that has the last pages that are missing; the run stays."""
+        """Return a window of a run with enough pages for the missing `pages`; the run stays."""
         run = self.runs[name]
         if pages == 0 or self.full + self.cost(run.has) <= pages:
             return None
@@ -133,7 +133,7 @@ class NaiveGroups:
         del self.runs[run.name]
 
     def is_useless(self, name: bytes) -> bool:
-        """Say whether nothing can hit that ends with a run, nor goes on there."""
+        """Return true if no hit can end with a run, and no run follows it."""
         if name not in self.runs or name in self.held:
             return False
         if any(run.parent == name for run in self.runs.values()):
@@ -144,7 +144,7 @@ class NaiveGroups:
         return self.shorten(path, len(path)) < len(path)
 
     def is_guarded(self, name: bytes) -> bool:
-        """Say whether what is copied from lies in front of it, without a branch in between."""
+        """Return true if the copy source is an ancestor of a run, with no branch between them."""
         while name != self.guard and name:
             name = self.runs[name].parent
             if sum(run.parent == name for run in self.runs.values()) > 1:
@@ -152,7 +152,7 @@ class NaiveGroups:
         return bool(name)
 
     def evict_useless(self, n: int, rest: int) -> bool:
-        """Evict up to `n` runs from the end of what is condemned, or a part of a run."""
+        """Evict up to `n` runs from the end of a condemned path, or one window of a run."""
         while self.condemned:
             name = self.condemned[0]
             if self.is_guarded(name) or not self.is_useless(name):
@@ -194,13 +194,13 @@ class NaiveGroups:
         if at > 0 and self.broken != (at, departure):
             self.broken = at, departure
             end = self.ends[at, departure]
-            while end and end not in self.runs:  # its last pages may have gone before
+            while end and end not in self.runs:  # its last runs may be evicted already
                 end = end[: -self.size * self.width]
             if end not in self.condemned and self.is_useless(end):
                 self.condemned.append(end)
 
     def leave(self, entry: Entry, *, kept: bytes | None, spare: bool = False) -> None:
-        """Nobody reads a page of the cache any more; `kept` is the prefix that it is kept for."""
+        """Mark a cached page as read by no request; `kept` is the prefix that it is kept for."""
         self.read.discard(entry)
         for queue in self.queues:
             queue.pop(entry, None)
@@ -212,7 +212,7 @@ class NaiveGroups:
     # -- a request -----------------------------------------------------------------------
 
     def serve(self, tokens: bytes, count: int) -> int:
-        """Return the hit of a prompt of `count` tokens; 0 too where it is refused."""
+        """Return the hit of a prompt of `count` tokens; 0 also if the prompt is refused."""
         width = self.width = len(tokens) // count
         names = [tokens[: end * width] for end in range(self.size, count + 1, self.size)]
         most = self.full * -(-count // self.size)
@@ -236,7 +236,7 @@ class NaiveGroups:
         return hit
 
     def first_chunk(self, count: int, hit: int) -> int:
-        """Return where it ends: where it does without a hit, unless that is longer."""
+        """Return the end of the first chunk: as without a hit, unless the hit is longer."""
         return min(count, self.chunk if hit < min(count, self.chunk) else hit + self.chunk)
 
     def find(
@@ -255,7 +255,7 @@ class NaiveGroups:
     def parts(
         self, tokens: bytes, depth: int, names: list[bytes], width: int
     ) -> list[tuple[int, bytes]]:
-        """Find hits that end inside a page behind `depth` others, and what that is copied from."""
+        """Return the hits that end inside a page after `depth` pages, and their copy sources."""
         begin = depth * self.size
         found = []
         for source, run in self.runs.items():
@@ -280,7 +280,7 @@ class NaiveGroups:
         return kept_tokens(group) == 1 or all(w in self.runs[name].has for name in read)
 
     def shorten(self, names: list[bytes], depth: int) -> int:
-        """Find what full groups and windows agree on."""
+        """Return the depth at which full groups and windows agree."""
         before = -1
         while before != depth:
             before = depth
@@ -293,7 +293,7 @@ class NaiveGroups:
         return [group.skipped_tokens(n) // self.size for group, _ in self.windows]
 
     def needed(self, count: int, hit: int, active: int) -> int:
-        """Count the pages that a request takes beside its hit."""
+        """Count the pages that a request takes in addition to its hit."""
         depth, ends = hit // self.size, -(-active // self.size)
         pages = (-(-count // self.size) - depth) * self.full
         firsts = self.first_of(hit)
@@ -366,7 +366,7 @@ class NaiveGroups:
         return -(-(span - 1) // self.size) + 1
 
     def branch(self, names: list[bytes], column: int, w: int) -> int:
-        """Find where prompts part next, no further than a window and a page behind a column."""
+        """Return the end of the next branch, at most `reach(w)` pages after a column, or 0."""
         for end, name in enumerate(names[column : column + self.reach(w)], column + 1):
             if name in self.held and sum(run.parent == name for run in self.runs.values()) > 1:
                 return end
@@ -375,9 +375,9 @@ class NaiveGroups:
     def kept_for(
         self, names: list[bytes], bounds: tuple[int, int], column: int, w: int
     ) -> tuple[bytes | None, bool]:
-        """Find whether another branch, or a next turn, may come back to a page that is passed.
+        """Return the prefix of another branch or a next turn that may read a passed page again.
 
-        The one page more in front of a window is spare.
+        The second value is true for the spare page, the one before the window.
         """
         count, active = bounds
         if branch := self.branch(names, column, w):

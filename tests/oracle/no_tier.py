@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the reference would use a host tier: without one nothing happens. See reference_tier."""
+"""The host-tier hooks of the reference, which do nothing. See reference_tier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoTier:
-    """What a manager with a tier does otherwise."""
+    """The hooks that a manager with a tier overrides."""
 
     def pages_below(self, ctx: Any, replica: int, hit: int) -> int:
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4 by numpy and ml_dtypes: what codes, scales and values must be, bit by bit."""
+"""NVFP4 by numpy and ml_dtypes: the expected codes, scales and values, bit by bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def encoded(x: Any, global_scale: float = 1.0) -> tuple[Any, Any]:
 
 
 def decoded(codes: Any, scales: Any, dtype: str, global_scale: float = 1.0) -> Any:
-    """Return the values of codes, found in float64 and rounded where float32 is."""
+    """Return the values of codes, computed in float64 and rounded wherever float32 rounds."""
     nibbles = np.stack([codes & 0xF, codes >> 4], axis=-1).reshape(
         *codes.shape[:-1], 2 * codes.shape[-1]
     )
@@ -71,7 +71,7 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0, exponent: int = 0) 
 
 
 def specials() -> Any:
-    """Return blocks float32 [blocks, 16] of all codes, ties and ends."""
+    """Return float32 blocks [blocks, 16] with all codes, ties and range ends."""
     codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     middles = (codes[:-1] + codes[1:]) / 2
     blocks = [np.concatenate([codes, -codes])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools in nvfp4, a batch in them, and what writing must leave there."""
+"""Pools in nvfp4, a batch over them, and the expected contents after writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE, PAGES = 3, 7
 
 
 def _strided(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-    """Random bytes, as every second page of a longer array and with room between heads."""
+    """Return random bytes as every second page of a longer array, with gaps between heads."""
     kind = numpy_dtype(dtype) if dtype != "uint8" else np.dtype(np.uint8)
     pages, size, heads, width = shape
     raw = np.random.default_rng(seed).integers(
@@ -30,14 +30,14 @@ def _strided(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
 
 @dataclass
 class Pools:
-    """The pools of a layer with random bytes in them.
+    """The pools of a layer, filled with random bytes.
 
     Attributes
     ----------
     dims : (int, int)
         Elements of a head of K and of V.
     is_strided : bool
-        Pools are cut out of larger ones, with room that nobody may write to.
+        The pools are views into larger arrays, with gaps that no call may write to.
     """
 
     heads: int = 2
@@ -61,7 +61,7 @@ class Pools:
         return array.transpose(0, 2, 1, 3) if self.layout == "HND" else array
 
     def batch(self, put: Any = None) -> PagedBatch:
-        """Make a batch over the arrays, or over what `put` makes of them."""
+        """Make a batch over the arrays, or over `put(array)` for each array."""
         put = put or (lambda array: array)
         made = {name: put(self.in_layout(array)) for name, array in self.arrays.items()}
         table, lengths = np.array(TABLE, np.uint32), np.array(LENGTHS, np.uint32)
@@ -78,7 +78,7 @@ class Pools:
         return k, v
 
     def places(self, lengths: Any = LENGTHS, new: Any = NEW) -> list[tuple[int, int]]:
-        """Return page and entry of each new token."""
+        """Return the page and the entry of each new token."""
         return [
             (TABLE[row][token // PAGE], token % PAGE)
             for row, (first, count) in enumerate(zip(lengths, new, strict=True))
@@ -86,7 +86,7 @@ class Pools:
         ]
 
     def expected(self, k: Any, v: Any, places: Any) -> dict[str, Any]:
-        """Return the arrays after tokens were written to places, None for padding."""
+        """Return the arrays after tokens are written to `places`; None stands for padding."""
         found = {name: array.copy() for name, array in self.arrays.items()}
         for i, (name, tokens) in enumerate((("key", k), ("value", v))):
             given = (1.0, 1.0) if self.global_scales is None else self.global_scales

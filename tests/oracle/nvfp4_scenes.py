@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of attention whose pools are in nvfp4, poison where nothing may be read."""
+"""Batches of attention with pools in nvfp4, and poison at all places that no row may read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Nvfp4Scene", "nvfp4_scenes"]
 
 @dataclass
 class Nvfp4Scene(Scene):
-    """A batch as of Scene, with `dim` and `v_dim` in whole blocks."""
+    """A batch like Scene's, whose `dim` and `v_dim` are whole blocks."""
 
     dtype: str = "nvfp4"
     global_scales: tuple[Any, Any] = (0.75, 0.02)
@@ -39,7 +39,7 @@ class Nvfp4Scene(Scene):
     def _pool(self, dim: int, used: npt.NDArray[np.bool_]) -> tuple[Any, Any, Any]:
         shape = self.num_pages, self.page, self.heads
         codes = self.rng.integers(0, 256, (*shape, dim // 2), np.uint8)
-        # Values of about 1, whose scales are anything from 0.25 to 1.
+        # Values of about 1, with scales between 0.25 and 1.
         kind = numpy_dtype("float8_e4m3fn")
         scales = self.rng.uniform(0.25, 1, (*shape, dim // 16)).astype(kind)
         codes[~used] = 0xFF
@@ -52,7 +52,7 @@ class Nvfp4Scene(Scene):
 
 @st.composite
 def nvfp4_scenes(draw: st.DrawFn, pages: Sequence[int] = (1, 3, 16, 24)) -> Nvfp4Scene:
-    """Draw a batch, with pages of one of these sizes."""
+    """Draw a batch; `pages` are the possible page sizes."""
     page = draw(st.sampled_from(pages))
     rows = draw(st.integers(0, 3))
     most = 2 * min(page, 48) + 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what a plan has said with what a reservation did, and with the reference."""
+"""A check of a plan against its reservation, and against the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Planned:
-    """A plan, and how things stood when it was made."""
+    """A plan, and the state of the manager at that time."""
 
     def __init__(self, pair: Lockstep, request: Request, num_steps: int, **options: Any) -> None:
         self.pair, self.request, self.options = pair, request, options
@@ -28,7 +28,7 @@ class Planned:
         self.has_none = claim is not None and not claim.pages
 
     def check(self, answer: bool | None) -> None:
-        """`answer`: of the reservation, None where it raised."""
+        """Check the plan against the reservation's `answer`; None if the reservation raised."""
         if not self.is_claimed:
             return
         plan, after = self.plan, self.pair.core.metrics

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest paged manager that does what kvcore does: slow, obvious, without page ids.
+"""The smallest paged manager with kvcore's results: slow, obvious, without page ids.
 
-The whole state of a replica is one dictionary: the cached pages by namespace and by *all* tokens up
-to their end, so a key alone says what a page holds. Everything else (free pages, protection, the
-next victim) is derived from it and from the claims each time it is asked for.
+The whole state of a replica is one dictionary of cached pages. The key is the namespace and *all*
+tokens up to the end of the page, so the key defines the contents of the page. Each call derives
+everything else (free pages, protection, the next victim) from this dictionary and the claims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reference_options import Bounded
 
 
 class Manager(Bounded):
-    """The reference: same verbs, same answers, no speed."""
+    """The reference: the same verbs and answers as kvcore, without its speed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Manager(Bounded):
         self.pins: list[list[list[Key]]] = [[] for _ in range(replicas)]
         self.claims: dict[Any, Claim] = {}
         self.metrics: Counter[str] = Counter()
-        self.copies: list[int] = []  # tokens of each page copy owed
+        self.copies: list[int] = []  # tokens of each page copy that is due
         self.copies_at_once = copies_at_once
         self.read = Leavers()  # by the copies of the present call
         self.clock = 0
@@ -56,9 +56,9 @@ class Manager(Bounded):
         return (ctx.extra_key, ctx.cache_salt), tuple(ctx.ids[: pages * self.page_size])
 
     def key_behind(self, path: list[Key], ctx: Context, column: int) -> Key:
-        """Of a claim's next page: what is in the cache in front of it stays as it was written.
+        """Return the key of a claim's next page; the cached pages before it stay as written.
 
-        A context that went back without ``truncate`` may have other tokens there.
+        A context that went back without ``truncate`` may have other tokens before that page.
         """
         space, tokens = self.key(ctx, column + 1)
         return space, (path[-1][1] if path else ()) + tokens[column * self.page_size :]
@@ -80,9 +80,10 @@ class Manager(Bounded):
         return {key for path in paths for key in path}
 
     def is_sole(self, page: Page, kept: int, leaving: Leavers) -> bool:
-        """Neither the cache nor another request holds it, save forks that are about to let go.
+        """Return true if neither the cache nor another request holds a page.
 
-        Their copies read no more than the first `kept` tokens.
+        Forks that are about to release the page do not count, if their copies read at most its
+        first `kept` tokens.
         """
         holders = sum(any(p is page for p in claim.pages) for claim in self.claims.values())
         reach = max(leaving.reach(page), self.read.reach(page))
@@ -96,11 +97,11 @@ class Manager(Bounded):
         return self.unused(replica) + len(self.cache[replica]) - len(self.protected(replica))
 
     def loads(self) -> list[tuple[int, int]]:
-        """What ranks replicas that have as much of a request, the least first."""
+        """Return the load of each replica; among equal hits the least load is first."""
         return [(-self.num_free(n), len(self.claims_of(n))) for n in range(len(self.cache))]
 
     def recommend(self, ctx: Context, loads: list[tuple[int, int]] | None = None) -> int:
-        """`loads`, for many requests in one state, are those of the state."""
+        """Return the best replica; `loads` are the loads of the present state, if known."""
         if ctx.request_id in self.claims:
             return self.find(ctx.request_id).replica
         loads = self.loads() if loads is None else loads
@@ -148,7 +149,7 @@ class Manager(Bounded):
         held, shared = len(claim.pages), len(row.path)
         row.new = max(needed, held, shared) - max(held, shared)
         row.given_back = min(held, shared) - len(claim.path)
-        if row.start < claim.frozen * size:  # gone back into pages that others may read
+        if row.start < claim.frozen * size:  # it went back into pages that others may read
             row.given_back = 0
             behind = held if claim.frozen > needed else claim.frozen
             for column in range(row.start // size, behind):
@@ -161,7 +162,7 @@ class Manager(Bounded):
         return row
 
     def stand(self, row: Admission, claim: Claim) -> None:
-        """Where a request stands after its hit."""
+        """Set the position of a request after its hit."""
         start = row.ctx.start_idx if claim.pages else 0
         row.total = max(claim.hit, max(len(row.path), row.below) * self.page_size + row.partial)
         row.start = row.total if row.total > claim.hit else start
@@ -185,7 +186,7 @@ class Manager(Bounded):
     def settle(
         self, rows: list[Admission], source: Key | None, *, dropped: bool
     ) -> dict[int, list[Key]] | None:
-        """Decide about partial hits, pick the pages to evict; None when it does not fit."""
+        """Decide about partial hits and select the pages to evict; None if the rows do not fit."""
         by_replica: dict[int, list[Admission]] = {}
         for row in rows:
             by_replica.setdefault(self.claims[row.ctx.request_id].replica, []).append(row)
@@ -221,14 +222,14 @@ class Manager(Bounded):
         return gone
 
     def worth(self, key: Key, page: Page) -> Any:
-        """What the least of is evicted first."""
+        """Return the eviction rank of a page: the smallest is evicted first."""
         return page.stamp
 
     def walk(self, claim: Claim, ctx: Context, path: list[Key]) -> None:
-        """A request uses cached pages: see reference_policies."""
+        """Record that a request uses cached pages: see reference_policies."""
 
     def forget(self, replica: int, gone: list[Key]) -> None:
-        """Pages are evicted."""
+        """Evict pages."""
         for key in gone:
             self.cache[replica].pop(key).cached = False
 
@@ -258,19 +259,19 @@ class Manager(Bounded):
             self.count(claim, row.ctx)
 
     def only_grows(self, row: Admission) -> bool:
-        """The other rows of a batch are served first."""
+        """Return true if a row only grows; the other rows of a batch are served first."""
         claim = self.claims[row.ctx.request_id]
         return claim.started and row.start >= claim.frozen * self.page_size
 
     def evict_for(self, row: Admission, claim: Claim, victims: list[Key]) -> None:
-        """Evict the first of `victims`, as many as a row lacks pages."""
+        """Evict the first of `victims`: a victim for each page that a row lacks."""
         lacking = max(0, row.new - row.given_back - self.unused(claim.replica))
         self.forget(claim.replica, victims[:lacking])
         self.metrics["evicted_pages"] += len(victims[:lacking])
         del victims[:lacking]
 
     def go_back(self, claim: Claim, row: Admission) -> None:
-        """Pages that others may read and the next tokens write into are replaced."""
+        """Replace the pages that the next tokens write into and that others may read."""
         first = row.start // self.page_size
         if claim.frozen <= first:
             return
@@ -288,7 +289,7 @@ class Manager(Bounded):
         claim.frozen = first
 
     def leave_cache(self, claim: Claim, columns: int) -> None:
-        """Cached pages from a column on are the cache's alone."""
+        """Release a claim's cached pages from a column on; they stay in the cache."""
         if len(claim.path) > columns:
             self.touch(claim.replica, claim.path)
             del claim.path[columns:]
@@ -301,14 +302,14 @@ class Manager(Bounded):
         claim.ctx = ctx
 
     def see(self, claim: Claim, ctx: Context) -> None:
-        """A claim gets its first pages: what it has is its prompt, and what ran was counted."""
+        """Set the prompt of a claim at its first pages, and the tokens that are counted already."""
         if claim.prompt < 0:
             prompt, counted = ctx.past if claim.past is None else claim.past
             claim.prompt = ctx.end_idx if prompt < 0 else prompt
             claim.known = max(counted, ctx.start_idx)
 
     def in_prompt(self, claim: Claim, first: int, end: int) -> int:
-        """Count the positions that are of the prompt, and were not counted in earlier claims."""
+        """Count the prompt positions that earlier claims did not count."""
         return max(0, min(end, claim.prompt) - max(first, claim.known))
 
     # -- verbs -----------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ class Manager(Bounded):
             row = self.search(ctx, num_steps, Leavers())
             victims = self.settle([row], source, dropped=dropped)
             if self.read and (victims is None or any(victims.values())):
-                self.read.clear()  # who has to evict waits for the copies of the rows before
+                self.read.clear()  # eviction waits for the copies of the rows before
                 row = self.search(ctx, num_steps, Leavers())
                 victims = self.settle([row], source, dropped=dropped)
         if victims is None:
@@ -383,7 +384,7 @@ class Manager(Bounded):
                 page = cache.setdefault(key, own)
                 page.cached = True
                 self.walk(claim, ctx, [key])
-                for holder in self.claims_of(claim.replica):  # forks hold it in the cache now
+                for holder in self.claims_of(claim.replica):  # the page of each fork is cached now
                     if holder.pages[column : column + 1] == [page] and len(holder.path) == column:
                         holder.path.append(key)
                 if page is not own:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference's requests with a common past: fork, truncate, shared prefixes."""
+"""The reference's requests with a common prefix: fork, truncate, shared prefixes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Manager(reference.Manager):
             self.adopt(source, child, n)
 
     def adopt(self, source: Claim, child: Context, n: int) -> None:
-        """Claims one fork that shares `n` tokens."""
+        """Claim one fork that shares `n` tokens."""
         pages = -(-n // self.page_size)
         claim = Claim(source.replica, source.pages[:pages], source.path[:pages], frozen=pages)
         claim.written = claim.counted = n
@@ -48,7 +48,7 @@ class Manager(reference.Manager):
             child.active_idx = child.end_idx
 
     def has_written(self, ctx: Context) -> bool:
-        """A claim that has not has no namespace yet."""
+        """Return true if a claim has written tokens; before, it has no namespace."""
         return ctx.request_id in self.claims and self.claims[ctx.request_id].written > 0
 
     def truncate(self, ctx: Context, n: int) -> None:
@@ -64,7 +64,7 @@ class Manager(reference.Manager):
         claim.written = min(claim.written, n)
 
     def shared_prefixes(self, batch: Sequence[Context]) -> dict[Group, int]:
-        """How many tokens each set of rows has in common, where no more rows have as many."""
+        """Return the common tokens of each largest set of rows."""
         rows = [(self.find(ctx.request_id), ctx.start_idx) for ctx in batch]
         found: dict[Group, int] = {}
         for replica in range(len(self.cache)):
@@ -81,5 +81,5 @@ class Manager(reference.Manager):
         return {group: end for group, end in found.items() if len(group[1]) > 1}
 
     def leading(self, claim: Claim, tokens: int) -> object:
-        """What tells the first pages of a row from those of another one."""
+        """Return an identity of the first pages of a row."""
         return tuple(map(id, claim.pages[: -(-tokens // self.page_size)]))

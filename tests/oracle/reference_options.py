@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reservation may ask for beside its pages, as the reference has it."""
+"""The options of a reservation, in the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Options:
 
 
 class Bounded(NoTier):
-    """How far the present reservation may go, and what it has to leave."""
+    """The limits of the present reservation, and the pages that it must leave free."""
 
     options = Options()
 
@@ -34,7 +34,7 @@ class Bounded(NoTier):
             self.options = Options()
 
     def limit(self, ctx: Context) -> int:
-        """Tokens that a hit may have: at least one is left to run."""
+        """Return the longest allowed hit: at least one token is left to run."""
         last = ctx.end_idx - 1
         return last if self.options.max_hit is None else min(last, self.options.max_hit)
 
@@ -44,7 +44,7 @@ class Bounded(NoTier):
             raise Refused("CapacityError")
 
     def leaves_enough(self, row: Any) -> bool:
-        """Counted one by one: what is free, less what it takes, of the pool and of the cache."""
+        """Return true if a row leaves enough pages: free pages, less its pool and cached pages."""
         if not self.options.keep_free and not self.options.must_fit:
             return True
         this: Any = self
@@ -56,15 +56,16 @@ class Bounded(NoTier):
         return bool(free >= self.options.keep_free + ahead)
 
     def adopted(self, row: Any) -> int:
-        """Pages of its hit that nothing protects yet."""
+        """Return the number of pages in the hit that no request protects yet."""
         this: Any = self
         claim = this.claims[row.ctx.request_id]
         return len(set(row.path) - this.protected(claim.replica))
 
     def plan(self, ctx: Context, num_steps: int = 1, **options: Any) -> tuple[int, int] | None:
-        """Pages that `reserve` would take now, of the pool and of the cache; None for no room.
+        """Return the pages that `reserve` would take now from the pool and from the cache, or None.
 
-        A request that is not claimed is where it had better be, as long as the question lasts.
+        None means that the request does not fit. A request that is not claimed counts on its
+        recommended replica for the duration of the call.
         """
         this: Any = self
         is_claimed = ctx.request_id in this.claims

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference with every eviction policy but ARC: what each page is worth, page by page."""
+"""The reference with every eviction policy except ARC: the rank of each page, page by page."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from foreign_context import Context
 from reference_claims import Claim, Key, Namespace, Page
 
 FOR_EVER = float("inf")
-ATTENTION_TOKENS = 24_576  # as kvcore.policies.Cost has it
+ATTENTION_TOKENS = 24_576  # the same as in kvcore.policies.Cost
 
 
 @dataclasses.dataclass
 class Past:
-    """What has been done with a cached page."""
+    """The history of a cached page."""
 
     uses: int
     entered: int
     floor: int
-    asked: tuple[int, float] = (0, FOR_EVER)  # the highest priority, and when it ends
-    lasting: int = 0  # the highest of those that do not
+    asked: tuple[int, float] = (0, FOR_EVER)  # the highest priority, and its end
+    lasting: int = 0  # the highest priority without an end
 
 
 class Manager(reference_tier.Manager):
-    """`now` is the clock's time; the past of a page goes with it."""
+    """The reference with a clock `now`; eviction drops the history of a page."""
 
     def __init__(self, *args: Any, eviction: str = "lru", **rest: Any) -> None:
         super().__init__(*args, **rest)
@@ -35,7 +35,7 @@ class Manager(reference_tier.Manager):
         self.now = 0
         self.entries = 0
         self.floor = [0 for _ in self.cache]
-        self.terms: dict[Any, dict[str, Any]] = {}  # what requests ask for, by their names
+        self.terms: dict[Any, dict[str, Any]] = {}  # the options of each request, by request id
         self.past: dict[int, tuple[Page, Past]] = {}
 
     def of(self, page: Page) -> Past:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference with a host tier: which pages are there, and what is copied when."""
+"""The reference with a host tier: its stored pages, and the time of each copy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Flight:
     """Pages of a claim that one step stores."""
 
     claim: Claim
-    ahead: list[Key]  # stored by flights before this one
+    ahead: list[Key]  # keys that earlier flights store
     own: list[Key]
 
 
 class Manager(reference_forks.Manager):
-    """`host` holds for each stored page the time of its last use.
+    """The reference whose `host` holds for each stored page the time of its last use.
 
-    With a `threshold` pages are stored once they were used so often.
+    With a `threshold` a page is stored after this number of uses.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Manager(reference_forks.Manager):
         return {key for claim in self.claims_of(replica) for key in claim.host or ()}
 
     def room(self, replica: int, flights: list[Flight]) -> int:
-        """Pages that could be taken: all but those in use and those on their way."""
+        """Return the pages that can be taken: all except pages in use and in flight."""
         away = sum(len(f.own) for f in flights if f.claim.replica == replica)
         return self.host_pages - len(self.kept(replica)) - away
 
@@ -67,7 +67,7 @@ class Manager(reference_forks.Manager):
 
     # -- loads -----------------------------------------------------------------------------------
     def pages_below(self, ctx: Context, replica: int, hit: int) -> int:
-        """Pages of the hit in the tier, where that is longer than `hit` tokens; otherwise 0."""
+        """Return the pages of the hit in the tier if it is longer than `hit` tokens, else 0."""
         pages = len(self.stored(ctx, replica, self.limit(ctx)))
         return pages if pages * self.page_size > hit else 0
 
@@ -83,7 +83,7 @@ class Manager(reference_forks.Manager):
 
     # -- stores ----------------------------------------------------------------------------------
     def store(self, claim: Claim, flights: list[Flight]) -> None:
-        """What a claim that committed pages has stored, as far as there is room."""
+        """Store the pages of a claim that committed pages, as far as the tier has room."""
         claim.is_due = False
         if not self.host_pages:
             return
@@ -125,7 +125,7 @@ class Manager(reference_forks.Manager):
             self.host[claim.replica].update(dict.fromkeys(flight.own, self.clock))
             claim.host += flight.ahead + flight.own
 
-    # -- letting go ------------------------------------------------------------------------------
+    # -- releases --------------------------------------------------------------------------------
     def leave_host(self, claim: Claim, columns: int) -> None:
         if claim.host is not None and len(claim.host) > columns:
             self.use(claim.replica, claim.host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing arrays after every step of a long run."""
+"""A fast comparison of arrays for each step of a long run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import numpy as np
 
 
 def assert_same(found: Any, wanted: Any, message: str = "") -> None:
-    """As numpy's ``assert_array_equal``, which compares more slowly than ``array_equal`` does."""
+    """Assert equality like numpy's ``assert_array_equal``, which is slower than ``array_equal``."""
     if not np.array_equal(found, wanted):
         np.testing.assert_array_equal(found, wanted, message)

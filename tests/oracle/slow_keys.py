@@ -11,7 +11,7 @@ ExtraKey = tuple[int, int, bytes]
 
 
 def head(major: int, number: int) -> bytes:
-    """The head of an item: its number in the fewest bytes."""
+    """Return the head of an item: its number in the fewest bytes."""
     if number < 24:
         return bytes([major << 5 | number])
     size = next(n for n in (1, 2, 4, 8) if number < 1 << 8 * n)
@@ -19,7 +19,7 @@ def head(major: int, number: int) -> bytes:
 
 
 def encoded(item: Any) -> bytes:
-    """One item of canonical CBOR (RFC 8949, 4.2.1)."""
+    """Return one item of canonical CBOR (RFC 8949, 4.2.1)."""
     if item is None:
         return b"\xf6"
     if isinstance(item, int):
@@ -37,7 +37,7 @@ def digest(item: Any) -> bytes:
 
 
 def overlapping(keys: Sequence[ExtraKey], first: int, end: int) -> list[ExtraKey]:
-    """The extra keys of the tokens first .. end - 1, in order and each once."""
+    """Return the extra keys of the tokens first .. end - 1, in order and each once."""
     return [key for key in sorted(set(keys)) if key[0] < end and key[0] + key[1] > first]
 
 
@@ -75,7 +75,7 @@ def vllm_keys(
     images: Sequence[tuple[int, int, str]] = (),
     embeds: Any = None,
 ) -> list[bytes]:
-    """As vLLM makes them: which extras a block has, and in which order."""
+    """Return vLLM's block keys, with vLLM's extras of each block in vLLM's order."""
     keys = [digest("vllm-none-hash" if hash_seed is None else hash_seed)]
     for first in range(0, len(tokens) - page_size + 1, page_size):
         end = first + page_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a snapshot has of each column, whatever the order of its runs."""
+"""The contents of each column in a snapshot, independent of the order of its runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvcore.snapshots.format import SnapshotReader
 from moved_requests import content, moving_manager, written_request
 from same_arrays import assert_same
 
-#: By replica, namespace and tokens up to the column's end: which pages, their bytes, its state.
+#: By replica, namespace and tokens up to the column's end: present pages, their bytes, the state.
 Contents = dict[tuple[int, bytes, tuple[Any, ...]], tuple[tuple[bool, ...], bytes, bytes | None]]
 
 
 def contents_of(path: Path) -> Contents:
-    """Read a whole snapshot, whose checksums are right."""
+    """Read a whole snapshot with valid checksums."""
     with path.open("rb") as file:
         reader = SnapshotReader(file)
         saved = _runs_of(reader)
@@ -50,18 +50,18 @@ def contents_of(path: Path) -> Contents:
 
 
 def cached_in(manager: PagedKVCacheManager, folder: Path) -> Contents:
-    """Return what is cached now, by way of a file."""
+    """Return the contents of the cache, read from a saved file."""
     path = folder / "now.kvcache"
     manager.snapshot(path)
     return contents_of(path)
 
 
-#: What `filled` has cached.
+#: The prompts that `filled` caches.
 PROMPTS = [[*range(8), *([i] * 9)] for i in range(5)]
 
 
 def filled(**options: Any) -> PagedKVCacheManager:
-    """Return a manager in which nothing but prompts is cached."""
+    """Return a manager in which only prompts are cached."""
     manager = moving_manager(**options)
     for tokens in PROMPTS:
         written_request(manager, "r", tokens)
@@ -70,7 +70,7 @@ def filled(**options: Any) -> PagedKVCacheManager:
 
 
 def assert_right(manager: PagedKVCacheManager, prompts: list[list[int]] = PROMPTS) -> int:
-    """Whatever is found of the prompts has their contents; return the tokens that are found."""
+    """Check the contents of all cached tokens of the prompts; return the number of those tokens."""
     blocks, total = manager._shards[0][0][0], 0
     for tokens in prompts:
         n, pages = manager.match_prefix(tokens, return_pages=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the copies of a call, which tell the reference what kvcore was free to choose."""
+"""A watch on the copies of a call: it passes kvcore's free choices to the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SourceHint:
-    """Tells the reference which of several equally good pages a partial hit was copied from."""
+    """Record which of several equally good pages was the source of a partial hit."""
 
     def __init__(self, pair: Lockstep) -> None:
         self.pair = pair
@@ -27,11 +27,11 @@ class SourceHint:
                 self.by_id[replica, int(block)] = key
         self.before = [pool.copy() for pool in pair.pools]
         pair.hold_loads()
-        for pool in pair.pools:  # every slot tells which page it is in
+        for pool in pair.pools:  # every slot holds the number of its page
             pool[:] = np.arange(len(pool)).reshape(-1, 1, 1, 1, 1, 1)
 
     def take(self) -> npt.NDArray[np.int32]:
-        """The copies that the last call owes, or has done."""
+        """Return the copies that the last call returned, or ran."""
         self.copies: npt.NDArray[np.int32] = self.pair.core.take_copies()
         assert self.copies.dtype == np.int32
         assert self.copies.shape[1:] == (4,)
@@ -43,7 +43,7 @@ class SourceHint:
         return self.copies
 
     def restore(self) -> None:
-        """Do what was done to what the pools held before."""
+        """Restore the earlier contents of the pools and repeat the copies on them."""
         for pool, before in zip(self.pair.pools, self.before, strict=True):
             pool[:] = before
         for replica, source, target, tokens in self.copies.tolist():
@@ -52,7 +52,7 @@ class SourceHint:
         self.pair.do_loads()
 
     def done(self, replica: int) -> list[tuple[int, int, int, int]]:
-        """What was copied in a pool, by what its slots hold now."""
+        """Return the copies in a pool, derived from the present contents of its slots."""
         pool = self.pair.pools[replica]
         tokens = (pool[:, 0, 0, :, 0, 0] != np.arange(len(pool))[:, None]).sum(axis=1)
         changed = [(page, int(tokens[page])) for page in np.flatnonzero(tokens).tolist()]
@@ -63,7 +63,7 @@ class SourceHint:
         return [(replica, int(pool[p, 0, 0, 0, 0, 0]), p, count) for p, count in changed]
 
     def for_request(self, request: Request) -> tuple[Key | None, bool]:
-        """The source of a request's partial hit, and whether the request copies nothing."""
+        """Return the source of a request's partial hit, and true if the request copies nothing."""
         if not self.pair.core.contains(request.request_id):
             return None, True
         own = {int(block) for block in self.pair.core.get_req_blocks(request.request_id)}

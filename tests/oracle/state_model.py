@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of recurrent layers, small enough to be computed again: its states are digests."""
+"""A model of recurrent layers whose states are digests, cheap to compute again."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, State
 
 ARRAYS = {"conv": ((3,), "float32"), "ssm": ((2, 2), "int8")}
-_MOST = 97  # what int8 holds
+_MOST = 97  # digests fit into int8
 
 
 def prompt(*parts: tuple[int, int]) -> list[int]:
-    """Return runs of consecutive tokens, each given by its first one and its length."""
+    """Return runs of consecutive tokens; each part is its first token and its length."""
     return [first + i for first, n in parts for i in range(n)]
 
 
 def state_params(*groups: Any, interval: int | None = None, **options: Any) -> KVCacheParams:
-    """Return parameters of page size 4 with a full layer and two recurrent ones, or of groups."""
+    """Return parameters of page size 4: a full layer and two recurrent layers, or `groups`."""
     groups = groups or (FullAttention([0]), State([1, 2], ARRAYS, interval))
     layers = 1 + max(layer for group in groups for layer in group.layers)
     fields: dict[str, Any] = {"n_kv_heads": 1, "head_dim": 2, "page_size": 4}
@@ -39,7 +39,7 @@ def state_manager(params: KVCacheParams, **options: Any) -> PagedKVCacheManager:
 
 
 def digest(tokens: Any, seed: int = 0) -> int:
-    """Return what a state is after these tokens."""
+    """Return the state after these tokens."""
     found = seed
     for token in tokens:
         found = (found * 5 + int(token) + 1) % _MOST
@@ -57,7 +57,7 @@ def run_states(
     batch: list[TextGenerationContext],
     device: int = 0,
 ) -> None:
-    """Run the chunk of each row; a state that was not computed for just its tokens is an error."""
+    """Run the chunk of each row; raise if a state is not the state of exactly its tokens."""
     for field in fields_of(states, device):
         for row, context in enumerate(batch):
             state = field[slots[0][row]]
@@ -81,7 +81,7 @@ def step_states(
 def prefill(
     manager: PagedKVCacheManager, name: str, tokens: list[int], **options: Any
 ) -> TextGenerationContext:
-    """Claim a request and run its prompt, in chunks as they are cut."""
+    """Claim a request and run its prompt in the chunks that the manager cuts."""
     manager.claim(name)
     context = TextGenerationContext(name, tokens, **options)
     while context.end_idx == len(tokens):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stores to the host tier the streams of a manager are behind, and which they have to be."""
+"""A clock of the stores to the host tier: the stores for which each stream waits, or must."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvcore.backends.protocol import STORE
 
 
 class StoreClock:
-    """Follow the events of a manager on one GPU: how many stores each stream is behind."""
+    """Follow the events of a manager on one GPU: the number of stores each stream waits for."""
 
     def __init__(
         self, machine: Machine, manager: PagedKVCacheManager, patch: pytest.MonkeyPatch
@@ -25,9 +25,9 @@ class StoreClock:
         self.stores = 0
         self.streams: dict[int, int] = {}
         self.events: dict[int, int] = {}
-        self.read_by: dict[int, int] = {}  # page: the last store of it
-        self.written_by: dict[int, int] = {}  # the same of the host tier
-        self.loaded = 0  # the last store that a load was of
+        self.read_by: dict[int, int] = {}  # page: the last store that reads it
+        self.written_by: dict[int, int] = {}  # host page: the last store that writes it
+        self.loaded = 0  # the last store whose pages were loaded
         self.real = kernels.record, kernels.wait, mover.run
         patch.setattr(kernels, "record", self.record)
         patch.setattr(kernels, "wait", self.wait)
@@ -55,9 +55,9 @@ class StoreClock:
 
 
 class ClockedTraffic(DeviceTraffic):
-    """Random requests without forks, each of whose fetches is behind the stores that it must be.
+    """Random requests without forks; each fetch waits for exactly the stores that it must.
 
-    That is the last store of a page that was handed out so far, or was loaded, and no later one.
+    This is the last store of a page that was handed out or loaded so far, and no later store.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ClockedTraffic(DeviceTraffic):
         super().__init__(machine, params, seed, **options)
         self.by_layer = bool(options.get("layerwise_loads"))
         self.clock = StoreClock(machine, self.manager, patch)
-        self.handed_out = 0  # the last store of such a page
+        self.handed_out = 0  # the last store of a page handed out so far
         self.rows: dict[Any, set[int]] = {}
-        self.lags = 0  # fetches that were not behind all stores
+        self.lags = 0  # fetches that did not wait for all stores
         real = {name: getattr(self.manager, name) for name in ("reserve", "fetch", "step")}
 
         def reserve(context: TextGenerationContext, **more: Any) -> bool:
@@ -94,7 +94,7 @@ class ClockedTraffic(DeviceTraffic):
         return set(self.manager.get_req_blocks(context.request_id))
 
     def note(self, batch: list[TextGenerationContext]) -> None:
-        """Find the pages that a call has handed out: new ones of a row that are not cached."""
+        """Record the pages that a call has handed out: new pages of a row that are not cached."""
         for context in batch:
             row = self.pages_of(context)
             new = row - self.rows.get(context.request_id, set())
@@ -106,13 +106,13 @@ class ClockedTraffic(DeviceTraffic):
     def compare(self) -> None:
         behind = self.clock.streams.get(self.machine.streams.get(0, 0), 0)
         most = max(self.handed_out, self.clock.loaded)
-        least = self.handed_out if self.by_layer else most  # layers are waited for later
+        least = self.handed_out if self.by_layer else most  # a stream waits for layers later
         assert least <= behind <= most
         self.lags += behind < self.clock.stores
 
 
 class _Front:
-    """A manager some of whose methods are others."""
+    """A manager with some methods replaced."""
 
     def __init__(self, manager: PagedKVCacheManager, methods: dict[str, Any]) -> None:
         self._manager, self._methods = manager, methods

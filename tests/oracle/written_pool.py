@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool whose slots tell the prefix they were written for, and batches run on it."""
+"""A pool whose slots encode the prefix that they were written for, and batches that run on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from same_arrays import assert_same
 
 
 def codes(context: Any) -> npt.NDArray[np.float32]:
-    """One number per token that depends on all tokens up to it, and on extra keys that began."""
+    """Return one number per token that depends on all tokens and extra keys up to it."""
     tokens = np.asarray(context.tokens, np.int32)
     starts = [tokens[: n + 1].tobytes() for n in range(len(tokens))]
     for key in sorted(set(getattr(context, "extra_keys", None) or ())):
@@ -24,7 +24,7 @@ def codes(context: Any) -> npt.NDArray[np.float32]:
 
 
 class WrittenPool:
-    """Runs batches on a manager, with its pool or one of the engine's own."""
+    """A runner of batches on a manager, with the manager's pool or the engine's own pool."""
 
     def __init__(self, manager: kvcore.PagedKVCacheManager) -> None:
         self.manager = manager
@@ -37,7 +37,7 @@ class WrittenPool:
         self.num_copies = 0
 
     def copy(self) -> None:
-        """Does the copies that a manager without a pool owes, in order."""
+        """Run the copies that are due in a manager without a pool, in order."""
         for replica, source, target, tokens in self.manager.take_copies().tolist():
             assert self.is_own
             pool = self.blocks[replica]
@@ -51,7 +51,7 @@ class WrittenPool:
         return pool, pages[positions // size], positions % size
 
     def check(self, context: Any, end: int | None = None) -> None:
-        """Each written slot of a request holds what was written for its prefix."""
+        """Check that each written slot of a request holds the value of its prefix."""
         end = context.start_idx if end is None else end
         pool, pages, offsets = self.slots(context, 0, end)
         found = pool[pages, :, :, offsets].reshape(end, 8)
@@ -59,7 +59,7 @@ class WrittenPool:
         assert_same(found, expected)
 
     def forward(self, batch: Sequence[Any]) -> None:
-        """Fetches a batch, reads what is cached of it and writes its new tokens."""
+        """Fetch a batch, read its cached tokens and write its new tokens."""
         self.manager.fetch(batch)
         self.copy()
         for context in batch:
@@ -72,7 +72,7 @@ class WrittenPool:
             self.check(context, context.active_idx)
 
     def run(self, batch: Sequence[Any], sampled: int = 0) -> None:
-        """One step of an engine."""
+        """Run one step of an engine."""
         self.forward(batch)
         for context in batch:
             context.update(sampled)

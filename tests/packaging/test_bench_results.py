@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benches store: rows, and where and with what each was measured."""
+"""The stored results of the benches: rows, and the machine and versions of each row."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     from harness import PACE
 
     monkeypatch.setattr(run, "best_pace", lambda: 1000)
-    monkeypatch.setenv(PACE, "1000")  # a run sets it; undone when the test is over
+    monkeypatch.setenv(PACE, "1000")  # a run sets it; pytest restores it after the test
     return run
 
 
 def measured_on(run: Any, monkeypatch: pytest.MonkeyPatch, cpu: str, version: str) -> None:
-    """Have every bench measure one row on a machine with this processor."""
+    """Make every bench measure one row on a machine with this processor."""
     from harness import plain_row
 
     facts = {"cpu": cpu, "cores": 2, "libc": "l", "python": "3", "numpy": "2", "kvcore": version}

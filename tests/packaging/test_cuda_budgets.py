@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels may take of a multiprocessor, read from the machine code that was built.
+"""Limits on a kernel's share of a multiprocessor, read from the built machine code.
 
-It is of Ampere and Hopper. More registers, or memory of a block, would leave fewer lanes on a
-multiprocessor than it takes to keep the loads of a copy under way; what is spilled to the stack is
-traffic that no floor counts.
+The code is for Ampere and Hopper. With more registers or more shared memory a multiprocessor runs
+fewer lanes than it needs to keep the loads of a copy in flight. Registers spilled to the stack
+cause traffic that no floor counts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MAX_REGISTERS = 64  # of a lane: four blocks of 256 on a multiprocessor
-# A lane that quantises K and V has 128 bytes under way: three blocks fill a multiprocessor's loads.
+MAX_REGISTERS = 64  # per lane: four blocks of 256 on a multiprocessor
+# A lane that quantises K and V has 128 bytes in flight: three blocks fill a multiprocessor's loads.
 TWO_TENSORS = re.compile(r"QuantizeBody.*ELi2E")
 MAX_REGISTERS_OF_TWO = 80
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -25,7 +25,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the code of a kernel for an architecture takes; sizes in bytes."""
+    """The resources of a kernel's code for an architecture; sizes in bytes."""
 
     name: str
     architecture: str
@@ -35,7 +35,7 @@ class Kernel:
     local: int
 
     def excess(self) -> list[str]:
-        """Say which budgets it exceeds."""
+        """Return the budgets that it exceeds."""
         registers = MAX_REGISTERS_OF_TWO if TWO_TENSORS.search(self.name) else MAX_REGISTERS
         taken = {
             "registers": (self.registers, registers),

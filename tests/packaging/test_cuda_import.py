@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is imported when; in every build, with and without kernels for GPUs."""
+"""The time at which modules are imported, in every build, with and without GPU kernels."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ptxas makes of kernels for Hopper, by nvdisasm: wide accesses, loads together, size.
+"""The machine code of kernels for Hopper, by nvdisasm: wide accesses, batched loads, size.
 
-A lane that waits for each of its loads before it asks for the next leaves memory idle. So kernels
-that move units of 16 bytes issue all loads of a round before they store the first. PTX does not
-show that: ptxas moves loads and stores.
+A lane that waits for each load before it issues the next load leaves memory idle. So kernels that
+move units of 16 bytes issue all loads of a round before the first store. PTX does not show this
+order, because ptxas moves loads and stores.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pytest
 
 import machine_code
 
-#: Part of kernels' names: how wide loads and stores are in bits, how many loads come before the
-#: first such store, and how many instructions a kernel has at most.
+#: Part of kernels' names: the width of loads and of stores in bits, the number of loads before the
+#: first such store, and the most instructions of a kernel.
 EXPECTED = {
     "9SlotItems.*Unit16": (128, 128, 4, 560),
     "10BatchItems.*Unit16": (128, 128, 4, 860),
     "9PageItems.*Unit16": (128, 128, 4, 560),
-    "8TurnBody.*ELi2E": (128, 128, 4, 490),  # K, and V of two bytes
+    "8TurnBody.*ELi2E": (128, 128, 4, 490),  # K and V, of two bytes
     "8TurnBody.*ELi1E": (128, 128, 4, 525),
     "9HeadItems.*Unit16": (128, 128, 4, 650),
     "11CompactBody": (0, 0, 0, 910),
@@ -52,7 +52,7 @@ def kernels_of(text: str) -> dict[str, list[str]]:
 
 
 def faults(opcodes: list[str], loads: int, stores: int, together: int, most: int) -> list[str]:
-    """Say what a kernel lacks of what is expected of it."""
+    """Return the differences between a kernel and its expected values."""
     wide_load, wide_store = (
         f"{verb}.E.{bits}" if bits else "" for verb, bits in (("LDG", loads), ("STG", stores))
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation states is so: its calls, commands, error texts and figures."""
+"""The statements of the documentation are true: its calls, commands, error texts and figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ METHODS = (
 
 
 def named_calls(heading: str) -> set[str]:
-    """The names in the first cells of the tables below a heading of the page of methods."""
+    """Return the names in the first cells of the tables below a heading of the page of methods."""
     page = (DOCS / "methods.md").read_text()
     section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.+?) \| ", section, re.M)
@@ -57,7 +57,7 @@ def test_page_of_methods_names_every_function_of_ops() -> None:
 
 # -- commands ------------------------------------------------------------------------------------
 def commands_shown() -> list[list[str]]:
-    """Every line of a shell block that calls kvcore."""
+    """Return every line of a shell block that calls kvcore."""
     found = []
     for page in [*PAGES, ROOT / "README.md"]:
         for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.M | re.S):
@@ -68,10 +68,10 @@ def commands_shown() -> list[list[str]]:
 
 @pytest.mark.parametrize("arguments", commands_shown(), ids=" ".join)
 def test_commands_of_shell_blocks_are_right(arguments: list[str]) -> None:
-    """Those that need neither files nor time run, of the others the options are looked up."""
+    """Run the commands that need neither files nor time; check the options of the others."""
     program: Any = typer.main.get_command(app)
     command = program.commands[arguments[0]]
-    for name in arguments[1:2]:  # where it has commands of its own
+    for name in arguments[1:2]:  # if it has subcommands
         command = getattr(command, "commands", {}).get(name, command)
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in arguments if word.startswith("--")} <= known
@@ -101,7 +101,7 @@ def fetch_without_step() -> None:
 
 
 def reject_a_draft(*, moves: bool) -> None:
-    """Fetch again after drafts of a model with states were rejected."""
+    """Fetch again after rejected drafts of a model with states."""
     groups: list[Any] = [FullAttention([0]), State([1], {"ssm": ((2,), "float32")})]
     params = kvcore.KVCacheParams("float32", 1, 8, 2, page_size=4, groups=groups)
     manager = kvcore.PagedKVCacheManager(params, 1, 64, num_pages=4)
@@ -153,7 +153,7 @@ def provoked_errors() -> Iterator[str]:
 
 
 def test_errors_quoted_on_the_troubleshooting_page_are_the_real_ones() -> None:
-    """But those of machines and processes that a test does not have."""
+    """Without the errors of machines and processes that a test does not have."""
     page = (DOCS / "troubleshooting.md").read_text().partition("## Find a leak")[0]
     quoted = [text.split(" ... ") for text in re.findall(r'"([^"]+)"', page)]
     texts = [*provoked_errors()]

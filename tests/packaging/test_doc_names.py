@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation and error texts use the product's names, and deny nothing that it has.
+"""The documentation and error texts use the product's names, and deny no existing feature.
 
-Compared are calls and their arguments, modules, files, exit codes and denied features.
+The tests compare calls and their arguments, modules, files, exit codes and denied features.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ OWNERS: dict[str, Any] = {
     "kvcore.scheduler": scheduler,
     "kvcore.groups": kvcore.groups,
 }
-#: The class of each variable that the page writes before a dot.
+#: The class of each variable before a dot on the page.
 VARIABLES: dict[str, Any] = {"group": AttentionGroup, "chain": keys.KeyChain}
 
 
 def calls_of_methods() -> Iterator[tuple[str, str]]:
-    """The heading and the text of each call in the first cells of the page's tables."""
+    """Return the heading and the text of each call in the first cells of the page's tables."""
     for section in (DOCS / "methods.md").read_text().split("\n## ")[1:]:
         heading = section.partition("\n")[0]
         for cell in re.findall(r"^\| (`.+?) \| ", section, re.M):
@@ -54,7 +54,7 @@ def calls_of_methods() -> Iterator[tuple[str, str]]:
 
 
 def named(heading: str, call: str) -> Any:
-    """What a call on the page calls."""
+    """Return the object that a call on the page calls."""
     path = call.partition("(")[0].split(".")
     owner = VARIABLES[path.pop(0)] if len(path) > 1 else OWNERS[heading]
     if heading == "kvcore.scheduler" and not hasattr(owner, path[0]):
@@ -63,7 +63,7 @@ def named(heading: str, call: str) -> Any:
 
 
 def written(call: str) -> tuple[list[tuple[str, str | None]], dict[str, str | None], bool]:
-    """Arguments by place and by name as a page writes them, and whether it leaves some out."""
+    """Return positional and keyword arguments of a call on a page; true if it omits some."""
     path, _, arguments_text = call.partition("(")
     text = re.sub(r"(, |(?<=\())\.\.\.(?=[,)])", "", f"({arguments_text}")
     tree = ast.parse(f"def {path.rpartition('.')[2]}{text}: 0")
@@ -83,7 +83,7 @@ def written(call: str) -> tuple[list[tuple[str, str | None]], dict[str, str | No
 
 
 def real(function: Any) -> tuple[list[tuple[str, str | None]], dict[str, str | None]]:
-    """Return the same of a function, without `**kwargs`."""
+    """Return the arguments of a function in the same form, without `**kwargs`."""
     places: list[tuple[str, str | None]] = []
     names: dict[str, str | None] = {}
     for each in inspect.signature(function).parameters.values():
@@ -97,12 +97,12 @@ def real(function: Any) -> tuple[list[tuple[str, str | None]], dict[str, str | N
 
 
 def agree(shown: tuple[str, str | None], true: tuple[str, str | None]) -> bool:
-    """Whether a page has an argument as it is, or with "..." for its default."""
+    """Return true if a page shows an argument as it is, or with "..." for its default."""
     return shown == true or (shown[0] == true[0] and shown[1] == "..." and true[1] is not None)
 
 
 def differs(call: str, function: Any) -> str | None:
-    """Return how a call on a page differs; a page may leave out arguments that go by name only."""
+    """Return the difference of a call on a page; a page may omit keyword-only arguments."""
     places, names, is_open = written(call)
     true_places, true_names = real(function)
     # A context must be given; None means that it is given by an earlier name.
@@ -124,7 +124,7 @@ def differs(call: str, function: Any) -> str | None:
 
 
 def has_signature(function: Any) -> bool:
-    """Whether Python has a signature: test_docs.py compares extension classes with their stubs."""
+    """Return true if Python has a signature: test_docs.py compares extension classes with stubs."""
     try:
         inspect.signature(function)
     except ValueError:
@@ -159,9 +159,9 @@ def test_a_wrong_call_is_found() -> None:
     assert differs("reserve(ctx, num_steps=1, ...)", reserve) is None
 
 
-# -- signatures of the reference, which are written by hand --------------------------------------
+# -- signatures on the pages of the reference, which are written by hand --------------------------
 def signatures_of_the_reference() -> Iterator[tuple[str, str, str]]:
-    """Module, class and arguments of what a page of the reference writes out."""
+    """Return module, class and arguments of each signature on a page of the reference."""
     for page in sorted((DOCS / "api").glob("*.rst")):
         module = "kvcore"
         for kind, value in re.findall(r"^\.\. ([a-z]+):: (\S.*)$", page.read_text(), re.M):
@@ -186,7 +186,7 @@ def test_a_signature_of_the_reference_is_that_of_the_class(
 
 # -- keyword arguments anywhere ------------------------------------------------------------------
 def methods_by_name() -> dict[str, list[Any]]:
-    """All public callables that a page may name, by the last part of the name."""
+    """Return all public callables that a page may name, by the last part of the name."""
     found: dict[str, list[Any]] = {}
     modules = [kvcore, ops, keys, scheduler, stores]
     classes = [
@@ -201,7 +201,7 @@ def methods_by_name() -> dict[str, list[Any]]:
 
 
 def keywords_shown() -> Iterator[tuple[str, str, str]]:
-    """Page, method and keyword of each call in a span of code."""
+    """Return page, method and keyword of each call in a code span."""
     for page in PAGES:
         for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()):
             for name, arguments in re.findall(r"\b(\w+)\(([^()]*)\)", span):
@@ -223,16 +223,16 @@ def test_keywords_of_calls_in_the_text_are_those_of_the_product() -> None:
     assert wrong == set()
 
 
-# -- the page for those who come from other caches -----------------------------------------------
+# -- the page for users of other caches ----------------------------------------------------------
 def rows_of(page: str) -> Iterator[list[str]]:
-    """The cells of each row of a page's tables."""
+    """Return the cells of each row of a page's tables."""
     for line in (DOCS / page).read_text().splitlines():
         if line.startswith("| ") and not line.startswith("|---"):
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_a_call_that_kvcore_has_is_not_said_to_be_missing() -> None:
-    """A dash says that kvcore has no such call, so kvcore may have no call of the same name."""
+    """A dash means that kvcore has no such call, so kvcore must not have a call of that name."""
     own = methods_by_name().keys()
     kvcore_column: int | None = None
     denied = []
@@ -246,7 +246,7 @@ def test_a_call_that_kvcore_has_is_not_said_to_be_missing() -> None:
     assert denied == []
 
 
-# -- what a page says does not exist -------------------------------------------------------------
+# -- features that a page denies -----------------------------------------------------------------
 #: Patterns of sentences that deny a feature, and the part of the product that is the feature.
 DENIALS: dict[str, Callable[[], Any]] = {
     r"sends? no event|no events? (?:are|is) sent": lambda: kvcore.PagedKVCacheManager.take_events,
@@ -269,7 +269,7 @@ def test_no_page_denies_what_the_product_has(page: Path) -> None:
 
 # -- modules -------------------------------------------------------------------------------------
 def public_modules() -> tuple[set[str], set[str]]:
-    """The modules that are public, and single names of others."""
+    """Return the public modules, and the public names in other modules."""
     page = (DOCS / "compatibility.md").read_text()
     section = page.partition("\n### Public modules\n")[2].partition("\n\nThe C++ library")[0]
     table, _, names = section.partition("\n\nThese single names")
@@ -277,7 +277,7 @@ def public_modules() -> tuple[set[str], set[str]]:
 
 
 def modules_shown() -> Iterator[tuple[str, str, list[str]]]:
-    """Page, module and names that its code imports, or that a setting names."""
+    """Return page, module and names for each import in its code and each name in a setting."""
     for page in PAGES:
         text = page.read_text()
         blocks = re.findall(r"^```(?:python|json|text|sh)\n(.*?)^```$", text, re.M | re.S)
@@ -294,7 +294,7 @@ def modules_shown() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def test_modules_that_pages_use_are_public() -> None:
-    """What users import, and what operators write into settings."""
+    """The modules that users import, and the modules in operators' settings."""
     modules, singles = public_modules()
     used = {(module, name) for _, module, names in modules_shown() for name in names or [""]}
     assert len(used) > 30
@@ -336,7 +336,7 @@ def test_files_of_replays_have_the_names_that_they_are_published_with() -> None:
 
 
 def test_sources_that_pages_name_are_there() -> None:
-    """Folders of a checkout, in spans of code."""
+    """The folders of a checkout in code spans."""
     folders = r"(?:docs|bench|tests|examples|cpp|python|\.ci)"
     missing = {
         (page.name, path)
@@ -372,7 +372,7 @@ def test_an_interrupt_ends_with_the_code_of_the_page(
 
 # -- error texts ---------------------------------------------------------------------------------
 def error_texts() -> Iterator[tuple[str, str]]:
-    """Where an error's text is, and the text, of Python, Cython and C++ sources."""
+    """Return the place and the text of each error in Python, Cython and C++ sources."""
     package = ROOT / "python" / "kvcore"  # an installed package has no Cython sources
     for path in [path for kind in ("py", "pyx", "pxi") for path in package.rglob(f"*.{kind}")]:
         for found in re.finditer(r"\w+Error\(((?:\s*f?\"[^\"\n]*\"\s*)+)", path.read_text()):
@@ -388,7 +388,7 @@ OTHERS_CALLS = {"__init__", "batch_repeat_interleave", "batch_select_indices", "
 
 
 def test_what_an_error_tells_to_call_is_what_the_pages_call_it() -> None:
-    """The first name of a row: another one, such as MAX's, is not what a reader has seen."""
+    """The name in the first cell of a row: a reader has not seen another name, such as MAX's."""
     first = set()
     for cell in re.findall(r"^\| (`.+?) \| ", (DOCS / "methods.md").read_text(), re.M):
         name = re.match(r"`(?:\w+\.)*(\w+)", cell)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation names all that is public, and what it shows works."""
+"""The documentation names all public objects, and its examples work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CLASSES = [
 
 
 def blocks(page: Path) -> str:
-    """The python blocks of a page, on the lines where they stand."""
+    """Return the python blocks of a page, on their lines in the page."""
     text = page.read_text()
     code, line = "", 0
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
@@ -68,7 +68,7 @@ def test_guide_has_examples() -> None:
 
 # -- names ---------------------------------------------------------------------------------------
 def in_reference(module: ModuleType) -> set[str]:
-    """The names that the pages of the reference document as the module's."""
+    """Return the names of the module that the pages of the reference document."""
     names = set()
     for page in (DOCS / "api").glob("*.rst"):
         current = ""
@@ -102,7 +102,7 @@ def own_members(cls: type) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_every_public_member_says_what_it_is(cls: type) -> None:
-    """By a docstring of its own or, for a field, in that of its class or a base of it."""
+    """Members have their own docstring; a field may be described by its class or a base class."""
     assert inspect.getdoc(cls)
     text = "\n".join(base.__doc__ or "" for base in cls.__mro__)
     silent = [
@@ -175,7 +175,7 @@ def test_command_line_page_names_every_json_key(
     ],
 )
 def test_signatures_written_by_hand_are_those_of_the_stubs(stub: str) -> None:
-    """The constructors of extension classes do not tell theirs."""
+    """The constructors of extension classes have no signature at run time."""
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.rst"))
     written = dict(re.findall(r"^\.\. autoclass:: (\w+)\((.+)\)$", pages, re.M))
     tree = ast.parse((Path(kvcore.__file__).parent / stub).read_text())

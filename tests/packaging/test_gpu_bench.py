@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script for machines with a GPU: as ready as can be seen on one without."""
+"""The script for machines with a GPU, tested as far as possible without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # runs bench scripts
 
 
 class Graph:
-    """Calls in the place of a graph of kernels."""
+    """Calls in the form of a graph of kernels."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
@@ -36,7 +36,7 @@ class Graph:
 
 
 def host_library() -> Any:
-    """What the benches use of cupy, over host memory."""
+    """Return the parts of cupy that the benches use, over host memory."""
     names = ("arange", "asarray", "empty", "float32", "full", "int32", "int64", "ones", "uint16",
              "uint32", "uint8", "zeros")  # fmt: skip
     rng = np.random.default_rng(1)
@@ -65,7 +65,7 @@ def script(*arguments: str, python: str = sys.executable) -> subprocess.Complete
 
 
 def program(folder: Path, *lines: str) -> str:
-    """Write a program for the place of Python."""
+    """Write a program that replaces Python."""
     path = folder / "python"
     path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     path.chmod(0o755)
@@ -147,7 +147,7 @@ def test_what_is_no_result_is_refused_by_its_place(part: str, key: str, gpu_resu
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Benches over host memory, with little of it: what is called, and with what, is the GPU's."""
+    """Benches over little host memory; they make the same calls as for a GPU."""
     monkeypatch.syspath_prepend(str(BENCH))
     import gpu_attention
     import gpu_limits

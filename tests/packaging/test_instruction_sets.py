@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of each instruction set: the same bytes, chosen by KVCORE_ISA, nothing shared."""
+"""The kernels of each instruction set: the same bytes, selected by KVCORE_ISA, nothing shared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 print(_core.kernel_isa(), digest)
 """
 
-# Attention of each pool dtype, page size and group, with everything that a rule can say.
+# Attention of each pool dtype, page size and group, with every option of a rule.
 _ATTENTION = """
 import sys, numpy as np
 from kvcore import PagedBatch, ops
@@ -100,7 +100,7 @@ def attention_of(isa: str, folder: Path) -> npt.NDArray[np.float32]:
 
 
 def test_attention_of_levels_with_fused_products_agrees_to_the_byte(tmp_path: Path) -> None:
-    """Those without them answer nearly the same."""
+    """Levels without fused products give nearly the same result."""
     levels = [isa for isa in LEVELS if isa <= isa_level()]
     if not levels:
         pytest.skip(f"this processor is {isa_level()}")
@@ -117,7 +117,7 @@ def test_unknown_level_is_refused() -> None:
 
 
 def exported_symbols() -> dict[str, list[str]]:
-    """What each object of the library offers to others, by its name."""
+    """Return the symbols that each object of the library exports, by object name."""
     nm = require_program("nm")
     library = Path(kvcore.get_cmake_dir()).parents[1] / "libkvcore.a"
     listing = subprocess.run(
@@ -136,7 +136,7 @@ def exported_symbols() -> dict[str, list[str]]:
 
 
 def test_objects_of_a_level_export_their_table_only() -> None:
-    """What two levels shared, the linker could take from the newer one for an old processor."""
+    """With a shared symbol, the linker could use a newer level's code on an old processor."""
     exported = {k: v for k, v in exported_symbols().items() if k.startswith("isa_")}
     assert len(exported) == (3 if isa_level().startswith("x86-64") else 1)
     for member, symbols in exported.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed package: what is in it, and who can build against it."""
+"""The installed package: its contents, and builds against it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGE = Path(kvcore.__file__).parent
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Answer a program's output; its errors are in the failure text."""
+    """Return a program's output; the failure text contains its errors."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -88,7 +88,7 @@ Documented = ast.ClassDef | ast.FunctionDef
 
 
 def definitions(body: list[ast.stmt], owner: Any) -> Iterator[tuple[Documented, Any]]:
-    """The public definitions of a stub that are there once, and what they are at run time."""
+    """Return the public definitions of a stub that occur once, and their run-time objects."""
     named = [node for node in body if isinstance(node, Documented)]
     names = [node.name for node in named]
     for node in named:
@@ -209,12 +209,12 @@ find_package(kvcore CONFIG REQUIRED COMPONENTS cuda)
 """
 
 
-@pytest.mark.slow  # compiles the library once more
+@pytest.mark.slow  # compiles the library again
 def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
-    """Built without GPU kernels: who asks for these is told so."""
+    """A request for GPU kernels raises an error if the build has no GPU kernels."""
     build, prefix = tmp_path / "build", tmp_path / "prefix"
     without = {"KVCORE_BUILD_TESTS": "OFF", "KVCORE_CUDA": "OFF"}
-    cmake(ROOT, build, CMAKE_BUILD_TYPE="Debug", **without)  # in a third of the time
+    cmake(ROOT, build, CMAKE_BUILD_TYPE="Debug", **without)  # a third of the time
     run("cmake", "--build", build, "--parallel", "2")
     run("cmake", "--install", build, "--prefix", prefix)
     output = build_and_run_embed(tmp_path / "embed", CMAKE_PREFIX_PATH=prefix)
@@ -224,12 +224,12 @@ def test_embedding_against_an_install_prefix(tmp_path: Path) -> None:
     (user / "CMakeLists.txt").write_text(CUDA_USER)
     with pytest.raises(AssertionError) as refused:
         cmake(user, tmp_path / "user-build", CMAKE_PREFIX_PATH=prefix)
-    words = " ".join(str(refused.value).split())  # CMake breaks lines where it likes
+    words = " ".join(str(refused.value).split())  # CMake breaks lines anywhere
     assert "this kvcore was built without GPU kernels; build it where nvcc is found" in words
 
 
 def expected_embed_output() -> str:
-    """The example's comment `// prints: ...` says what it prints."""
+    """Return the output that the example's comment `// prints: ...` states."""
     stated = re.search(r"// prints: (.+)$", (EMBED / "main.cpp").read_text(), re.M)
     assert stated is not None
     return stated[1] + "\n"
@@ -314,7 +314,7 @@ def test_program_of_the_cpp_page_is_the_embedding_project() -> None:
     assert blocks_of("docs/cpp.md", "cpp")[-1] == (EMBED / "main.cpp").read_text()
 
 
-#: What a caller writes of the structs that grow: the first members, or none.
+#: The members of growing structs that a caller writes: the first members, or zero members.
 PARTS_OF_STRUCTS = """
 #include <kvcore/cache_manager.hpp>
 #include <kvcore/disk_store.hpp>
@@ -355,7 +355,7 @@ def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
     archive = tmp_path / f"kvcore-{kvcore.__version__}.tar.gz"
     with tarfile.open(archive) as tar:
         names = [Path(name).relative_to(f"kvcore-{kvcore.__version__}") for name in tar.getnames()]
-        # Pythons before 3.10.12 and 3.11.4 have no filters, later ones want one to be named.
+        # Pythons before 3.10.12 and 3.11.4 have no filters; later versions need a named filter.
         rules: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         tar.extractall(tmp_path, **rules)
     junk = re.compile(r"(^|/)(build|dist|__pycache__|\..*_cache|\.hypothesis)/|\.(so|a|o|pyc)$")
@@ -367,7 +367,7 @@ def test_sdist_holds_the_sources_and_no_junk(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_there_is_an_error_to_type_checkers_too() -> None:
-    """They complain of what they are told to ignore here, where there is nothing to ignore."""
+    """If the name exists, type checkers report an unused `type: ignore` here."""
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = kvcore.no_such_name  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every name of the documented API is there, or the migration guide says why it is not."""
+"""Every name of the documented API exists, or the migration guide gives the reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ ARGUMENTS = {
 
 
 def absent() -> dict[str, str]:
-    """The guide's table: what is not there, and why."""
+    """Return the guide's table of missing names and the reasons."""
     _, found, section = GUIDE.read_text().partition(HEADING)
     assert found, f"{GUIDE.name} has no section {HEADING!r}"
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", section.split("\n## ")[0], re.M)
@@ -103,7 +103,7 @@ def absent() -> dict[str, str]:
 
 
 def owner(name: str) -> Any:
-    """An object that has a class's members: some are an instance's own."""
+    """Return an object with a class's members: some members exist only in an instance."""
     if name == "ContinuousBatchingKVCacheManager":
         return slot_manager()
     if name == "ContinuousBatchingKVCacheCollection":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sub-interpreter cannot import kvcore, and is told so at once."""
+"""The import of kvcore in a sub-interpreter raises an error at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel from the sdist: what it needs, and where it runs."""
+"""A wheel from the sdist: its requirements, and the platforms on which it runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHORT = (
 )
 
 pytestmark = [
-    pytest.mark.slow,  # compiles everything once more
-    pytest.mark.xdist_group("wheel"),  # that is: once
-    pytest.mark.skipif(sys.platform != "linux", reason="manylinux is of Linux"),
+    pytest.mark.slow,  # compiles everything again
+    pytest.mark.xdist_group("wheel"),  # builds the wheel once
+    pytest.mark.skipif(sys.platform != "linux", reason="manylinux wheels need Linux"),
 ]
 
 
 def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """Return a program's output; with `path`, only its programs are to be found."""
+    """Return a program's output; `path` is the only folder for programs, if given."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CC", "CXX")}
     if path is not None:
         environment["PATH"] = str(path)
@@ -56,9 +56,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*frontend, "--sdist", "--outdir", folder, ROOT, cwd=folder)
     run("tar", "-xzf", folder / f"kvcore-{kvcore.__version__}.tar.gz", cwd=folder)
     source = folder / f"kvcore-{kvcore.__version__}"
-    # In a quarter of the time. Optimised code may need other symbols of the C++ library: those of a
-    # release are checked when it is made, where there is no jax. Kernels for one kind of GPU link
-    # what those for others do.
+    # A quarter of the build time. Optimised code may need other symbols of the C++ library: the
+    # symbols of a release are checked when it is made, in an environment without jax. Kernels for
+    # one kind of GPU link the same libraries as kernels for all kinds.
     quickly = (
         "-Ccmake.build-type=Debug",
         "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=90-virtual",
@@ -74,7 +74,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that holds the wheel and what it depends on."""
+    """Return the programs of an environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("empty")
     run(sys.executable, "-m", "venv", folder, cwd=folder)
     run(folder / "bin" / "pip", "install", "-q", wheel, cwd=folder, path=folder / "bin")
@@ -84,7 +84,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_needs_nothing_but_the_system(wheel: Path) -> None:
     assert "manylinux" in wheel.name
     names = run(sys.executable, "-m", "zipfile", "-l", wheel, cwd=wheel.parent)
-    assert "kvcore.libs/" not in names  # where libraries that had to be brought along would be
+    assert "kvcore.libs/" not in names  # the folder of bundled libraries
     assert "kvcore/_core" in names
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cached prompt, a request for it, and what a refusal must leave as it was."""
+"""A cached prompt, a request for it, and the state that a refused call must not change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = list(range(20))
 
 
 def serve(manager: PagedKVCacheManager, tokens: list[int], chunk: int = 1 << 20) -> None:
-    """Leave a prompt cached."""
+    """Run a prompt and leave it cached."""
     context = TextGenerationContext("served", tokens, active_idx=min(chunk, len(tokens)))
     manager.claim("served", 0)
     while context.start_idx < len(tokens):

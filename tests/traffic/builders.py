@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short ways to the managers, contexts and cached prompts that tests start from."""
+"""Short builders of managers, contexts and cached prompts for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _serial = itertools.count()
 def make_params(
     page_size: int = 4, *, replicas: int = 1, shards: int = 1, caching: bool = True, **rest: Any
 ) -> kvcore.KVCacheParams:
-    """Two layers of one head per device, two float32 elements wide."""
+    """Return parameters: two layers of one head per device, two float32 elements wide."""
     settings: dict[str, Any] = {
         "dtype": "float32",
         "n_kv_heads": shards,
@@ -33,7 +33,7 @@ def make_params(
 
 
 def with_host(page_size: int, host_pages: int, **rest: Any) -> dict[str, Any]:
-    """Params of a host tier of so many pages per replica; none for 0."""
+    """Return params of a host tier of `host_pages` pages per replica; empty for 0."""
     if not host_pages:
         return rest
     space = host_pages * make_params(page_size, **rest).bytes_per_page / (1 << 30)
@@ -61,7 +61,7 @@ def make_manager(
     params: dict[str, Any] | None = None,
     **rest: Any,
 ) -> kvcore.PagedKVCacheManager:
-    """A manager of page ids without a pool, checked after every call unless told otherwise."""
+    """Return a manager of page ids without a pool; by default it checks itself after every call."""
     settings: dict[str, Any] = {
         "max_batch_size": 64,
         "max_seq_len": 1 << 20,
@@ -78,7 +78,7 @@ def make_manager(
 def make_context(
     tokens: Iterable[int], request_id: Any = None, **rest: Any
 ) -> kvcore.TextGenerationContext:
-    """A context with an id of its own unless one is given."""
+    """Return a context; its id is unique by default."""
     name = f"request-{next(_serial)}" if request_id is None else request_id
     return kvcore.TextGenerationContext(name, np.array(list(tokens), np.int32), **rest)
 
@@ -90,7 +90,7 @@ def claimed(
     replica_idx: int = 0,
     **rest: Any,
 ) -> kvcore.TextGenerationContext:
-    """A fresh context, claimed on a replica."""
+    """Return a new context, claimed on a replica."""
     context = make_context(tokens, **rest)
     manager.external_claim(context.request_id, replica_idx=replica_idx)
     return context
@@ -103,7 +103,7 @@ def prefilled(
     sampled: int = 0,
     **rest: Any,
 ) -> kvcore.TextGenerationContext:
-    """A context whose prompt has been run and committed, and one token sampled."""
+    """Return a context whose prompt is committed, with one sampled token."""
     context = claimed(manager, tokens, **rest)
     assert manager.maybe_reserve(context)
     manager.fetch([context])
@@ -113,12 +113,12 @@ def prefilled(
 
 
 def put_in_cache(manager: kvcore.PagedKVCacheManager, tokens: Iterable[int], **rest: Any) -> None:
-    """Run a prompt and release it, so that its whole pages stay cached."""
+    """Run a prompt and release it, so its whole pages stay cached."""
     manager.release(prefilled(manager, tokens, **rest).request_id)
 
 
 def error_of(call: Callable[[], object]) -> Exception:
-    """The exception that a call raises."""
+    """Return the exception that a call raises."""
     try:
         call()
     except Exception as error:  # noqa: BLE001

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line as a test runs it: what it prints, and how bad input ends it."""
+"""Runs of the command line in a test: the printed text, and the end on bad input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["refused", "shown", "told"]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run a command that ends well; return what it prints."""
+    """Run a command that succeeds; return its output."""
     code = main([*map(str, arguments)])
     captured = capsys.readouterr()
     assert (code, captured.err) == (0, "")
@@ -30,7 +30,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
-    """Run a command that ends with a code and one line; return the line."""
+    """Run a command that exits with `code` and prints one line; return the line."""
     assert main([*map(str, arguments)]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

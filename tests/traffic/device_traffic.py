@@ -13,7 +13,7 @@ from kvcore import KVCacheParams, ops
 
 
 class DeviceTraffic(Traffic):
-    """What is read is looked at in the end, so that nothing waits for it on the way."""
+    """Random requests that record their reads and check them at the end, to avoid waits between."""
 
     def __init__(self, machine: Machine, params: KVCacheParams, seed: int, **options: Any) -> None:
         devices = [f"cuda:{i}" for i in range(params.n_devices)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parents and their forks, which tests of fork, truncate and shared_prefixes start from."""
+"""Parents and their forks, for tests of fork, truncate and shared_prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pages_of(manager: Manager, context: Any) -> list[int]:
 
 
 def forks(manager: Manager, parent: Any, count: int = 1, **rest: Any) -> list[Any]:
-    """Children of a parent, each with a next token of its own."""
+    """Return children of a parent, each with a different next token."""
     ids = parent.tokens[: parent.start_idx].tolist()
     children = [make_context([*ids, 1000 + n], **rest) for n in range(count)]
     manager.fork(parent.request_id, *children)
@@ -27,7 +27,7 @@ def forks(manager: Manager, parent: Any, count: int = 1, **rest: Any) -> list[An
 def family(
     num_pages: int, prompt: int = 6, count: int = 1, **rest: Any
 ) -> tuple[Manager, WrittenPool, list[Any]]:
-    """A parent that has run `prompt` tokens in pages of 4, then its children."""
+    """Return a parent that has run `prompt` tokens in pages of 4, and its children."""
     manager = make_manager(4, num_pages, **rest)
     pool = WrittenPool(manager)
     parent = claimed(manager, range(prompt))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two managers that are told the same; what one of them calls back fails now and then."""
+"""Two managers with the same calls; the callbacks of the faulty manager sometimes raise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Refusal = (kvcore.KVCacheError, ValueError, TypeError)
 
 
 class Fault(NamedTuple):
-    """What raises: the code of which kind, the how many-th time that it runs."""
+    """A fault: the kind of code that raises, the number of the call that raises, and the error."""
 
     kind: str
     at: int
@@ -30,12 +30,12 @@ class Fault(NamedTuple):
 
 
 NO_FAULT = Fault("", 0, OSError)
-#: How often code of each kind is chosen where several run.
+#: The weight of each kind of code when a fault is drawn.
 WEIGHTS = {"copier": 4, "load": 4, "setter": 3, "token": 1, "hash": 1, "listener": 1}
 
 
 class Points:
-    """Every moment at which somebody else's code runs; one of them raises."""
+    """The calls to foreign code, and the call that raises."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -62,7 +62,7 @@ class Points:
 
 
 class Name:
-    """A request id whose hash may fail."""
+    """A request id whose hash may raise."""
 
     def __init__(self, points: Points, text: str) -> None:
         self.points, self.text = points, text
@@ -79,7 +79,7 @@ class Name:
 
 
 class Token:
-    """A token that may fail to be an int."""
+    """A token whose conversion to int may raise."""
 
     def __init__(self, points: Points, value: int) -> None:
         self.points, self.value = points, value
@@ -90,7 +90,7 @@ class Token:
 
 
 class Foreign(Context):
-    """A context whose indices and tokens may fail to be set and read."""
+    """A context whose setters and tokens may raise."""
 
     points: Points
 
@@ -126,7 +126,7 @@ class FaultyMover(MeddlingMover):
 
 
 class Listener:
-    """A socket that may fail while it is looked at."""
+    """A socket whose check may raise."""
 
     def __init__(self, points: Points) -> None:
         self.points, self.asked = points, False
@@ -141,7 +141,7 @@ Act = Callable[["World"], Any]
 
 
 class World:
-    """A manager with bytes and everything that it calls back."""
+    """A manager with bytes, and all objects that it calls back."""
 
     def __init__(self, page_size: int, num_pages: int, host_pages: int, replicas: int) -> None:
         self.points = Points()
@@ -196,16 +196,16 @@ class World:
         return [Token(self.points, value) for value in values]
 
     def attempt(self, act: Act, fault: Fault = NO_FAULT) -> Any:
-        """What a call answers, or the class of what it raises."""
+        """Return the answer of a call, or the class of its error."""
         with self.points.watched(fault):
             try:
                 return act(self)
             except Refusal as refusal:
                 return type(refusal)
 
-    # -- what can be seen ------------------------------------------------------------------------
+    # -- visible state ---------------------------------------------------------------------------
     def requests(self) -> dict[int, tuple[int, ...]]:
-        """Of each context: whether it is claimed, pages, start, active, end."""
+        """Return for each context: true if it is claimed, pages, start, active, end."""
         return {n: self.request(context) for n, context in enumerate(self.contexts)}
 
     def request(self, context: Any) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ class World:
         return (len(self.manager.get_req_blocks(context.request_id)), *indices)
 
     def matches(self, prompts: Sequence[tuple[int, ...]]) -> list[int]:
-        """What is cached now; a reset that was asked for waits for the next call of a test."""
+        """Return the cached tokens of the prompts; a requested reset waits for the next call."""
         asked, self.listener.asked = self.listener.asked, False
         found = [
             self.manager.match_prefix(list(tokens), replica_idx=replica)

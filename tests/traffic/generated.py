@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models generate from the pages of managers that check themselves."""
+"""The tokens that models generate from the pages of managers that check themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checked_manager(params: KVCacheParams, num_pages: int, **options: Any) -> Pa
 def tokens_of(
     model: Any, manager: PagedKVCacheManager, tokens: int = 11, **options: Any
 ) -> list[list[int]]:
-    """Return what follows all prompts, in steps of so many tokens; nothing is held afterwards."""
+    """Return the generated tokens of all prompts, in steps of `tokens`; no page stays in use."""
     options = {"max_new_tokens": NEW, "max_batch_tokens": tokens} | options
     results = generate(model, prompts_of(), manager=manager, **options)
     assert manager.num_free_blocks == manager.total_num_pages
@@ -36,7 +36,7 @@ def tokens_of(
 def check_cold_and_cached(
     model: Any, manager: PagedKVCacheManager, expected: list[list[int]], tokens: int = 11
 ) -> None:
-    """Prompts in chunks, then over what is cached; metrics are those of the second run."""
+    """Run prompts in chunks, then again with hits; check the metrics of the second run."""
     assert tokens_of(model, manager, tokens) == expected
     manager.reset_metrics()
     assert tokens_of(model, manager, tokens) == expected

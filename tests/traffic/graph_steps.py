@@ -31,7 +31,7 @@ ROWS = 5
 
 
 def wide(layer: int, params: KVCacheParams) -> int:
-    """Heads of a layer."""
+    """Return the number of heads of a layer."""
     if params.groups is None:
         return params.n_kv_heads
     (found,) = [group for group in params.groups if layer in group.layers]
@@ -39,9 +39,9 @@ def wide(layer: int, params: KVCacheParams) -> int:
 
 
 class Model:
-    """K and V in memory that stays where it is, and what is captured: a step of a model.
+    """A step of a model that a graph captures, with K and V at fixed addresses.
 
-    With `splits` its layers attend, each with its K for queries.
+    With `splits` its layers also run attention, each with its K as queries.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Model:
         return self.machine.memory((self.tokens, wide(layer, self.params), 4), np.float32)
 
     def compute(self, contexts: list[TextGenerationContext]) -> None:
-        """Compute what depends on the tokens; on a GPU kernels in the graph do."""
-        self.machine.kernels.emulation.set_order(is_any=False)  # all that was given out is done
+        """Compute the values that depend on the tokens; on a GPU the graph's kernels do this."""
+        self.machine.kernels.emulation.set_order(is_any=False)  # waits for all work in flight
         rows = [c.tokens[c.start_idx : c.active_idx] for c in contexts]
         new = np.concatenate([np.empty(0, np.int32), *rows])
         for layer, k in enumerate(self.k):
             view = self.machine.view(k)
             view[: len(new)] = (10 * layer + new.astype(np.float32))[:, None, None]
-            view[len(new) :] = np.nan  # nobody may write it anywhere
+            view[len(new) :] = np.nan  # padding: no call may write it to a page
             self.machine.view(self.out[layer])[...] = 0
 
     def step(self, batch: GraphBatch) -> None:
@@ -92,7 +92,7 @@ class Model:
 
 @contextmanager
 def nothing_from_outside(machine: Machine) -> Iterator[None]:
-    """Let nothing be allocated or brought to the device; addresses are those of devices."""
+    """Forbid allocations and copies to the device, and check that all addresses are on devices."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a captured call allocates or copies")
@@ -105,7 +105,7 @@ def nothing_from_outside(machine: Machine) -> Iterator[None]:
 
 
 def captured(machine: Machine, step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step on a stream that is device 0's current one from now on; return its replay."""
+    """Capture a step on a new current stream of device 0; return its replay."""
     side = machine.kernels.Stream(0)
     machine.streams[0] = side.ptr
     emulation = machine.kernels.emulation
@@ -117,7 +117,7 @@ def captured(machine: Machine, step: Callable[[], None]) -> Callable[[], None]:
 
 
 class Run:
-    """A manager, and requests that come and go; each step by `run`."""
+    """A manager, and requests that start and end; `run` runs each step."""
 
     def __init__(self, params: KVCacheParams) -> None:
         self.manager = manager_of(params, num_pages=500, devices=["cuda:0"])

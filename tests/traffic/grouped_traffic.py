@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers whose layers do not all keep everything, under random requests that check contents."""
+"""Random requests on managers with windows and other groups; all contents are checked."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ SHAPES = {
 
 
 def value_of(tokens: list[int], layer: int, part: int) -> float:
-    """What stands for a prefix in one layer; exact in float32."""
+    """Return the value of a prefix in one layer; it is exact in float32."""
     return float(hash((tuple(tokens), layer, part)) % 1_000_003)
 
 
 def with_host_tier(params: KVCacheParams, host_pages: int) -> KVCacheParams:
-    """The same with room for so many pages of a replica in host memory."""
+    """Return the same parameters with `host_pages` host pages per replica."""
     space = (host_pages + 0.5) * params.bytes_per_page / 2**30
     return replace(params, enable_kvcache_swapping_to_host=True, host_kvcache_swap_space_gb=space)
 
 
 class Traffic:
-    """Random requests of one manager, whose layers write and read as a model's do."""
+    """Random requests of one manager, whose layers write and read as a model's layers do."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Traffic:
         self.live[name] = child
 
     def crowd_out(self) -> None:
-        """A prompt of its own that needs most of a replica's pages: what is cached has to go."""
+        """Reserve a new prompt that needs most pages of a replica, so cached pages are evicted."""
         name = f"c{next(self.names)}"
         self.manager.claim(name, self.random.randrange(self.params.data_parallel_degree))
         tokens = list(range(9, 9 + self.random.randrange(8, 2 * self.manager.total_num_pages)))
@@ -160,7 +160,7 @@ class Traffic:
             self.chunk(context)
 
     def reserve(self, context: TextGenerationContext) -> bool:
-        """Reserve, or make room: a request that outgrew the pool ends, else any of them does."""
+        """Reserve, or make room: end the request if it outgrew the pool, else end any request."""
         try:
             if self.manager.reserve(context):
                 return True
@@ -183,7 +183,7 @@ class Traffic:
         self.check(inputs, layer, rows, firsts)
 
     def values(self, layer: int, context: TextGenerationContext, part: int, first: int) -> Any:
-        """What lies in the pages for positions from `first` on."""
+        """Return the values in the pages for positions from `first` on."""
         tokens = [int(t) for t in context.tokens]
         positions = range(first, context.active_idx)
         return np.array([value_of(tokens[: p + 1], layer, part) for p in positions], np.float32)
@@ -200,7 +200,7 @@ class Traffic:
         ops.append(inputs, layer, arrays[0], arrays[1], inputs.row_offsets)
 
     def check(self, inputs: Any, layer: int, rows: Any, firsts: list[int]) -> None:
-        """Read what the layer may read of each row, from `firsts` on."""
+        """Read all tokens that the layer may read of each row, from `firsts` on."""
         pools = ops.batch.layer_pools(inputs, layer)
         for part, pool in enumerate(pools.pools):
             for row, (context, first) in enumerate(zip(rows, firsts, strict=True)):

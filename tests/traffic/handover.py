@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that share a server: one computes, another one finds it."""
+"""Processes that share a server: one process computes a prompt, another process loads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVE = """
 def serve(
     manager: Any, tokens: list[int] = PROMPT, name: str = "r", **keys: Any
 ) -> tuple[int, list[int]]:
-    """Tokens that were found, and what comes after the prompt."""
+    """Return the number of cached tokens, and the tokens generated after the prompt."""
     model = SmallModel()
     context, cached = model.prefill(manager, name, tokens, **keys)
     answer = [int(context.tokens[-1]), *model.decode(manager, context, 5)]
@@ -38,7 +38,7 @@ def serve(
 
 
 def expect_the_same_bytes(kind: str, url: str, folder: Path) -> None:
-    """Two processes, one behind the other, whose hashes differ."""
+    """Run two processes with different hash seeds one after the other, and compare their bytes."""
     files = [folder / "first", folder / "second"]
     cached, *computed, hits, corrupt, hash_1 = printed(SERVE, kind, url, files[0], seed=1)
     assert (cached, hits, corrupt) == (0, 0, 0)

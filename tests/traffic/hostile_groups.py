@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls about groups of layers, and configs of models that have them, with what they take."""
+"""Calls with groups of layers, configs of models with groups, and the arguments of each."""
 
 from __future__ import annotations
 

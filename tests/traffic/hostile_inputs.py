@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small valid inputs of the verbs on elements, made anew by each call."""
+"""Small valid inputs of the verbs on elements; each call makes new inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of every public verb on elements, with arguments that it takes."""
+"""One call of every public verb on elements, with valid arguments."""
 
 from __future__ import annotations
 

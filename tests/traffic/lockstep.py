@@ -31,7 +31,7 @@ COUNTERS = (
 
 
 def stored_after(threshold: int | None) -> dict[str, Any]:
-    """Options of a manager that stores pages which were used so often; None for all."""
+    """Return options of a manager that stores pages after `threshold` uses; None: all pages."""
     if threshold is None:
         return {}
     return {"write_policy": "write_through_selective", "write_threshold": threshold}
@@ -96,10 +96,10 @@ class Lockstep:
         self.fetched: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=6)
 
     def hold_loads(self) -> None:
-        """A call begins that may load pages: see tiered_lockstep."""
+        """Start a call that may load pages: see tiered_lockstep."""
 
     def do_loads(self) -> None:
-        """It is over."""
+        """End a call that may load pages."""
 
     # -- calls -----------------------------------------------------------------------------------
     def new(
@@ -125,7 +125,7 @@ class Lockstep:
         return request
 
     def same(self, core: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any]:
-        """Answers of both, or None twice where both refuse for the same reason."""
+        """Return both answers, or None twice if both sides refuse for the same reason."""
         try:
             expected = model()
         except Refused as refusal:
@@ -152,7 +152,7 @@ class Lockstep:
         )
 
     def reserve(self, request: Request, num_steps: int = 1, **options: Any) -> bool | None:
-        """Plans, reserves, and checks that the plan was what happened."""
+        """Plan and reserve; check that the plan describes the reservation."""
         planned = Planned(self, request, num_steps, **options)
         hint = SourceHint(self)
         refused = False
@@ -178,7 +178,7 @@ class Lockstep:
         return answer
 
     def reserve_batch(self, requests: Sequence[Request], num_steps: int) -> None:
-        """The batch form must do what one call per context does, up to the first that fails."""
+        """Check that the batch form equals one call per context, up to the first failure."""
         hint = SourceHint(self)
 
         def core() -> int:
@@ -329,7 +329,7 @@ class Lockstep:
                 assert found == len(path) * self.model.page_size, (replica, ns, tokens)
 
     def check_sharing(self) -> None:
-        """Page ids and the reference's pages stand in a one-to-one relation."""
+        """Check that page ids and the reference's pages are in a one-to-one relation."""
         for replica in range(len(self.model.cache)):
             pairs = [
                 pair for key in self.model.cache[replica] for pair in self.tree_pairs(replica, key)

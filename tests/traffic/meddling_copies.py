@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks before, in the middle of and after what a manager copies, and scenes in which it does."""
+"""Hooks before, during and after a manager's copies, and scenes in which it copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Hook = Callable[[], object]
 
 
 class Aside:
-    """A call in another thread; it never outlives a test that goes wrong."""
+    """A call in another thread; the thread never outlives a failing test."""
 
     def __init__(self, call: Hook) -> None:
         self.answer: object = None
@@ -39,25 +39,25 @@ class Aside:
             self.error = error
 
     def still_waits(self) -> bool:
-        """A call that does not wait is over long before that; one that does never fails this."""
+        """Return true if the call still waits after 4 ms; other calls end earlier."""
         self.thread.join(0.004)
         return self.thread.is_alive()
 
     def result(self) -> object:
         self.thread.join(60)
-        assert not self.thread.is_alive(), "a call in another thread waits for ever"
+        assert not self.thread.is_alive(), "a call in another thread waits forever"
         if self.error is not None:
             raise self.error
         return self.answer
 
 
 def aside(call: Hook) -> object:
-    """What a call answers in another thread, which must not have to wait for this one."""
+    """Return the answer of a call in another thread, which must not wait for this thread."""
     return Aside(call).result()
 
 
 class Meddler:
-    """Stands in front of a copier or mover and calls each hook once."""
+    """A wrapper of a copier or mover that calls each hook once."""
 
     def __init__(self, run: Callable[[Any], Any], spoil: Callable[[Any], None]) -> None:
         self._run, self._spoil = run, spoil
@@ -66,7 +66,7 @@ class Meddler:
 
     def run(self, orders: npt.NDArray[np.int32]) -> Any:
         self.runs.append(np.array(orders))
-        self._spoil(orders)  # what lies in the target by chance must not pass for a copy
+        self._spoil(orders)  # old bytes in the target must not pass for a copy
         self._call("before")
         first = np.array(orders[:1])
         if len(orders) == 1 and orders[0, 3] > 1:
@@ -83,7 +83,7 @@ class Meddler:
 
 
 class MeddlingMover(Meddler):
-    """The same of the host tier: the middle is when the first page has been moved."""
+    """A meddler for the host tier: "middle" is the time after the first page is moved."""
 
     def run(self, orders: npt.NDArray[np.int32]) -> Any:
         self.runs.append(np.array(orders))
@@ -97,7 +97,7 @@ class MeddlingMover(Meddler):
 
 
 class Pages:
-    """What requests have written, in the pools of all replicas and shards."""
+    """The expected contents of requests, in the pools of all replicas and shards."""
 
     def __init__(self, manager: kvcore.PagedKVCacheManager) -> None:
         self.manager = manager
@@ -107,7 +107,7 @@ class Pages:
             shard.blocks = [entry.blocks for entry in inputs[number::shards]]
 
     def check(self, context: Any, end: int | None = None) -> None:
-        """Each slot holds what was written for its prefix; of long rows, some elements."""
+        """Check that each slot holds the value of its prefix; of long rows, check some elements."""
         end = context.start_idx if end is None else end
         expected = codes(context)[:end, None, None, None, None]
         for shard in self.shards:
@@ -126,7 +126,7 @@ class Pages:
             shard.blocks[replica][page, :, :, :tokens] = -1
 
     def run(self, batch: Sequence[Any], sampled: int = 0) -> None:
-        """One step of an engine; what is cached is checked before and after it writes."""
+        """Run one step of an engine; check the cached tokens before and after the writes."""
         self.manager.fetch(batch)
         for verb in (self.check, self.write):
             for context in batch:
@@ -139,7 +139,7 @@ class Pages:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What kind of contexts and how many pools."""
+    """The kind of contexts and the number of pools."""
 
     foreign: bool = False
     replicas: int = 1
@@ -154,7 +154,7 @@ SETUPS = [Setup(), Setup(foreign=True), Setup(replicas=2), Setup(foreign=True, s
 
 
 class Stage:
-    """A manager with bytes in its pages, its requests, and meddlers in front of its copies."""
+    """A manager with bytes in its pages, its requests, and meddlers around its copies."""
 
     def __init__(self, setup: Setup, num_pages: int = 24, host_pages: int = 0) -> None:
         self.setup = setup
@@ -187,7 +187,7 @@ class Stage:
 
     # -- requests --------------------------------------------------------------------------------
     def new(self, tokens: Sequence[int]) -> Any:
-        """A context that is not claimed yet."""
+        """Return a context that is not claimed yet."""
         kind = Context if self.setup.foreign else kvcore.TextGenerationContext
         context: Any = kind(f"r{len(self.contexts)}", list(tokens))
         self.contexts.append(context)
@@ -199,7 +199,7 @@ class Stage:
         return context
 
     def served(self, tokens: Sequence[int]) -> Any:
-        """A request whose prompt has been run."""
+        """Return a request whose prompt has run."""
         context = self.claimed(tokens)
         self.pages.run([context])
         return context
@@ -215,9 +215,9 @@ class Stage:
     def live(self) -> list[Any]:
         return [c for c in self.contexts if self.manager.contains(c.request_id)]
 
-    # -- what must hold --------------------------------------------------------------------------
+    # -- conditions that must hold ---------------------------------------------------------------
     def state(self) -> dict[str, tuple[int, int, int]]:
-        """Of each claimed request: pages, start, active."""
+        """Return of each claimed request: pages, start, active."""
         return {c.request_id: self.state_of(c) for c in self.live()}
 
     def state_of(self, context: Any) -> tuple[int, int, int]:
@@ -225,7 +225,7 @@ class Stage:
         return len(pages), context.start_idx, context.active_idx
 
     def close(self) -> None:
-        """Every request goes on to the end of its tokens; then all pages are free."""
+        """Run every request to its end and release it; check that all pages are free."""
         self.manager.check_integrity()
         for context in self.live():
             self.pages.run([context])
@@ -247,16 +247,16 @@ class Stage:
 
 @dataclasses.dataclass
 class Scene:
-    """A call that copies pages, and the request they belong to."""
+    """A call that copies pages, and the request that owns the pages."""
 
     stage: Stage
     target: Any
-    other: Any  # has been run; for forks the parent
+    other: Any  # a request that has run; the parent of a fork
     act: Callable[[], Any]
     meddler: Meddler
-    #: Until the copies are done, nobody else gets to work on the target.
+    #: Other calls on the target wait until the copies are complete.
     blocks: bool = True
-    #: The calls that follow a failed one find everything as before.
+    #: After a failed call, the next calls find the state unchanged.
     holds: bool = True
 
 
@@ -288,7 +288,7 @@ def write_into_committed(setup: Setup) -> Scene:
 def host_load(setup: Setup) -> Scene:
     stage = Stage(setup, num_pages=10, host_pages=32)
     stage.cached(range(18))
-    stage.cached(range(100, 138))  # crowds it out
+    stage.cached(range(100, 138))  # evicts the cached prompt
     other = stage.served(range(20, 27))
     target = stage.claimed([*range(14), 50])
     return Scene(stage, target, other, lambda: stage.manager.reserve(target), stage.mover)
@@ -306,7 +306,7 @@ def host_store(setup: Setup) -> Scene:
 
 
 def batch(setup: Setup, verb: str) -> Scene:
-    """Two copies and a row without: the first is the target's."""
+    """Return a batch of two rows with copies and one row without; the first is the target."""
     stage = Stage(setup)
     stage.cached(range(12))
     other = stage.served(range(20, 27))

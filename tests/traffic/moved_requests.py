@@ -17,7 +17,7 @@ PROMPT = [(7 * i + 3) % 11 for i in range(18)]
 
 
 def moving_params(**options: Any) -> KVCacheParams:
-    """Two layers of two heads, four float32 wide, in pages of 4."""
+    """Return parameters: two layers of two heads, four float32 wide, in pages of 4."""
     fields: dict[str, Any] = {"dtype": "float32", "n_kv_heads": 2, "head_dim": 4, "num_layers": 2}
     fields |= {"page_size": 4, "enable_prefix_caching": True}
     return KVCacheParams(**(fields | options))
@@ -33,7 +33,7 @@ def moving_manager(
 
 
 def content(layer: int, part: int, tokens: Any, heads: int, width: int) -> Any:
-    """What stands for tokens at their positions: small integers, exact in every dtype."""
+    """Return the values of tokens at their positions: small integers, exact in every dtype."""
     at = np.arange(len(tokens))
     row = (np.asarray(tokens) * 3 + at * 5 + layer * 7 + part * 2) % 13
     return (row[:, None, None] + np.arange(heads)[:, None] - np.arange(width) % 3).astype(
@@ -42,7 +42,7 @@ def content(layer: int, part: int, tokens: Any, heads: int, width: int) -> Any:
 
 
 def write_chunk(manager: PagedKVCacheManager, context: TextGenerationContext, token: int) -> None:
-    """Fetch, write what a model would, and commit."""
+    """Fetch, write a model's K and V, and commit."""
     inputs = manager.fetch([context])
     params, begin = manager.params, context.start_idx
     tp = params.tensor_parallel_degree
@@ -76,7 +76,10 @@ def written_request(
 
 
 def read_rows(manager: PagedKVCacheManager, context: TextGenerationContext) -> list[Any]:
-    """What a flat manager has of a request: float32 per layer and part, heads of all devices."""
+    """Return the rows of a request: float32 per layer and part, with the heads of all devices.
+
+    The manager has one group.
+    """
     inputs = manager.fetch([context])
     tp = manager.params.tensor_parallel_degree
     first = manager.get_replica(context) * tp
@@ -103,14 +106,14 @@ def expected_rows(manager: PagedKVCacheManager, context: TextGenerationContext) 
 
 
 def assert_reads(manager: PagedKVCacheManager, context: TextGenerationContext) -> None:
-    """The manager's pages hold what was written for the request, wherever that was."""
+    """Check that the pages hold the values written for the request in any manager."""
     pairs = zip(read_rows(manager, context), expected_rows(manager, context), strict=True)
     for found, wanted in pairs:
         assert_same(found, wanted)
 
 
 def exported(params: KVCacheParams | None = None, **options: Any) -> bytes:
-    """What a manager saves of a request with that prompt."""
+    """Return the saved bytes of a request with the test's prompt."""
     manager = moving_manager(params)
     written_request(manager, "r", PROMPT, **options)
     return manager.export_sequence("r")

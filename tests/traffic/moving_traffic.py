@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random requests of managers between which they move."""
+"""Random requests that move between managers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvcore.moving import read_sequence
 
 
 class Moves(Traffic):
-    """Requests of one side, which may go to another one; names tell the sides apart."""
+    """The requests of one manager, which may move to another; the names show the manager."""
 
     side = ""
     moved = 0
 
     def send(self, other: Moves) -> None:
-        """Move a request, or copy it: then both sides go on with it."""
-        for long in [name for name, c in self.live.items() if c.end_idx > 30]:  # for these pools
+        """Move a request, or copy it and continue it on both sides."""
+        for long in [name for name, c in self.live.items() if c.end_idx > 30]:  # pools are small
             self.manager.release(long)
             del self.live[long]
         found = [c for c in self.live.values() if c.start_idx > 0]

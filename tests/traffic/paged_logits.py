@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of prompts that run through pages side by side, in parts."""
+"""Logits of prompts that run in one batch through pages, in parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["paged_logits"]
 def paged_logits(
     model: Any, manager: PagedKVCacheManager, prompts: Sequence[list[int]], parts: Sequence[int]
 ) -> list[Any]:
-    """Answer the logits [tokens, vocabulary] of each prompt; part i ends at token `parts[i]`."""
+    """Return the logits [tokens, vocabulary] of each prompt; part i ends at token `parts[i]`."""
     contexts = [TextGenerationContext(i, prompt) for i, prompt in enumerate(prompts)]
     for context in contexts:
         manager.claim(context.request_id)

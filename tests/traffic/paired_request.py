@@ -11,7 +11,7 @@ from foreign_context import Context
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """One request as kvcore and as the reference see it."""
+    """One request in the forms that kvcore and the reference take."""
 
     core: Any
     model: Context

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schedulers preempt."""
+"""A record of the requests that schedulers preempt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvcore.scheduler import Request, Scheduler
 
 
 def preemptions(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Requests that any scheduler preempts from now on, in a list that grows."""
+    """Return a list that grows by each request that any scheduler preempts."""
     preempted: list[Request] = []
     original = Scheduler.next_batch
 

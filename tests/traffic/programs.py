@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of a test's own, in processes whose hashes are not this one's."""
+"""Programs in separate processes, with other hash seeds than this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import kvcore
 
-#: The folders of helpers, as PYTHONPATH of a program has them.
+#: The folders of test helpers, as the PYTHONPATH of a program.
 HELPERS = os.pathsep.join(
     str(Path(__file__).parents[1] / name) for name in ("oracle", "traffic", "fakes")
 )
@@ -20,7 +20,7 @@ _HEAD = "import sys\nsys.path[:0] = {helpers!r}\n"
 
 
 def program(text: str, *arguments: Any, seed: int) -> subprocess.Popen[str]:
-    """Begin a Python program that can import the helpers of tests."""
+    """Start a Python program that can import the test helpers."""
     code = _HEAD.format(helpers=HELPERS.split(os.pathsep)) + textwrap.dedent(text)
     path = [str(Path(kvcore.__file__).parents[1]), *sys.path]
     env = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(path)}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a manager with groups, beside rules that say every answer.
+"""Requests of a manager with groups, and rules that give the expected answers.
 
-In a pool that holds everything the rules are exact: hits, cuts of chunks, entries of tables, pages
-that are held, checkpoints. In a small one they bound hits from above, and the cache says itself
-what it has: a request takes no less. What layers read is what was written in both.
+In a pool that holds everything the rules are exact: hits, cuts of chunks, table entries, pages in
+use, checkpoints. In a small pool the rules are an upper bound of the hits, and `match_prefix` is
+the lower bound. Layers must read the values that were written, in both pools.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "window, state": (FullAttention([0]), SlidingWindow([1], 5), State([1, 2], _TWO, 12)),
     "chunk, states": (ChunkedLocal([0], 7), State([1], _ONE), State([2], _TWO, 24)),
 }
-MOST, LENGTH = 5, 60  # requests, tokens of one
-EVERYTHING = 3000  # pages that hold all that a test runs
+MOST, LENGTH = 5, 60  # number of requests, tokens of one request
+EVERYTHING = 3000  # pages for all tokens that a test runs
 
 
 class Live:
-    """A request that both sides know."""
+    """A request of the manager and of the rules."""
 
     def __init__(self, context: TextGenerationContext, told: Told) -> None:
         self.context, self.told = context, told
@@ -50,7 +50,7 @@ class Live:
 
 
 class GroupsScene:
-    """A manager, its requests, and what the rules tell of them."""
+    """A manager, its requests, and the state of the rules."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class GroupsScene:
         return True
 
     def _check_refusal(self, each: Live, steps: int) -> None:
-        """A request that can hit nothing needs more than what nobody holds, or a slot."""
+        """Check that a refused request without a hit needs more pages or slots than are free."""
         context, told = each.context, copy.deepcopy(each.told)
         may_hit = told.has_run or self.rules.longest_hit(tuple(told.tokens)) > 0
         if may_hit or self.reserves_chunks or not self.rules.keeps_everything:
@@ -184,10 +184,10 @@ class GroupsScene:
         for row, column, page, *bundle in swaps.tolist():
             name = batch[row].context.request_id
             entry = self.manager.get_req_blocks(name, *bundle)[column]
-            assert entry in (page, self.manager.total_num_pages)  # a window may have moved on
+            assert entry in (page, self.manager.total_num_pages)  # a window may have advanced
 
     def check(self) -> None:
-        """Compare all that can be asked without a call that changes something."""
+        """Compare all queries that change nothing."""
         self.pages_are_where_the_rules_say()
         self.checkpoints_are_where_they_are_due()
         self.what_is_cached_is_counted()
@@ -205,14 +205,14 @@ class GroupsScene:
         used = none - self.manager.num_free_blocks
         assert used >= len(held)
         if self.dedup and not self.pins and not self.forgotten:
-            assert used == len(held), "what nobody reads can be had"
+            assert used == len(held), "a page that no request reads is not free"
 
     def checkpoints_are_where_they_are_due(self) -> None:
         if not self.has_states:
             return
         metrics = self.manager.state_metrics
         own = sum(each.told.has_slot for each in self.live)
-        others = metrics.used_slots - own  # states in front of drafts, and those of old pins
+        others = metrics.used_slots - own  # states before drafts, and states of old pins
         kept = own if self.rules.drafts > 0 else 0
         assert 0 <= others <= kept + len(self.forgotten) * metrics.checkpoints_made
         most = MOST + others + metrics.checkpoints

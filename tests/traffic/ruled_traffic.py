@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a manager with groups, each compared with the rules; arguments say what is chosen."""
+"""Calls of a manager with groups, each compared with the rules; arguments select the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GroupsTraffic"]
 
 
 class GroupsTraffic(GroupsScene):
-    """Requests that begin like others; a call that makes no sense now does nothing."""
+    """Requests with common prefixes; a call that is not possible now does nothing."""
 
     def __init__(self, shape: str, **options: Any) -> None:
         super().__init__(shape, **options)
@@ -23,7 +23,7 @@ class GroupsTraffic(GroupsScene):
         self.past: list[list[int]] = [[0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1]]
 
     def begin(self, of: int, keep: int, tail: list[int], chunk: int) -> None:
-        """Claim a request that begins like another one."""
+        """Claim a request with the prefix of an earlier request."""
         tokens = [*self.past[of % len(self.past)][:keep], *tail]
         if len(tokens) > LENGTH - 12:
             return
@@ -63,13 +63,13 @@ class GroupsTraffic(GroupsScene):
         self.end_long_ones()
 
     def decode_several(self, which: int, new: list[int]) -> None:
-        """Several steps of one fetch, which write in front of what they append."""
+        """Run several steps after one fetch; the steps append tokens and write them."""
         each = self.live[which % len(self.live)]
         context, steps = each.context, min(3, len(new))
         if context.active_idx < context.end_idx or not self.reserve(each, steps):
             return
         if context.active_idx < context.end_idx:
-            return  # the hit, or a cut, left some of its prompt
+            return  # the hit or a cut left a part of its prompt
         (inputs,) = self.manager.fetch([context], steps)
         self.model.run(inputs, [context], [new[: steps - 1]])
         for token in new[:steps]:
@@ -112,7 +112,7 @@ class GroupsTraffic(GroupsScene):
             told.tokens = context.tokens.tolist()
 
     def leave(self, which: int, back: int) -> None:
-        """Give back what windows no longer read, of all that is written or less."""
+        """Give back the pages that windows no longer read, after all written tokens or fewer."""
         each = self.live[which % len(self.live)]
         told, name = each.told, each.context.request_id
         if not self.rules.keeps:
@@ -129,7 +129,7 @@ class GroupsTraffic(GroupsScene):
             assert leaves_at == 2**63 - 1
 
     def draft(self, which: int, drafts: list[int], wrong: int) -> None:
-        """Run drafted tokens; the last ones are rejected."""
+        """Run drafted tokens; the last of them are rejected."""
         each = self.live[which % len(self.live)]
         context, told = each.context, each.told
         if self.has_states or not told.has_run or context.end_idx - context.start_idx != 1:
@@ -166,7 +166,7 @@ class GroupsTraffic(GroupsScene):
 
     def unpin(self, which: int) -> None:
         pinned, tokens = self.pins.pop(which % len(self.pins))
-        assert self.manager.match_prefix(tokens) >= pinned.num_tokens, "a pinned prefix is there"
+        assert self.manager.match_prefix(tokens) >= pinned.num_tokens, "a pinned prefix is missing"
         pinned.release()
         if self.forgotten:
             self.forgotten.pop()[0].release()
@@ -178,7 +178,7 @@ class GroupsTraffic(GroupsScene):
         assert found == known if self.is_exact else found <= known
 
     def reset(self) -> None:
-        """Forget what nobody holds: exactly known where nobody holds anything."""
+        """Reset the cache; the exact rules apply only if no request or pin holds a page."""
         if self.is_exact and (self.live or self.pins):
             return
         self.manager.reset_prefix_cache()

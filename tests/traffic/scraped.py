@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exporter answers, read with Prometheus' own parser."""
+"""Metrics of an exporter, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(exporter: Exporter) -> Samples:
-    """Every sample by its name and its labels but the manager's, which all have."""
+    """Return every sample by its name and labels, without the manager label."""
     with urllib.request.urlopen(f"http://{exporter.host}:{exporter.port}/metrics") as answer:
         text = answer.read().decode()
     found: Samples = {}

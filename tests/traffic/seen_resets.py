@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resets that threads make beside queries: a reset also forgets pages that are pinned."""
+"""Resets in threads that run during queries: a reset also removes pinned pages from the tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SeenResets"]
 
 
 class SeenResets:
-    """Count the resets of a manager that all workers share."""
+    """A counter of the resets of a manager that all workers share."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
@@ -24,7 +24,7 @@ class SeenResets:
             self._ended.append(None)
 
     def check_pin(self, prompt: list[int]) -> None:
-        """Pin a prompt; no reset ran meanwhile, or the pinned tokens are found."""
+        """Pin a prompt; check that its tokens are found, unless a reset ran meanwhile."""
         ended = len(self._ended)
         with self.manager.pin(prompt) as pinned:
             found = self.manager.match_prefix(prompt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous-batching managers that tests start from, and what a caller can see of one."""
+"""Continuous-batching managers for tests, and the state of a manager that a caller sees."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LAYERS = 2
 def slot_manager(
     slots: int = SLOTS, room: int = ROOM, *, shards: int = 1, **params: Any
 ) -> kvcore.ContinuousBatchingKVCacheManager:
-    """Two layers of one head per device, two float32 elements wide."""
+    """Return a manager: two layers of one head per device, two float32 elements wide."""
     made = make_params(shards=shards, **params)
     return kvcore.ContinuousBatchingKVCacheManager(made, slots, room, LAYERS, ["cpu"] * shards)
 
 
 def seen(manager: kvcore.ContinuousBatchingKVCacheManager) -> tuple[Any, ...]:
-    """All state of the slots that a call could change."""
+    """Return all state of the slots that a call could change."""
     manager.check_integrity()
     claimed = [n for n in range(-1, manager.num_blocks + 1) if manager.contains(n)]
     return claimed, manager.cache_lengths, manager.slots_remaining

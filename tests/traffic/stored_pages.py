@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages for stores: the bytes of each follow from its number, so that what comes can be checked."""
+"""Pages for stores: the page number determines the bytes, so a test can check each page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def content(number: int, part: int = 0, size: int = PAGE) -> bytes:
 
 
 def quota(pages: int, page_bytes: int = PAGE) -> int:
-    """Return the bytes of a directory that has room for so many pages."""
+    """Return the bytes of a directory that has room for `pages` pages."""
     return 4096 + pages * (4096 + -(-page_bytes // 4096) * 4096)
 
 
 def open_disk(folder: Path, pages: int, page_bytes: int = PAGE, **options: Any) -> DiskStore:
-    """Open a store with room for so many pages, four in a file."""
+    """Open a store with room for `pages` pages, four in a file."""
     slot = quota(1, page_bytes) - 4096
     return DiskStore(
         f"disk:{folder}:{quota(pages, page_bytes)}",
@@ -41,13 +41,13 @@ def open_disk(folder: Path, pages: int, page_bytes: int = PAGE, **options: Any) 
 
 
 def put(store: BlockStore, *numbers: int) -> int:
-    """Store pages; return how many are stored."""
+    """Store pages; return the number of stored pages."""
     pages = [content(n) for n in numbers]
     return store.put_from([key(n) for n in numbers], pages).result()
 
 
 def get(store: BlockStore, *numbers: int) -> int:
-    """Read pages and check their bytes; return how many were served."""
+    """Read pages and check their bytes; return the number of pages that the store returned."""
     pages = [bytearray(PAGE) for _ in numbers]
     served = store.get_into([key(n) for n in numbers], pages).result()
     check(numbers[:served], pages)
@@ -56,4 +56,4 @@ def get(store: BlockStore, *numbers: int) -> int:
 
 def check(numbers: Sequence[int], pages: Sequence[bytearray]) -> None:
     for number, page in zip(numbers, pages, strict=False):
-        assert page == content(number), f"page {number} is not what was stored"
+        assert page == content(number), f"page {number} differs from the stored page"

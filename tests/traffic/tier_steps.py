@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short ways to a manager with a host tier, and prompts that crowd each other out."""
+"""Builders of a manager with a host tier, and prompts that evict each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from written_pool import WrittenPool
 
 
 def tiered(num_pages: int = 8, host_pages: int = 32, *, page_size: int = 4, **rest: Any) -> Any:
-    """A manager with a pool, a tier below it, and what runs batches on it."""
+    """Return a manager with a host tier, and a pool that runs batches on it."""
     params = with_host(page_size, host_pages, **rest.pop("params", {}))
     settings: dict[str, Any] = {"blocks": "allocate"}
     manager = make_manager(page_size, num_pages, params=params, **(settings | rest))
@@ -18,7 +18,7 @@ def tiered(num_pages: int = 8, host_pages: int = 32, *, page_size: int = 4, **re
 
 
 def serve(manager: Any, pool: WrittenPool, tokens: Any, **rest: Any) -> int:
-    """Run a prompt and let it go; answers the tokens it had not to run."""
+    """Run a prompt and release it; return the number of cached tokens."""
     context = claimed(manager, tokens, **rest)
     assert manager.maybe_reserve(context)
     found = context.start_idx

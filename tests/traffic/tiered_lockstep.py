@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lockstep with a host tier: what the pages hold is written, moved and read back too."""
+"""Lockstep with a host tier: the contents of pages are also written, moved and read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from same_arrays import assert_same
 
 
 def codes(ns: Namespace, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-    """One number per token that depends on the namespace and on all tokens up to it."""
+    """Return one number per token that depends on the namespace and on all tokens up to it."""
     state, found = zlib.crc32(repr(ns).encode()), []
     for token in tokens:
         state = zlib.crc32(int(token).to_bytes(8, "little", signed=True), state)
@@ -26,7 +26,7 @@ def codes(ns: Namespace, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
 
 
 class TieredLockstep(Lockstep):
-    """Engines that use it must be honest: what a context calls written was fetched before."""
+    """Lockstep with bytes; an engine fetches tokens before its context marks them as written."""
 
     def __init__(self, page_size: int, num_pages: int, *, host_pages: int, **rest: Any) -> None:
         super().__init__(page_size, num_pages, pool=True, host_pages=host_pages, **rest)
@@ -41,7 +41,7 @@ class TieredLockstep(Lockstep):
         self.held = []
 
     def move(self, orders: npt.NDArray[np.int32]) -> None:
-        """Loads wait until the watch over page copies is over."""
+        """Delay loads until the watch on page copies ends."""
         assert orders.dtype == np.int32
         if self.held is None:
             self.run(orders)
@@ -64,7 +64,7 @@ class TieredLockstep(Lockstep):
         return codes((model.extra_key, model.cache_salt), model.ids)
 
     def step(self, requests: Sequence[Request]) -> None:
-        """Writes what ran since the last step, then commits it."""
+        """Write the tokens that ran since the last step, and commit them."""
         for request in requests:
             claim, end = self.model.claims.get(request.request_id), request.model.start_idx
             if claim is not None and end <= len(claim.pages) * self.model.page_size:

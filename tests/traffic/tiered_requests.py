@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers with stores, and requests whose bytes are checked wherever they come from."""
+"""Managers with stores, and requests whose bytes are checked, whichever tier returns them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiered_manager(
 def run(
     manager: PagedKVCacheManager, tokens: Sequence[int], name: Any = "r", **options: Any
 ) -> int:
-    """Serve a prompt and check every byte of it; return how many of its tokens were cached."""
+    """Serve a prompt and check every byte of it; return the number of cached tokens."""
     replica = options.pop("replica_idx", 0)
     context = TextGenerationContext(name, tokens, **options)
     manager.claim(name, replica)
@@ -49,7 +49,7 @@ def run(
 def served_by(
     tiers: Sequence[Any], tokens: Sequence[int] = LONG, params: Any = None, **options: Any
 ) -> int:
-    """What a new manager finds of a prompt in stores."""
+    """Return the tokens of a prompt that a new manager finds in stores."""
     with tiered_manager(*tiers, params=params) as manager:
         return run(manager, tokens, **options)
 
@@ -57,14 +57,14 @@ def served_by(
 def store_prompt(
     tiers: Sequence[Any], tokens: Sequence[int] = LONG, params: Any = None, **options: Any
 ) -> None:
-    """Have a manager of its own store a prompt."""
+    """Store a prompt with a temporary manager."""
     with tiered_manager(*tiers, params=params) as manager:
         assert run(manager, tokens, **options) == 0
         assert manager.flush(timeout=60)
 
 
 class DictStore:
-    """The 30 lines that somebody writes: no checks, no locks, no parts."""
+    """A minimal store of 30 lines, as users write it: no checks, no locks, no parts."""
 
     def __init__(self) -> None:
         self.pages: dict[bytes, bytes] = {}
@@ -104,7 +104,7 @@ class DictStore:
         self.is_closed = True
 
     def flip(self, at: int) -> None:
-        """Change one bit of every page."""
+        """Flip one bit of every page."""
         for key, page in self.pages.items():
             changed = bytearray(page)
             changed[at % len(page)] ^= 4
@@ -112,7 +112,7 @@ class DictStore:
 
 
 def kvcore_threads() -> Iterator[str]:
-    """Names of threads of this process that kvcore has begun."""
+    """Return the names of the threads that kvcore started in this process."""
     import threading
 
     return (each.name for each in threading.enumerate() if each.name.startswith("kvcore"))

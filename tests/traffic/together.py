@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that work at the same time and take turns often."""
+"""Threads that run at the same time and switch often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREADS = 8
 
 @pytest.fixture
 def switch_often() -> Iterator[None]:
-    """Threads take turns after microseconds, not milliseconds."""
+    """Switch threads after microseconds, not milliseconds."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -22,7 +22,7 @@ def switch_often() -> Iterator[None]:
 
 
 def run_together(work: Callable[[int], None]) -> None:
-    """Runs `work(0) .. work(7)` at the same time; raises what one of them raised."""
+    """Run `work(0) .. work(7)` at the same time; raise the first error of a thread."""
     start, failures = threading.Barrier(THREADS), list[BaseException]()
 
     def guarded(number: int) -> None:

@@ -14,7 +14,7 @@ BLOCK = 512
 def row(
     ids: list[int], *, timestamp: float = 0, length: int | None = None, output: int = 1
 ) -> dict[str, Any]:
-    """Make one row; its prompt fills its blocks unless `length` says otherwise."""
+    """Make one row; its prompt fills its blocks unless `length` is given."""
     return {
         "timestamp": timestamp,
         "input_length": len(ids) * BLOCK if length is None else length,
@@ -24,7 +24,7 @@ def row(
 
 
 def write_trace(folder: Path, *rows: dict[str, Any] | str) -> Path:
-    """Write rows (or raw lines) to a file and answer its path."""
+    """Write rows (or raw lines) to a file and return its path."""
     path = folder / "trace.jsonl"
     lines = [line if isinstance(line, str) else json.dumps(line) for line in rows]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait for what other threads and processes do."""
+"""A wait for the results of other threads and processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    """Poll for half a minute at most."""
+    """Poll until the condition holds, for at most half a minute."""
     ends = time.monotonic() + 30
     while not is_so():
-        assert time.monotonic() < ends, "it never came true"
+        assert time.monotonic() < ends, "the condition never held"
         time.sleep(0.001)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvcore import _core
 from kvcore.device import DLPACK_TYPES
-from kvcore.native.contexts import host_tensor, tensor_like
+from kvcore.native.contexts import host_tensor, library_matcher
 from kvcore.support.dtypes import numpy_dtype
 
 __all__ = [
@@ -119,25 +119,8 @@ def _import(value: Any) -> NDArray[Any]:
     return seen
 
 
-def in_library_of(given: Any, result: NDArray[Any]) -> Any:
-    """Return a new numpy array as an array of another array's library.
-
-    Parameters
-    ----------
-    given : array
-        An array that ``host_array`` accepts.
-    result : ndarray
-        An array of a cache dtype, without another owner.
-
-    Returns
-    -------
-    array
-        A torch tensor shares the memory, a jax array may copy it. For other libraries with DLPack,
-        the numpy array itself.
-    """
-    tensor = tensor_like(given, result)
-    if tensor is not None:
-        return tensor
+def _in_other_library(given: Any, result: NDArray[Any]) -> Any:
+    """Return a new numpy array as an array of torch or jax, with Python code of the library."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         if result.dtype.isbuiltin == 1:  # not of ml_dtypes
@@ -148,6 +131,12 @@ def in_library_of(given: Any, result: NDArray[Any]) -> Any:
     if jax is not None and isinstance(given, jax.Array):
         return jax.numpy.asarray(result)
     return result
+
+
+#: Returns a fresh numpy array (given, result) of a cache dtype as an array of the library that
+#: ``given`` is of: torch tensors share the memory, jax arrays may copy it, and other libraries with
+#: DLPack get the numpy array.
+in_library_of = library_matcher(_in_other_library)
 
 
 def kind_of(value: Any) -> str:

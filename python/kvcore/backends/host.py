@@ -107,10 +107,14 @@ class HostMover:
         return 0
 
 
+_HOST_FIELDS = AttentionRequest._fields.index("splits")  # the others are those of GPUs
+
+
 class _HostPlace:
     """The place of host memory: all work is done when a call returns. See ``Place``."""
 
     kernels = _core
+    in_library_of = staticmethod(in_library_of)
 
     def launch_args(self, threads: int) -> tuple[int, ...]:
         return (threads,)
@@ -169,9 +173,6 @@ class _HostPlace:
     def contiguous(self, array: Any, name: str = "") -> Any:  # noqa: ARG002 - of devices
         return np.asarray(array, order="C")
 
-    def in_library_of(self, given: Any, result: Any) -> Any:
-        return in_library_of(given, result)
-
     # ---- verbs ---------------------------------------------------------------------------
 
     def digest_pages(self, pools: list[Any], ids: Any, threads: int) -> Any:
@@ -208,12 +209,8 @@ class _HostPlace:
         _core.advance_lengths(lengths, offsets, active, out)
 
     def attention(self, request: AttentionRequest) -> tuple[Any, Any]:
-        asked = request.rule, *request.shared
-        targets = request.out, request.lse, request.return_lse
-        pools = request.pools, request.global_scales, request.v_head_dim
-        given = *pools, request.step, request.q
-        found: tuple[Any, Any] = _core.attention(*given, *asked, *targets, request.threads)
-        return found
+        fields: tuple[Any, ...] = request[:_HOST_FIELDS]
+        return _core.attention(*fields)
 
     def page_indices(self, request: IndexRequest, offsets: Any, out: list[Any]) -> None:
         write_page_indices(request, offsets, out)

@@ -141,7 +141,7 @@ class DevicePools(Protocol):
     def stage(
         self, shard: int, lengths: NDArray[np.uint32], table: NDArray[np.uint32]
     ) -> tuple[Any, Any, Any]:
-        """Copy lengths and table to a device; return both there, and the event of the copy.
+        """Copy lengths and table to a device; return the device arrays and the event.
 
         In ``pinned`` memory, the table follows the lengths. The event is None if nothing is copied.
         """

@@ -217,6 +217,17 @@ cdef int check_settable(object context) except -1
 
 # ---- inputs of kernels: contexts/inputs.pxi ------------------------------------------------------
 
+@cython.final
+cdef class PoolViews:
+    cdef object blocks
+    cdef object kv_scales
+    cdef tuple arrays  # (array, view) for each array of the pool
+    cdef dict rows  # rows of a layer by layer; a new dict after an array has changed
+
+    cdef bint are_of(self, object blocks, object kv_scales)
+    cdef int see(self, object blocks, object kv_scales, tuple arrays) except -1
+
+
 cdef class RaggedKVCacheInputs:
     cdef readonly object blocks
     cdef readonly object cache_lengths
@@ -230,6 +241,8 @@ cdef class RaggedKVCacheInputs:
     cdef readonly object _fetched  # event after the copies of the arrays to a GPU; None without
     cdef cnp.ndarray _new_lengths  # uint32 of a fetch, of at least B rows; None if unknown
     cdef cnp.ndarray _row_offsets  # computed at the first access
+    cdef PoolViews _views  # views of the pool, shared by all inputs over it; None before the first
+    cdef dict _bound  # layers that kvcore.ops has bound to the batch; None before the first
 
 
 # Makes inputs without the argument parsing of the constructor.

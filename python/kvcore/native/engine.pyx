@@ -68,6 +68,7 @@ from kvcore.native.contexts cimport (
     AHEAD,
     ExtraKeys,
     KeyedTrees,
+    PoolViews,
     PyList_GET_ITEM,
     Py_REFCNT,
     RaggedKVCacheInputs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvcore.backends.protocol import AttentionRequest, Place
 from kvcore.backends.selection import any_array
 from kvcore.native.contexts import RaggedKVCacheInputs, call_array_viewer
 from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.layer_pools import place_of_layer
 from kvcore.ops.nvfp4_calls import global_scales_of
 from kvcore.ops.options import Options, array_at, documents_options, offsets_at
 from kvcore.results import SharedPrefix
@@ -140,10 +141,10 @@ def attention(
     ...               np.array([0, 1], np.uint32)).tolist()
     [[[2.0, 3.0]]]
     """
-    options = Options(stream, threads, out)
-    rule = _Rule(scale, causal, window, chunk, soft_cap, sinks)
-    wanted = _Wanted(v_head_dim, return_lse, splits, scratch)
-    return _attend(inputs, layer, q, row_offsets, rule, ((), 0), wanted, options)
+    rule = scale, causal, window, chunk, soft_cap, sinks
+    results = v_head_dim, return_lse, out
+    gpu = stream, splits, scratch
+    return _attend(inputs, layer, q, row_offsets, rule, ((), 0), results, gpu, threads)
 
 
 def cascade_attention(
@@ -205,10 +206,10 @@ def cascade_attention(
     only the tokens that all of them see: the shortest row of a group reads these tokens for the
     others.
     """
-    options = Options(stream, threads, out)
-    rule = _Rule(scale, causal, window, chunk, soft_cap, sinks)
-    wanted = _Wanted(v_head_dim, return_lse, splits, scratch)
-    return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), wanted, options)
+    rule = scale, causal, window, chunk, soft_cap, sinks
+    results = v_head_dim, return_lse, out
+    gpu = stream, splits, scratch
+    return _attend(inputs, layer, q, row_offsets, rule, (shared, replica), results, gpu, threads)
 
 
 @documents_options
@@ -274,45 +275,23 @@ def merge_states(
     return options.result(place, o_a, *targets)  # type: ignore[no-any-return]
 
 
-class _Rule(NamedTuple):
-    """Hold which tokens a token sees, and how scores become weights."""
-
-    scale: Any
-    causal: Any
-    window: Any
-    chunk: Any
-    soft_cap: Any
-    sinks: Any
-
-    def of(self, pools: LayerPools, layer: SupportsIndex) -> _Rule:
-        """Return the rule of a layer, which is limited to the tokens that its group keeps."""
-        if pools.window is None and pools.chunk is None:
-            return self
-        window, chunk = self.window, self.chunk
-        if pools.window is not None:
-            window = pools.window if window is None else integer("window", window)
-            if window > pools.window:
-                raise ValueError(
-                    f"window is {window}, layer {layer} keeps {pools.window} tokens; pass a window "
-                    f"up to that, or None"
-                )
-        if pools.chunk is not None:
-            chunk = pools.chunk if chunk is None else integer("chunk", chunk)
-            if chunk > 0 and pools.chunk % chunk:
-                raise ValueError(
-                    f"chunk is {chunk}, layer {layer} keeps chunks of {pools.chunk} tokens; pass a "
-                    f"chunk that divides them, or None"
-                )
-        return self._replace(window=window, chunk=chunk)
-
-
-class _Wanted(NamedTuple):
-    """Hold which results to return, and how a GPU computes them."""
-
-    v_head_dim: Any
-    return_lse: Any
-    splits: Any
-    scratch: Any
+def _limited(pools: LayerPools, layer: SupportsIndex, window: Any, chunk: Any) -> tuple[Any, Any]:
+    """Return window and chunk within the tokens that the layer's group keeps."""
+    if pools.window is not None:
+        window = pools.window if window is None else integer("window", window)
+        if window > pools.window:
+            raise ValueError(
+                f"window is {window}, layer {layer} keeps {pools.window} tokens; pass a window "
+                f"up to that, or None"
+            )
+    if pools.chunk is not None:
+        chunk = pools.chunk if chunk is None else integer("chunk", chunk)
+        if chunk > 0 and pools.chunk % chunk:
+            raise ValueError(
+                f"chunk is {chunk}, layer {layer} keeps chunks of {pools.chunk} tokens; pass a "
+                f"chunk that divides them, or None"
+            )
+    return window, chunk
 
 
 def _small(place: Place, given: Any, name: str) -> Any:
@@ -328,31 +307,44 @@ def _attend(
     layer: SupportsIndex,
     q: Any,
     row_offsets: Any,
-    rule: _Rule,
+    rule: tuple[Any, ...],
     groups: tuple[Any, Any],
-    wanted: _Wanted,
-    options: Options,
+    results: tuple[Any, Any, Any],
+    gpu: tuple[Any, Any, Any],
+    threads: int,
 ) -> Any:
     pools = layer_pools(inputs, layer)
-    given, given_lse = _targets(options.out, wanted.return_lse)
-    beside = q, row_offsets, rule.sinks, given, given_lse, wanted.scratch
-    place = pools.place(options, beside=beside)
+    scale, causal, window, chunk, soft_cap, sinks = rule
+    v_head_dim, return_lse, out = results
+    stream, splits, scratch = gpu
+    given, given_lse = out, None
+    if isinstance(out, tuple | list):
+        given, given_lse = _pair_of_targets(out, return_lse)
+    place = place_of_layer(pools, stream, (), (q, row_offsets, sinks, given, given_lse, scratch))
     see = _host_view if place is HOST else partial(array_at, place)
-    sinks = None if rule.sinks is None else _small(place, rule.sinks, "sinks")
+    if pools.window is not None or pools.chunk is not None:
+        window, chunk = _limited(pools, layer, window, chunk)
     request = AttentionRequest(
-        pools.parts(),
-        global_scales_of(pools, place),
-        wanted.v_head_dim,
+        pools.parts,
+        None if pools.global_scales is None else global_scales_of(pools, place),
+        v_head_dim,
         (pools.lookup_table, pools.cache_lengths, offsets_at(place, row_offsets)),
         see(q, "q"),
-        rule.of(pools, layer)._replace(sinks=sinks),
+        (
+            scale,
+            causal,
+            window,
+            chunk,
+            soft_cap,
+            None if sinks is None else _small(place, sinks, "sinks"),
+        ),
         groups,
         None if given is None else see(given, "out"),
         None if given_lse is None else see(given_lse, "out[1]"),
-        wanted.return_lse,
-        options.threads,
-        wanted.splits,
-        None if wanted.scratch is None or place is HOST else see(wanted.scratch, "scratch"),
+        return_lse,
+        threads,
+        splits,
+        None if scratch is None or place is HOST else see(scratch, "scratch"),
     )
     o, lse = place.attention(request)
     result = place.in_library_of(q, o) if given is None else given
@@ -361,10 +353,8 @@ def _attend(
     return result, place.in_library_of(q, lse) if given_lse is None else given_lse
 
 
-def _targets(out: Any, return_lse: Any) -> tuple[Any, Any]:
-    """Return the caller's arrays for the result and for the logarithms, or None."""
-    if not isinstance(out, tuple | list):
-        return out, None
+def _pair_of_targets(out: tuple[Any, ...] | list[Any], return_lse: Any) -> tuple[Any, Any]:
+    """Return the caller's arrays for the result and for the logarithms."""
     if not flag("return_lse", return_lse):
         raise TypeError(
             f"out is a {type(out).__name__}, must be an array; a pair of arrays goes with "

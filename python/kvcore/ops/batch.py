@@ -6,18 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
 from kvcore.layers.layer_map import LayerPlace
 from kvcore.native.contexts import RaggedKVCacheInputs
-from kvcore.ops.layer_pools import AXES, LayerPools, OwnArrays, own_arrays
-from kvcore.ops.model_pools import ModelPools
+from kvcore.ops.layer_pools import AXES, NO_BATCH, LayerPools, OwnArrays, own_arrays
+from kvcore.ops.model_pools import ModelBatch, ModelPools
 from kvcore.params import KVCacheParams
 from kvcore.support.arguments import integer
 
-__all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools", "own_pools"]
+__all__ = ["LayerPools", "PagedBatch", "given_pool", "layer_pools"]
 
 _set = object.__setattr__  # sets a field of a frozen dataclass
 
@@ -96,7 +97,7 @@ class PagedBatch:
     value_scales: Any = None
     params: KVCacheParams | None = None
     global_scales: Any = None
-    _pools: LayerPools | ModelPools = field(init=False, repr=False, compare=False)
+    _bound: dict[int, LayerPools] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.layout not in AXES:
@@ -106,12 +107,10 @@ class PagedBatch:
             self.global_scales,
         )
         step = self.lookup_table, self.cache_lengths
-        pools: LayerPools | ModelPools
         if self.params is None:
-            pools = own_arrays(arrays, *step)
+            _set(self, "_bound", {0: own_arrays(arrays, *step)})
         else:
-            pools = ModelPools(self.params, arrays, *step)
-        object.__setattr__(self, "_pools", pools)
+            _set(self, "_bound", ModelBatch(ModelPools(self.params, arrays), *step))
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> PagedBatch:
         """Return the same pools with the pages and lengths of another batch.
@@ -131,7 +130,11 @@ class PagedBatch:
         Costs O(bundles): the pools are not checked again.
         """
         other = object.__new__(PagedBatch)
-        pools = self._pools.with_tables(lookup_table, cache_lengths)
+        bound = self._bound
+        if isinstance(bound, ModelBatch):
+            bound = bound.with_tables(lookup_table, cache_lengths)
+        else:
+            bound = {0: bound[0].with_tables(lookup_table, cache_lengths)}
         _set(other, "key_pool", self.key_pool)
         _set(other, "value_pool", self.value_pool)
         _set(other, "lookup_table", lookup_table)
@@ -141,7 +144,7 @@ class PagedBatch:
         _set(other, "value_scales", self.value_scales)
         _set(other, "params", self.params)
         _set(other, "global_scales", self.global_scales)
-        _set(other, "_pools", pools)
+        _set(other, "_bound", bound)
         return other
 
 
@@ -152,93 +155,114 @@ def given_pool(inputs: RaggedKVCacheInputs | PagedBatch) -> Any:
     return inputs.key_pool if inputs.params is None else inputs.key_pool[0]
 
 
-def layer_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
-    """Take one layer out of the inputs of an operation.
+def layer_pools(
+    inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex, *, is_written: bool = False
+) -> LayerPools:
+    """Take one layer out of the inputs of an operation; its first use binds it to them.
 
     Raises
     ------
     IndexError
         A layer that the pool does not have; a PagedBatch without params has layer 0.
     ValueError
-        Inputs without a pool.
+        Inputs without a pool; a layer that reads the K and V of another layer and is to be written.
     TypeError
         Inputs of another type.
     """
+    index = layer if type(layer) is int else integer("layer", layer)
     if isinstance(inputs, PagedBatch):
-        if isinstance(inputs._pools, ModelPools):  # noqa: SLF001
-            return inputs._pools.layer(layer)  # noqa: SLF001
-        _index(layer, 1)
-        return inputs._pools  # noqa: SLF001
-    if not isinstance(inputs, RaggedKVCacheInputs):
+        bound = inputs._bound.get(index) or _bind_own(inputs._bound, index)  # noqa: SLF001
+    elif isinstance(inputs, RaggedKVCacheInputs):
+        bound = inputs._bound_layer(index) or _bind_fetched(inputs, index)  # noqa: SLF001
+    else:
         raise TypeError(
             f"inputs are a {type(inputs).__name__}, must be RaggedKVCacheInputs or PagedBatch"
         )
+    if is_written and bound.owner is not None:
+        raise ValueError(
+            f"layer {layer} reads the K and V of layer {bound.owner} and has none to write; "
+            f"write those of layer {bound.owner} alone"
+        )
+    return bound
+
+
+def _bind_own(bound: dict[int, LayerPools], layer: int) -> LayerPools:
+    """Bind a layer of a caller's pools to their batch."""
+    if isinstance(bound, ModelBatch):
+        return bound.bind(layer)
+    raise _no_layer(layer, len(bound))
+
+
+def _bind_fetched(inputs: RaggedKVCacheInputs, layer: int) -> LayerPools:
+    """Bind a layer of a manager's pool to a fetched batch."""
     if inputs.blocks is None:
         raise ValueError(
             "the inputs have no pool (blocks=None); pass kvcore.PagedBatch over your own"
         )
-    if inputs._layers is not None:  # noqa: SLF001
-        return _of_bundle(inputs, inputs._layers[integer("layer", layer)])  # noqa: SLF001
-    pools = _layer_of(inputs.blocks, "blocks", layer)
-    scales = inputs.kv_scales
-    return LayerPools(
-        pools,
-        None if scales is None else _layer_of(scales, "kv_scales", layer),
-        any_array(inputs.lookup_table, "lookup_table"),
-        any_array(inputs.cache_lengths, "cache_lengths"),
-        is_latent=len(pools) == 1,
-        loads=inputs._loads,  # noqa: SLF001
-        position=int(layer),
-    )
+    rows = inputs._layer_rows(layer)  # noqa: SLF001
+    if rows is None:
+        rows = _view_rows(inputs, layer)
+    places = inputs._layers  # noqa: SLF001
+    table = inputs.tables[0 if places is None else places[layer].bundle]
+    lengths = inputs.cache_lengths
+    step = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
+    bound: LayerPools = rows.in_batch(*step)
+    if inputs._loads is not None:  # noqa: SLF001
+        bound = bound._replace(loads=inputs._loads)  # noqa: SLF001
+    pairs = (table, step[0]), (lengths, step[1])
+    inputs._bind_layer(layer, bound, rows, *pairs)  # noqa: SLF001
+    return bound
 
 
-def own_pools(inputs: RaggedKVCacheInputs | PagedBatch, layer: SupportsIndex) -> LayerPools:
-    """Take out a layer that an operation will write.
-
-    Raises
-    ------
-    IndexError, ValueError, TypeError
-        As ``layer_pools``; ValueError also for a layer that reads the K and V of another layer.
-    """
-    pools = layer_pools(inputs, layer)
-    if pools.owner is not None:
-        raise ValueError(
-            f"layer {layer} reads the K and V of layer {pools.owner} and has none to write; "
-            f"write those of layer {pools.owner} alone"
+def _view_rows(inputs: RaggedKVCacheInputs, layer: int) -> LayerPools:
+    """View a layer's rows in the pool of inputs, for every batch in the pool."""
+    given = _parts(inputs.blocks), _parts(inputs.kv_scales)
+    blocks = [_seen(part, "blocks") for part in given[0]]
+    scales = [_seen(part, "kv_scales") for part in given[1]]
+    places = inputs._layers  # noqa: SLF001
+    own_scales: list[Any] | None = None
+    if places is None:
+        pools = _layer_of(blocks, "blocks", layer)
+        if scales:
+            own_scales = _layer_of(scales, "kv_scales", layer)
+        rows = LayerPools(pools, own_scales, *NO_BATCH, len(pools) == 1, position=layer)
+    else:
+        place = places[layer]
+        pools = _layer_in_bundle(blocks, place, 1)
+        if scales:
+            group = blocks[0].shape[-1] // scales[0].shape[-1]
+            own_scales = _layer_in_bundle(scales, place, group)
+        rows = LayerPools(
+            pools,
+            own_scales,
+            *NO_BATCH,
+            len(pools) == 1,
+            window=place.window,
+            chunk=place.chunk,
+            owner=place.owner,
+            position=place.position,
         )
-    return pools
-
-
-def _of_bundle(inputs: RaggedKVCacheInputs, place: LayerPlace) -> LayerPools:
-    """Take out a layer that shares pages with other layers of its group."""
-    pools = _rows_of(inputs.blocks, "blocks", place, 1)
-    scales = None
-    if inputs.kv_scales is not None:
-        first = any_array(_parts(inputs.blocks)[0], "blocks")
-        groups = any_array(_parts(inputs.kv_scales)[0], "kv_scales")
-        scales = _rows_of(inputs.kv_scales, "kv_scales", place, first.shape[-1] // groups.shape[-1])
-    return LayerPools(
-        pools,
-        scales,
-        any_array(inputs.tables[place.bundle], "tables"),
-        any_array(inputs.cache_lengths, "cache_lengths"),
-        is_latent=len(pools) == 1,
-        window=place.window,
-        chunk=place.chunk,
-        owner=place.owner,
-        loads=inputs._loads,  # noqa: SLF001
-        position=place.position,
-    )
+    rows = rows.with_parts()
+    pairs = zip(given[0] + given[1], blocks + scales, strict=True)
+    inputs._keep_rows(layer, rows, *pairs)  # noqa: SLF001
+    return rows
 
 
 def _parts(arrays: Any) -> list[Any]:
+    if arrays is None:
+        return []
     return list(arrays) if isinstance(arrays, tuple) else [arrays]
 
 
-def _rows_of(arrays: Any, name: str, place: LayerPlace, per_entry: int) -> list[NDArray[Any]]:
+def _seen(given: Any, name: str) -> Any:
+    """View an array; later changes of a numpy array's shape or flags do not show in the view."""
+    seen = any_array(given, name)
+    return seen.view() if seen is given and isinstance(seen, np.ndarray) else seen
+
+
+def _layer_in_bundle(arrays: list[Any], place: LayerPlace, per_entry: int) -> list[NDArray[Any]]:
     """View a layer's rows in each kv entry; a last-axis entry holds `per_entry` elements."""
-    seen = [any_array(part, name) for part in _parts(arrays)]
-    entries = [part[:, kv, place.position] for part in seen for kv in range(part.shape[1])]
+    entries = [part[:, kv, place.position] for part in arrays for kv in range(part.shape[1])]
     widths = place.widths if len(place.widths) == len(entries) else place.widths[:1] * len(entries)
     return [
         layer_rows(rows, (place.page_size, place.heads, width // per_entry))
@@ -246,19 +270,15 @@ def _rows_of(arrays: Any, name: str, place: LayerPlace, per_entry: int) -> list[
     ]
 
 
-def _layer_of(arrays: Any, name: str, layer: SupportsIndex) -> list[NDArray[Any]]:
+def _layer_of(arrays: list[Any], name: str, layer: int) -> list[NDArray[Any]]:
     """Return one layer of each kv entry of arrays [pages, kv_dim, layers, page_size, ...]."""
-    parts = list(arrays) if isinstance(arrays, tuple) else [arrays]
-    seen = [any_array(part, name) for part in parts]
-    for part in seen:
+    for part in arrays:
         if part.ndim != 6:
             raise ValueError(f"{name} has shape {part.shape}, must have 6 axes")
-    index = _index(layer, seen[0].shape[2])
-    return [part[:, kv, index] for part in seen for kv in range(part.shape[1])]
+    if not 0 <= layer < arrays[0].shape[2]:
+        raise _no_layer(layer, arrays[0].shape[2])
+    return [part[:, kv, layer] for part in arrays for kv in range(part.shape[1])]
 
 
-def _index(layer: SupportsIndex, count: int) -> int:
-    index = integer("layer", layer)
-    if not 0 <= index < count:
-        raise IndexError(f"layer is {index}, must be at least 0 and below {count}, the layers")
-    return index
+def _no_layer(layer: int, count: int) -> IndexError:
+    return IndexError(f"layer is {layer}, must be at least 0 and below {count}, the layers")

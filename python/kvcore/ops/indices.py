@@ -12,7 +12,8 @@ from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import IndexRequest, Place
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import PagedBatch, layer_pools
-from kvcore.ops.options import Options, array_at, documents_options, offsets_at
+from kvcore.ops.layer_pools import place_of_layer
+from kvcore.ops.options import array_at, documents_options, offsets_at
 
 __all__ = ["PageIndices", "page_indices"]
 
@@ -96,8 +97,7 @@ def page_indices(
     """
     pools = layer_pools(inputs, layer)
     key = pools.pools[0]
-    options = Options(stream, out=out)
-    place = pools.place(options, beside=(row_offsets, out))
+    place = place_of_layer(pools, stream, (), (row_offsets, out))
     table, lengths = pools.lookup_table, pools.cache_lengths
     _check(table, lengths)
     offsets = offsets_at(place, row_offsets)

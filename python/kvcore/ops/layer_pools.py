@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, place_of
-from kvcore.native.contexts import are_numpy
+from kvcore.native.contexts import place_finder
 from kvcore.ops.latent import latent_fp8_parts
 from kvcore.ops.nvfp4 import checked_blocks, has_block_scales, seen_pair
-from kvcore.ops.options import Options
 from kvcore.support.arguments import number
 from kvcore.support.dtypes import NARROW
 
-__all__ = ["AXES", "LayerPools", "OwnArrays", "own_arrays"]
+__all__ = ["AXES", "NO_BATCH", "LayerPools", "OwnArrays", "own_arrays", "place_of_layer"]
 
 #: Layouts of a pool, and their number of axes.
 AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
+
+#: Table and lengths of layers that are in no batch yet.
+NO_BATCH = np.empty((0, 0), np.uint32), np.empty(0, np.uint32)
 
 
 class LayerPools(NamedTuple):
@@ -52,6 +54,8 @@ class LayerPools(NamedTuple):
         Index of the layer within a page.
     global_scales : (float or array, float or array) or None
         Global scales of K and V in nvfp4, whose pools are uint8 [pages, page_size, heads, dim / 2].
+    parts : tuple of (array or None)
+        Keys, values, ends of keys, scales of keys and of values, as attention reads them.
     """
 
     pools: list[NDArray[Any]]
@@ -66,6 +70,7 @@ class LayerPools(NamedTuple):
     loads: Any = None
     position: int = 0
     global_scales: tuple[Any, Any] | None = None
+    parts: tuple[Any, ...] = ()
 
     def with_tables(self, lookup_table: Any, cache_lengths: Any) -> LayerPools:
         """Return the same pools with the pages and lengths of another batch."""
@@ -84,43 +89,40 @@ class LayerPools(NamedTuple):
         """Return the number of elements of a head of a pool."""
         return int(self.pools[i].shape[3]) * (1 if self.global_scales is None else 2)
 
-    def parts(self) -> tuple[NDArray[Any] | None, ...]:
-        """Return keys, values, ends of keys, key scales, value scales; None if missing."""
+    def with_parts(self) -> LayerPools:
+        """Return the same pools with their `parts`."""
         k, second = self.pools[0], self.pools[1] if len(self.pools) == 2 else None
         v, rope = (None, second) if self.is_latent else (second, None)
-        return k, v, rope, self._view_of_scales(0), self._view_of_scales(1)
+        scales: list[Any] = self.scales or []
+        if self.factors is not None:
+            pairs = zip(self.factors, self.pools, strict=False)
+            scales = [np.broadcast_to(f[:, None], (*pool.shape[:3], 1)) for f, pool in pairs]
+        k_scales, v_scales, *_ = *scales, None, None
+        return self._replace(parts=(k, v, rope, k_scales, v_scales))
 
-    def place(
-        self, options: Options, named: Sequence[tuple[str, Any]] = (), beside: Sequence[Any] = ()
-    ) -> Place:
-        """Return the device of all arrays, including the arrays of the call; see ``place_of``.
 
-        The stream of this place waits for the pending loads of the layer.
-        """
-        if options.stream is None and are_numpy((self, named)):
-            return HOST
-        arrays = {
-            "pool": self.pools,
-            "scales": self.scales,
-            "factors": self.factors,
-            "lookup_table": self.lookup_table,
-            "cache_lengths": self.cache_lengths,
-            **dict(named),
-        }
-        place = options.place(arrays, *beside, self.global_scales)
-        self.await_loads(place)
-        return place
+def _other_place(
+    pools: LayerPools, stream: Any, named: Sequence[tuple[Any, ...]], beside: Sequence[Any]
+) -> Place:
+    """Find the place of a call that has a stream, or an array of a GPU."""
+    arrays = {
+        "pool": pools.pools,
+        "scales": pools.scales,
+        "factors": pools.factors,
+        "lookup_table": pools.lookup_table,
+        "cache_lengths": pools.cache_lengths,
+        **{each[0]: each[-1] for each in named},
+    }
+    place = place_of(stream, arrays, (*beside, pools.global_scales))
+    if pools.loads is not None:
+        pools.loads.wait(pools.position, place.stream)  # type: ignore[attr-defined]
+    return place
 
-    def await_loads(self, place: Any) -> None:
-        """Make the stream of a GPU wait for the pending loads of the layer."""
-        if self.loads is not None:
-            self.loads.wait(self.position, place.stream)
 
-    def _view_of_scales(self, i: int) -> NDArray[np.float32] | None:
-        if self.factors is not None and i < len(self.factors):
-            shape = *self.pools[i].shape[:3], 1
-            return np.broadcast_to(self.factors[i][:, None], shape)
-        return None if self.scales is None or i >= len(self.scales) else self.scales[i]
+#: Returns the device of all arrays of a layer and a call: (pools, stream, named=(), beside=()).
+#: `named` holds the arrays of the call as tuples (name, ..., array); see ``place_of``. The stream of
+#: the device waits for the pending loads of the layer.
+place_of_layer = place_finder(HOST, _other_place)
 
 
 class OwnArrays(NamedTuple):
@@ -161,7 +163,7 @@ def own_arrays(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
             pools.append(_with_heads(given.value_pool, "value_pool", given.layout))
         scales, factors = _scales(given, pools[:1] if is_latent else pools)
     table, lengths = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
-    return LayerPools(pools, scales, table, lengths, is_latent, factors)
+    return LayerPools(pools, scales, table, lengths, is_latent, factors).with_parts()
 
 
 def _nvfp4(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
@@ -177,7 +179,8 @@ def _nvfp4(given: OwnArrays, table: Any, lengths: Any) -> LayerPools:
         seen = _with_heads(of_scales, f"{name}_scales", given.layout)
         scales.append(checked_blocks(pools[-1], seen, f"{name}_scales"))
     step = any_array(table, "lookup_table"), any_array(lengths, "cache_lengths")
-    return LayerPools(pools, scales, *step, global_scales=seen_pair(given.global_scales))
+    found = LayerPools(pools, scales, *step, global_scales=seen_pair(given.global_scales))
+    return found.with_parts()
 
 
 def _latent_fp8(given: OwnArrays) -> tuple[list[Any], list[Any]]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,13 @@ from kvcore.backends.selection import any_array
 from kvcore.backends.shards import layer_rows
 from kvcore.layers.layer_map import LayerMap, LayerPlace, mixes_pages
 from kvcore.layers.packing import bundles
-from kvcore.ops.layer_pools import LayerPools, OwnArrays, own_arrays
+from kvcore.ops.layer_pools import NO_BATCH, LayerPools, OwnArrays, own_arrays
 from kvcore.params import KVCacheParams
-from kvcore.support.arguments import integer
 
-__all__ = ["ModelPools"]
+__all__ = ["ModelBatch", "ModelPools"]
 
-_NO_TABLE, _NO_LENGTHS = np.empty((0, 0), np.uint32), np.empty(0, np.uint32)
 _SEQUENCES = list, tuple
+_NAMES = repeat("lookup_table")
 
 
 class ModelPools:
@@ -32,9 +32,6 @@ class ModelPools:
         Its groups define which layers share a place.
     arrays : OwnArrays
         Each field is a list with one array for each place.
-    lookup_table : list of uint32 [B, columns]
-        One table for each bundle; a single table may be given without a list.
-    cache_lengths : uint32 [B]
 
     Raises
     ------
@@ -42,21 +39,17 @@ class ModelPools:
         Too few or too many arrays, or arrays that do not fit the layers of their places.
     """
 
-    __slots__ = (
-        *("_at", "_is_mixed", "_layers", "_lengths", "_num_tables", "_places", "_rows", "_tables"),
-    )
+    __slots__ = ("_is_mixed", "_layers", "_places", "_rows", "num_tables")
 
-    def __init__(
-        self, params: KVCacheParams, arrays: OwnArrays, lookup_table: Any, cache_lengths: Any
-    ) -> None:
+    def __init__(self, params: KVCacheParams, arrays: OwnArrays) -> None:
         if not isinstance(params, KVCacheParams):
             raise TypeError(f"params is a {type(params).__name__}, must be KVCacheParams")
         made, count = bundles(params), params.layers_per_page
-        self._layers, self._num_tables = LayerMap(params), len(made)
+        self._layers, self.num_tables = LayerMap(params), len(made)
         self._is_mixed = mixes_pages(params)
         each = [_one_per_place(name, getattr(arrays, name), count) for name in arrays._fields[:4]]
         self._places = [
-            own_arrays(OwnArrays(k, v, k_scales, v_scales, arrays.layout), _NO_TABLE, _NO_LENGTHS)
+            own_arrays(OwnArrays(k, v, k_scales, v_scales, arrays.layout), *NO_BATCH)
             for k, v, k_scales, v_scales in zip(*each, strict=True)
         ]
         is_nvfp4 = any(pools.global_scales is not None for pools in self._places)
@@ -72,51 +65,23 @@ class ModelPools:
             )
         for layer in (layer for bundle in made for layer in bundle.layers):
             self._seen(self._layers[layer], layer)
-        self._rows: dict[int, LayerPools] = {}  # of the layers used so far, without a batch
-        self._take(lookup_table, cache_lengths, [None] * len(made), None)
+        self._rows: dict[int, tuple[LayerPools, int]] = {}
 
-    def _take(
-        self, lookup_table: Any, cache_lengths: Any, last_tables: Sequence[Any], last_lengths: Any
-    ) -> None:
-        tables = lookup_table if isinstance(lookup_table, _SEQUENCES) else (lookup_table,)
-        if len(tables) != self._num_tables:
-            raise ValueError(
-                f"lookup_table has {len(tables)} tables, must have one for each of the "
-                f"{self._num_tables} bundles, as inputs.tables"
-            )
-        self._tables = [
-            any_array(table, "lookup_table", last_tables[i]) for i, table in enumerate(tables)
-        ]
-        self._lengths = any_array(cache_lengths, "cache_lengths", last_lengths)
-        self._at: dict[int, LayerPools] = {}  # the same layers, in this batch
-
-    def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelPools:
-        """Return the same pools with the pages and lengths of another batch."""
-        other: ModelPools = object.__new__(ModelPools)
-        other._layers, other._num_tables = self._layers, self._num_tables
-        other._is_mixed, other._places = self._is_mixed, self._places
-        other._rows = self._rows
-        other._take(lookup_table, cache_lengths, self._tables, self._lengths)
-        return other
-
-    def layer(self, layer: SupportsIndex) -> LayerPools:
-        """Take out one layer, with the table of its bundle.
+    def layer(self, layer: int) -> tuple[LayerPools, int]:
+        """Return the rows of a layer, in no batch, and the bundle that the layer belongs to.
 
         Raises
         ------
         IndexError
             A layer that does not exist, or belongs to no attention group.
         """
-        index = layer if type(layer) is int else integer("layer", layer)
-        found = self._at.get(index)
+        found = self._rows.get(layer)
         if found is None:
-            place, rows = self._layers[index], self._rows.get(index)
-            if rows is None:
-                rows = self._seen(place, index)._replace(
-                    window=place.window, chunk=place.chunk, owner=place.owner
-                )
-                self._rows[index] = rows
-            found = self._at[index] = rows.in_batch(self._tables[place.bundle], self._lengths)
+            place = self._layers[layer]
+            rows = self._seen(place, layer)._replace(
+                window=place.window, chunk=place.chunk, owner=place.owner
+            )
+            found = self._rows[layer] = rows, place.bundle
         return found
 
     def _seen(self, place: LayerPlace, layer: int) -> LayerPools:
@@ -140,7 +105,58 @@ class ModelPools:
                 layer_rows(pool, shape) for pool, shape in zip(pools.pools, wanted, strict=True)
             ],
             scales=pools.scales and _seen_scales(pools, wanted, layer),
-        )
+        ).with_parts()
+
+
+class ModelBatch(dict[int, LayerPools]):
+    """Hold the layers of a model that are bound to a batch so far.
+
+    Parameters
+    ----------
+    pools : ModelPools
+    lookup_table : list of uint32 [B, columns]
+        One table for each bundle; a single table may be given without a list.
+    cache_lengths : uint32 [B]
+    last_tables, last_lengths : optional
+        Views of another batch, which are used again where the arrays are the same.
+
+    Raises
+    ------
+    ValueError
+        Another number of tables.
+    TypeError
+        Values that are not arrays.
+    """
+
+    __slots__ = ("_lengths", "_pools", "_tables")
+
+    def __init__(
+        self,
+        pools: ModelPools,
+        lookup_table: Any,
+        cache_lengths: Any,
+        last_tables: Iterable[Any] = repeat(None),
+        last_lengths: Any = None,
+    ) -> None:
+        tables = lookup_table if isinstance(lookup_table, _SEQUENCES) else (lookup_table,)
+        if len(tables) != pools.num_tables:
+            raise ValueError(
+                f"lookup_table has {len(tables)} tables, must have one for each of the "
+                f"{pools.num_tables} bundles, as inputs.tables"
+            )
+        seen = map(any_array, tables, _NAMES, last_tables)
+        self._pools, self._tables = pools, list(seen)
+        self._lengths = any_array(cache_lengths, "cache_lengths", last_lengths)
+
+    def with_tables(self, lookup_table: Any, cache_lengths: Any) -> ModelBatch:
+        """Return the same pools with the pages and lengths of another batch."""
+        return ModelBatch(self._pools, lookup_table, cache_lengths, self._tables, self._lengths)
+
+    def bind(self, layer: int) -> LayerPools:
+        """Bind a layer; IndexError for a layer that has no rows."""
+        rows, bundle = self._pools.layer(layer)
+        bound = self[layer] = rows.in_batch(self._tables[bundle], self._lengths)
+        return bound
 
 
 def _one_per_place(name: str, given: Any, count: int) -> Sequence[Any]:

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array, place_of
+from kvcore.native.contexts import offsets_viewer
 from kvcore.support.arguments import MOST_UINT32, integers
 
 __all__ = ["Options", "array_at", "documents_options", "offsets_at"]
-
-_UINT32 = np.dtype(np.uint32)
-_SEQUENCES = (list, tuple)
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
@@ -72,8 +71,8 @@ def array_at(place: Place, given: Any, name: str) -> Any:
     return place.checked(any_array(given, name), name)
 
 
-def offsets_at(place: Place, given: Any) -> Any:
-    """Return row offsets, an array of any integer dtype or a list, as uint32 on the call's device.
+def _other_offsets(place: Place, given: Any) -> Any:
+    """Return a list, offsets of another dtype, or offsets of a GPU, as uint32.
 
     Raises
     ------
@@ -82,18 +81,18 @@ def offsets_at(place: Place, given: Any) -> Any:
     ValueError
         A number outside 0 .. 2^32 - 1.
     """
-    array = given if type(given) in _SEQUENCES else call_array(given, "row_offsets")
-    if type(array) is not np.ndarray or array.dtype is not _UINT32:
-        array = _as_uint32(array)
+    array = given
+    if isinstance(given, list | tuple | np.ndarray):
+        if getattr(given, "dtype", None) != np.uint32:
+            array = integers("row_offsets", given, 0, MOST_UINT32).astype(np.uint32)
+    elif given.dtype == np.int32:  # an array on a GPU
+        array = given.view(np.uint32)
     return place.index_array(array, "row_offsets")
 
 
-def _as_uint32(array: Any) -> Any:
-    if not isinstance(array, list | tuple | np.ndarray):  # an array on a GPU
-        return array.view(_UINT32) if array.dtype == np.int32 else array
-    if getattr(array, "dtype", None) == _UINT32:
-        return array
-    return integers("row_offsets", array, 0, MOST_UINT32).astype(np.uint32)
+#: Returns row offsets (place, value), an array of any integer dtype or a list, as uint32 on the
+#: call's device.
+offsets_at = offsets_viewer(HOST, call_array, _other_offsets)
 
 
 def documents_options(verb: _Verb) -> _Verb:

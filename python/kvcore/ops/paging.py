@@ -13,10 +13,11 @@ from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array, call_array
 from kvcore.native.contexts import RaggedKVCacheInputs
-from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools, own_pools
+from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools
 from kvcore.ops.factors import head_factors
+from kvcore.ops.layer_pools import place_of_layer
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
-from kvcore.ops.options import Options, array_at, documents_options, offsets_at
+from kvcore.ops.options import array_at, documents_options, offsets_at
 from kvcore.support.arguments import MOST_UINT32, integers
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
@@ -84,9 +85,8 @@ def append(
     On a GPU the call enqueues its work and does not wait. Arrays on the GPU are not read back, so
     positions without a page do not raise: their tokens are skipped.
     """
-    pools = own_pools(inputs, layer)
-    options = Options(stream, threads)
-    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, options)
+    pools = layer_pools(inputs, layer, is_written=True)
+    _write(pools, pools.cache_lengths, k, v, row_offsets, scale, stream, threads)
 
 
 def scatter(
@@ -122,8 +122,8 @@ def scatter(
     >>> pool[1, :, 0, 0].tolist()
     [2, 2, 2, 0]
     """
-    options = Options(stream, threads)
-    _write(own_pools(inputs, layer), None, k, v, row_offsets, scale, options)
+    pools = layer_pools(inputs, layer, is_written=True)
+    _write(pools, None, k, v, row_offsets, scale, stream, threads)
 
 
 @documents_options
@@ -182,16 +182,16 @@ def gather(
     otherwise the host waits for the stream once. Tokens without a page do not raise; their elements
     of the result stay unchanged.
     """
-    options = Options(stream, threads, out)
     pools = layer_pools(inputs, layer)
-    place = pools.place(options, beside=(lengths, out))
+    place = place_of_layer(pools, stream, (), (lengths, out))
     taken = _lengths(pools, lengths)
     room = _room_for_offsets(place, out, len(taken))
     offsets, total = place.row_offsets(taken, has_room=out is not None, out=room)
     targets = _targets(pools, place, total, dtype, out)
-    parts = _parts(pools, ("out[0]", "out[1]"), targets)
-    transfers = _transfers(pools, place, parts, None)
-    last = place.launch_args(options.threads)
+    transfers = _copies(pools, ("out[0]", "out[1]"), targets)
+    if pools.scales is not None or pools.factors is not None:
+        transfers = _conversions(pools, place, transfers, None)
+    last = place.launch_args(threads)
     kernels = place.kernels
     move = kernels.gather_tokens if pools.global_scales is None else kernels.gather_nvfp4
     move(transfers, pools.lookup_table, offsets, *last)
@@ -258,29 +258,29 @@ def _write(
     v: Any,
     row_offsets: Any,
     scale: Any,
-    options: Options,
+    stream: Any,
+    threads: int,
 ) -> None:
-    parts = _sources(pools, k, v)
-    place = pools.place(options, parts, (row_offsets, scale))
-    offsets = offsets_at(place, row_offsets)
-    transfers = _transfers(pools, place, parts, scale)
-    kernels = place.kernels
-    move = kernels.append_tokens if pools.global_scales is None else kernels.append_nvfp4
-    last = place.launch_args(options.threads)
-    move(transfers, pools.lookup_table, lengths, offsets, *last)
-
-
-def _sources(pools: LayerPools, k: Any, v: Any) -> list[tuple[str, NDArray[Any]]]:
-    if pools.is_latent and v is not None:
-        raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
     if pools.is_latent:
-        parts = _parts(pools, ("k", "v"), [call_array(k, "k")])
+        if v is not None:
+            raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
+        transfers = _copies(pools, ("k", "v"), [call_array(k, "k")])
     else:
-        parts = [("k", call_array(k, "k")), ("v", call_array(v, "v"))]
-    for (name, tokens), pool in zip(parts, pools.pools, strict=True):
+        keys, values = pools.pools
+        transfers = [
+            ("k", keys, None, None, call_array(k, "k")),
+            ("v", values, None, None, call_array(v, "v")),
+        ]
+    for name, pool, _, _, tokens in transfers:
         if tokens.dtype != pool.dtype:
             _check_stored(name, tokens.dtype, pool.dtype, pools)
-    return parts
+    place = place_of_layer(pools, stream, transfers, (row_offsets, scale))
+    offsets = offsets_at(place, row_offsets)
+    if scale is not None or pools.scales is not None or pools.factors is not None:
+        transfers = _conversions(pools, place, transfers, scale)
+    kernels = place.kernels
+    move = kernels.append_tokens if pools.global_scales is None else kernels.append_nvfp4
+    move(transfers, pools.lookup_table, lengths, offsets, *place.launch_args(threads))
 
 
 def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: LayerPools) -> None:
@@ -291,39 +291,35 @@ def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: L
     raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
 
 
-def _parts(
+def _copies(
     pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
-) -> list[tuple[str, NDArray[Any]]]:
-    """Return each pool's part of the tokens: latent keys may be stored in two pools."""
-    if len(arrays) == len(pools.pools):
-        return list(zip(names, arrays, strict=False))
-    keys = arrays[0]
-    first, second = (pool.shape[3] for pool in pools.pools)
-    if keys.ndim != 3 or keys.shape[2] != first + second:
-        raise ValueError(
-            f"{names[0]} has shape {keys.shape}, must be (tokens, 1, {first} + {second}): the "
-            f"latent part, then the one that positions rotate"
-        )
-    return [(names[0], keys[:, :, :first]), (names[0], keys[:, :, first:])]
-
-
-def _transfers(
-    pools: LayerPools, place: Place, parts: list[tuple[str, NDArray[Any]]], scale: Any
 ) -> list[_Transfer]:
+    """Return the transfer of each pool, without scales: latent keys may be stored in two pools."""
+    if len(arrays) < len(pools.pools):
+        keys = arrays[0]
+        first, second = (pool.shape[3] for pool in pools.pools)
+        if keys.ndim != 3 or keys.shape[2] != first + second:
+            raise ValueError(
+                f"{names[0]} has shape {keys.shape}, must be (tokens, 1, {first} + {second}): the "
+                f"latent part, then the one that positions rotate"
+            )
+        names, arrays = (names[0], names[0]), [keys[:, :, :first], keys[:, :, first:]]
+    zipped = zip(names, pools.pools, arrays, strict=False)
+    return [(name, pool, None, None, array) for name, pool, array in zipped]
+
+
+def _conversions(
+    pools: LayerPools, place: Place, copies: list[_Transfer], scale: Any
+) -> list[_Transfer]:
+    """Return transfers with the scales of the pools, or of the call."""
     if pools.global_scales is not None:
         if scale is not None:
             raise ValueError(
                 "scale is given for pools in nvfp4; their global_scales take its place"
             )
-        return nvfp4_transfers(pools, place, parts)
-    if scale is None and pools.scales is None and pools.factors is None:
-        (name, tokens), *more = parts
-        transfers: list[_Transfer] = [(name, pools.pools[0], None, None, tokens)]
-        for name, tokens in more:
-            transfers.append((name, pools.pools[1], None, None, tokens))
-        return transfers
-    given = _pair(scale, len(parts))
-    return [_transfer(pools, place, i, *part, given[i]) for i, part in enumerate(parts)]
+        return nvfp4_transfers(pools, place, [(each[0], each[4]) for each in copies])
+    given = _pair(scale, len(copies))
+    return [_transfer(pools, place, i, each[0], each[4], given[i]) for i, each in enumerate(copies)]
 
 
 def _transfer(

@@ -61,6 +61,6 @@ def attention_scratch(
     if len(shape) != 3:
         raise ValueError(f"q has shape {shape}, must be (tokens, q_heads, head_dim)")
     pools = layer_pools(inputs, layer)
-    most = pools.width(0 if pools.parts()[1] is None else 1)
+    most = pools.width(0 if pools.parts[1] is None else 1)
     dim = most if v_head_dim is None else integer("v_head_dim", v_head_dim, 1, most)
     return count * shape[0] * shape[1] * (dim + 1) if count > 1 else 0

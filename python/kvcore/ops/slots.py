@@ -12,7 +12,8 @@ from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.native.contexts import RaggedKVCacheInputs
-from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools, own_pools
+from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
+from kvcore.ops.layer_pools import place_of_layer
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, documents_options, offsets_at
 from kvcore.support.arguments import MOST_UINT32, integers
@@ -75,7 +76,7 @@ def build_slots(
     """
     pools = layer_pools(inputs, layer)
     slots = None if out is None else _writable(out, "out")
-    place = pools.place(Options(stream), [("out", slots)], [row_offsets])
+    place = place_of_layer(pools, stream, [("out", slots)], [row_offsets])
     offsets = offsets_at(place, row_offsets)
     tables = pools.lookup_table, pools.cache_lengths
     built = place.build_slots(pools.pools[0], *tables, offsets, slots)
@@ -133,20 +134,21 @@ def append_slots(
     All arguments are checked before anything is written. The call copies the bytes. Slots on a GPU
     are not checked: if a slot occurs twice, the bytes of either token remain.
     """
-    pools = own_pools(inputs, layer)
+    pools = layer_pools(inputs, layer, is_written=True)
     is_nvfp4 = pools.global_scales is not None
     if not is_nvfp4 and (pools.scales is not None or pools.factors is not None):
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
     tokens = _tokens(pools, k, v)
-    options = Options(stream, threads)
     count = None if out is None else _counter(out)
-    place = pools.place(options, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots])
+    place = place_of_layer(
+        pools, stream, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots]
+    )
     given = any_array(slots, "slots")
     if is_nvfp4:
         transfers = nvfp4_transfers(pools, place, list(zip("kv", tokens, strict=True)))
-        found = place.append_slots_nvfp4(transfers, given, count, options.threads)
+        found = place.append_slots_nvfp4(transfers, given, count, threads)
     else:
-        found = place.append_slots(pools.pools, given, tokens, count, options.threads)
+        found = place.append_slots(pools.pools, given, tokens, count, threads)
     return found if out is None else out
 
 

@@ -7,7 +7,8 @@ from typing import Any, SupportsIndex
 
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import layer_pools
-from kvcore.ops.options import Options, documents_options
+from kvcore.ops.layer_pools import place_of_layer
+from kvcore.ops.options import documents_options
 
 __all__ = ["wait_layer"]
 
@@ -47,4 +48,4 @@ def wait_layer(inputs: RaggedKVCacheInputs, layer: SupportsIndex, *, stream: Any
     >>> inputs = RaggedKVCacheInputs(pool, table[0], table, np.array([[1, 1]], np.uint32))
     >>> ops.wait_layer(inputs, 2)
     """
-    layer_pools(inputs, layer).place(Options(stream))
+    place_of_layer(layer_pools(inputs, layer), stream)

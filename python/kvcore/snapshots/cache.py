@@ -673,7 +673,9 @@ def check_snapshot(path: str | os.PathLike[str]) -> SavedCache:
                 _, is_good = reader.rows(name, first, min(step, count - first))
                 if not is_good.all():
                     row = first + int(np.argmin(is_good))
-                    raise damaged(f"row {row} of tensor {name!r} does not match its checksum")
+                    raise damaged(
+                        f"the checksum of row {row} of tensor {name!r} does not match its bytes"
+                    )
         size = file.seek(0, os.SEEK_END)
     return SavedCache(saved.tokens.size, reader.counts["pages"], reader.counts["states"], size)
 

@@ -332,7 +332,7 @@ def unpack(data: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     tensors = {}
     for name, array, part in _arrays(header, body):
         if hashlib.sha256(part).hexdigest() != sums[name]:
-            raise damaged(f"tensor {name!r} does not match its checksum")
+            raise damaged(f"the checksum of tensor {name!r} does not match its bytes")
         tensors[name] = array
     names = metadata.keys() - {_CHECKSUMS, _DIGEST}
     return tensors, {name: _metadata_value(metadata, name) for name in names}
@@ -364,7 +364,7 @@ def read_header(view: memoryview, size: int | None = None) -> tuple[dict[str, An
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise damaged("the header has no metadata")
     if metadata.get(_DIGEST) != _digest(header):
-        raise damaged("the header does not match its checksum")
+        raise damaged("the checksum of the header does not match its text")
     if text != _header_text(header, size):
         raise damaged("the header has other spaces, another order or other escapes")
     return header, 8 + length
@@ -661,7 +661,7 @@ class SnapshotReader:
         data = self._read(entry["data_offsets"][1] - entry["data_offsets"][0])
         wanted = digests.get(name) if isinstance(digests, dict) else None
         if hashlib.sha256(data).hexdigest() != wanted:
-            raise damaged(f"tensor {name!r} does not match its checksum")
+            raise damaged(f"the checksum of tensor {name!r} does not match its bytes")
         return np.frombuffer(data, dtype).reshape(entry["shape"])
 
     def rows(self, name: str, first: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

@@ -267,7 +267,9 @@ def _described(tensors: dict[str, NDArray[Any]], metadata: dict[str, Any]) -> Sa
             f"{FORMAT!r} version {VERSION}; read it with the version of kvcore that wrote it"
         )
     if metadata.keys() != _FIELDS:
-        raise damaged(f"its metadata has extra or missing fields: {sorted(metadata.keys() ^ _FIELDS)}")
+        raise damaged(
+            f"its metadata has extra or missing fields: {sorted(metadata.keys() ^ _FIELDS)}"
+        )
     tokens = tensors.pop("tokens")
     saved = SavedSequence(
         tokens=tokens,

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "copy_batch.cu"  // NOLINT(bugprone-suspicious-include)
-#include "device.cu"      // NOLINT(bugprone-suspicious-include)
+#include "copy_batch.cpp"  // NOLINT(bugprone-suspicious-include)
+#include "device.cpp"      // NOLINT(bugprone-suspicious-include)
 #include "support/check.hpp"
 
 namespace tests::cuda_runtime::runtime_calls {

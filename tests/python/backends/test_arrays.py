@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries are seen where they lie."""
+"""kvcore uses arrays of other libraries in place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of tiles: the table, a file of measured ones, and how they are measured."""
+"""Tile sizes: the built-in table, a file of measured sizes, and their measurement."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def sizes(**given: int) -> Sizes:
 
 
 def test_grids_depend_on_shapes_alone() -> None:
-    """They have enough programs for any lengths of the rows, and all heads of a group."""
+    """A grid has enough programs for any row lengths, and for all heads of a group."""
     settings = Settings(64, 64, 4, 2)
     assert make_plan(sizes(tokens=100, rows=3), settings, 90, 5).grid == (100 // 16 + 3, 8, 5)
     plan = make_plan(sizes(heads=1, q_heads=160), settings, 90, 1)
@@ -144,8 +144,8 @@ def test_grids_depend_on_shapes_alone() -> None:
 def test_splits_are_for_processors_that_would_be_idle() -> None:
     plan = make_plan(sizes(), Settings(16, 64, 4, 2), 90, 1)
     assert plan.grid == (10, 8, 1)
-    assert default_splits(sizes(), plan, 132) == 4 * 132 // 64  # of the rows, 8 heads of K each
-    assert default_splits(sizes(columns=16), plan, 132) == 1  # 256 tokens are not worth two
+    assert default_splits(sizes(), plan, 132) == 4 * 132 // 64  # 8 rows with 8 heads of K
+    assert default_splits(sizes(columns=16), plan, 132) == 1  # 256 tokens are not worth two splits
     assert default_splits(sizes(columns=10**6), plan, 10**6) == MOST_SPLITS
     full = make_plan(sizes(rows=600, tokens=600), Settings(16, 64, 4, 2), 90, 1)
     assert default_splits(sizes(rows=600), full, 132) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvcore asks of a kind of device, and that another kind is one module."""
+"""kvcore's calls to a device backend; one module adds another kind of device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIERED = kvcore.KVCacheParams(
 
 
 class _Tray:
-    """A backend in host memory that notes what it is asked for."""
+    """A backend in host memory that records the calls to it."""
 
     kind = "tray"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays and streams of other libraries, as the kernels on GPUs take them."""
+"""Arrays and streams of other libraries, as the GPU kernels accept them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Interface:
-    """An array of some library, known by its interface alone."""
+    """An array of another library that has only ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any, *, is_read_only: bool = False, **changes: Any) -> None:
         self.array = array
@@ -152,7 +152,7 @@ def test_host_arrays_are_no_device_arrays(machine: Machine) -> None:
 
 
 class OnGpu:
-    """An array that knows DLPack alone."""
+    """An array that supports only DLPack."""
 
     def __dlpack__(self) -> None:
         raise AssertionError("not to be called")
@@ -201,7 +201,7 @@ def test_a_handle_is_no_negative_number(machine: Machine) -> None:
 
 # ---- order ---------------------------------------------------------------------------------------
 def write_then_read(machine: Machine, seed: int, *, is_ordered: bool) -> int:
-    """Fill a page on one stream and copy it on another; answer the copy's first byte."""
+    """Fill a page on one stream and copy it on another; return the copy's first byte."""
     pool = machine.array(np.zeros((2, 4), np.uint8))
     one, two, event = KERNELS.Stream(0), KERNELS.Stream(0), KERNELS.Event(0)
     ids = machine.array(np.zeros(1, np.int64))
@@ -303,7 +303,7 @@ def test_copies_go_both_ways(machine: Machine) -> None:
         KERNELS.copy_batch(addresses, sources, np.array([-1, 3]), 0, stream.ptr)
 
 
-# ---- what is missing -----------------------------------------------------------------------------
+# ---- missing driver or library -------------------------------------------------------------------
 def test_a_machine_without_a_driver_says_so(machine: Machine) -> None:
     KERNELS.emulation.reset(0)
     reason = "CUDA driver version is insufficient for CUDA runtime version (code 35)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls while their stream is captured into a graph: what a graph can hold, and what is refused."""
+"""Calls on a stream that is captured into a graph: captured calls, and refused calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Scene:
-    """A batch on the device and what calls on it take, by name; ``side`` is captured."""
+    """A batch on the device and named arguments of calls; ``side`` is the captured stream."""
 
     def __init__(self, machine: Machine, dtype: str = "float32") -> None:
         rng = np.random.default_rng(1)
@@ -46,7 +46,7 @@ class Scene:
         self.slots = machine.array(np.full(3, -1))
 
     def on_host(self, lengths: Any = LENGTHS) -> PagedBatch:
-        """The same batch in host memory."""
+        """Return the same batch in host memory."""
         return PagedBatch(self.host_pools[0], self.host_pools[1], self.table, lengths)
 
     def put(self, array: Any) -> Any:
@@ -146,7 +146,7 @@ def test_what_a_graph_cannot_hold_is_refused_by_name(machine: Machine, name: str
     machine.in_any_order(1)
     KERNELS.emulation.replay(graph, 0, scene.side.ptr)
     assert KERNELS.emulation.num_waiting() == 0, "something was captured"
-    call(scene)  # outside of a capture it is fine
+    call(scene)  # outside of a capture the call is allowed
 
 
 def test_another_stream_that_is_captured_is_nobodys_business(machine: Machine) -> None:
@@ -157,9 +157,9 @@ def test_another_stream_that_is_captured_is_nobodys_business(machine: Machine) -
     assert not np.array_equal(machine.host(scene.pools[0]), scene.host_pools[0])
 
 
-# ---- what a graph holds --------------------------------------------------------------------------
+# ---- contents of a graph -------------------------------------------------------------------------
 class Graph:
-    """What was captured, after whose capture all memory that nobody holds has new contents."""
+    """A captured graph; after the capture, the test overwrites all free memory."""
 
     def __init__(self, scene: Scene, step: Callable[[], Any]) -> None:
         self._scene = scene
@@ -192,7 +192,7 @@ def test_a_scale_for_all_is_part_of_the_graph(machine: Machine) -> None:
 
 
 def test_lists_of_layers_are_part_of_the_graph(machine: Machine) -> None:
-    """More of them than one kernel takes."""
+    """The list has more layers than one kernel takes."""
     layers = 55
     scene = Scene(machine)
     sides = [
@@ -289,7 +289,9 @@ def test_calls_of_a_manager_are_refused_and_change_nothing(machine: Machine) -> 
     manager.claim("a")
     KERNELS.emulation.begin_capture(0, side.ptr)
     for _ in range(2):
-        with pytest.raises(ValueError, match="is captured into a graph, which calls of a manager"):
+        with pytest.raises(
+            ValueError, match="is captured into a graph, which cannot contain calls of a manager"
+        ):
             manager.fetch([context])
     KERNELS.emulation.end_capture(0, side.ptr)
     manager.check_integrity()

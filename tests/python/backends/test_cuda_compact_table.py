@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compact_table on GPUs: as in host memory, whatever the rows say, and in graphs."""
+"""compact_table on GPUs: equal to the CPU for any list of rows, and usable in graphs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(rows: int, columns: int, seed: int = 0) -> list[Any]:
     return [table, rng.integers(0, 2**32, rows).astype(U32), offsets]
 
 
-# Rows, columns, and the rows that stay.
+# The number of rows, the number of columns, and the rows to keep.
 CASES: dict[str, tuple[int, int, Any]] = {
     "a hole": (9, 70, [0, 1, 3, 4, 7, 8]),
     "none": (9, 5, []),
@@ -72,7 +72,7 @@ def test_rows_that_stay_move_to_the_front(machine: Machine, case: str, where: st
 def test_rows_on_the_device_that_are_wrong_end_the_list(
     machine: Machine, kept: list[int], good: int
 ) -> None:
-    """Whatever it says, nothing outside of the arrays is written."""
+    """No list of rows causes a write outside of the arrays."""
     rows = 4
     whole = drawn(rows + 2, 9)
     fixed = [machine.array(array) for array in whole]
@@ -85,7 +85,7 @@ def test_rows_on_the_device_that_are_wrong_end_the_list(
     )
     for found, wanted in zip(inside, expected, strict=True):
         assert np.array_equal(machine.host(found), wanted)
-    for i in (0, 1, 2):  # what is around them
+    for i in (0, 1, 2):  # the rows around them
         around, before = machine.host(fixed[i]), whole[i]
         for edge in (0, -1):
             assert np.array_equal(around[edge], before[edge])
@@ -147,7 +147,7 @@ def test_rows_of_the_host_are_refused_while_a_stream_is_captured(machine: Machin
 # ---- batches of graphs ---------------------------------------------------------------------------
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_a_batch_loses_the_rows_of_requests_that_ended(machine: Machine, where: str) -> None:
-    """All tables, lengths, row offsets and slots of states move; the rest is padding."""
+    """All tables, lengths, row offsets and state slots move; the rest is padding."""
     params = params_of(FullAttention([0]), SlidingWindow([1], 5), State([2], {"s": ((3,), "int8")}))
     manager = manager_of(params, devices=["cuda:0"])
     contexts = [TextGenerationContext(str(n), [*range(n, 3 * n)]) for n in (3, 5, 2, 4)]
@@ -171,6 +171,6 @@ def test_a_batch_loses_the_rows_of_requests_that_ended(machine: Machine, where: 
     )
     assert len(ours) == 5
     for found, expected in zip(ours, theirs, strict=True):
-        pages = 64  # what is not below them stands for no page, in either way
+        pages = 64  # an entry of 64 or more means no page, in both batches
         one, other = (machine.host(array).view(U32) for array in (found, expected))
         assert np.minimum(one, pages).tolist() == np.minimum(other, pages).tolist()

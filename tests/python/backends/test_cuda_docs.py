@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program on the page about GPUs runs, on emulated ones."""
+"""The program of the docs page about GPUs runs on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 
 
 def cupy_of(machine: Machine) -> Any:
-    """What the page uses of cupy, over an emulated device."""
+    """Return the part of cupy that the page uses, over an emulated device."""
 
     class Stream:
         def __init__(self, *, non_blocking: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvcore asks of cupy: memory in a stream's order, and nothing that cupy would compile."""
+"""Calls to cupy: memory is allocated in stream order, and cupy compiles nothing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_streams_of_an_older_cupy_are_entered(machine: Machine) -> None:
 
 
 def test_slots_beyond_the_pool_are_counted_from_zero(machine: Machine) -> None:
-    """The counter is memory that something else was written to."""
+    """The counter's memory held other data before."""
     pool = machine.array(np.zeros((2, 2, 1, 4), np.float32))
     table, lengths = (machine.array(np.zeros(s, np.uint32)) for s in ((1, 1), (1,)))
     batch = PagedBatch(pool, None, table, lengths)

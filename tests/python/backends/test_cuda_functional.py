@@ -126,7 +126,7 @@ def test_refusals_are_those_of_the_cpu_and_change_nothing(
         assert one.tobytes() == other.tobytes()
 
 
-# ---- lengths of a step ---------------------------------------------------------------------------
+# ---- lengths for a step --------------------------------------------------------------------------
 def inputs_on(machine: Machine, device: int, lengths: list[int]) -> RaggedKVCacheInputs:
     table = machine.array(np.zeros((len(lengths), 1), np.uint32), device)
     steps = np.array([[1, 9], [1, 10]], np.uint32)

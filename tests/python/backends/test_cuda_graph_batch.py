@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch in fixed memory: what is captured once does for all steps what each would by itself."""
+"""A batch in fixed memory: one captured graph gives the results of every single step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pools_of(machine: Machine, manager: PagedKVCacheManager) -> list[Any]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_replays_write_what_each_step_would(machine: Machine, shape: str) -> None:
-    """64 steps, in which requests come, cross pages and go."""
+    """In 64 steps requests arrive, cross pages and leave."""
     params = SHAPES[shape]
     runs = Run(params), Run(params)
     (first,) = runs[0].manager.fetch([])
@@ -97,7 +97,7 @@ def test_a_load_on_another_stream_comes_behind_the_fetch(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_fetch_serves_several_replays(machine: Machine, shape: str) -> None:
-    """Pages that later steps cross to are in the tables already."""
+    """The tables already have the pages that later steps write."""
     params, steps = SHAPES[shape], 9
     manager = manager_of(params, devices=["cuda:0"])
     contexts = [TextGenerationContext(name, [name, name + 1]) for name in (3, 8)]
@@ -117,7 +117,7 @@ def test_one_fetch_serves_several_replays(machine: Machine, shape: str) -> None:
         machine.kernels.emulation.set_order(is_any=False)
         for k in model.k:
             machine.view(k)[: len(new)] = new[:, None, None]
-        if step == 1:  # from now on one token for each row
+        if step == 1:  # from now on each row runs one token
             lengths = machine.host(batch.inputs.cache_lengths)
             assert lengths.tolist()[:2] == [2, 2]
             machine.view(batch.row_offsets)[:] = np.minimum(np.arange(ROWS + 1), 2)
@@ -128,7 +128,7 @@ def test_one_fetch_serves_several_replays(machine: Machine, shape: str) -> None:
         found = machine.host(k)[:, 0, 0].reshape(2, -1)
         group = None if params.groups is None else params.groups[layer]
         span = getattr(group, "window", steps + 1)
-        for row in range(2):  # in front of it the page may be gone
+        for row in range(2):  # before the window the page may be gone
             assert found[row, -span:].tolist() == written[row][-span:]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of layers with pools on (emulated) GPUs: every layer reads what was written, in any order
-of streams, over several devices and replicas, with pages in the host tier and without.
+"""Groups of layers with pools on (emulated) GPUs: every layer reads the written K and V, in any
+order of streams, on several devices and replicas, with and without pages in the host tier.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_layers_read_what_was_written(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pages_given_back_are_written_by_others_in_order(machine: Machine, seed: int) -> None:
-    """A window passes its pages on to the next request, on another stream."""
+    """A window gives its pages to the next request, which runs on another stream."""
     manager = manager_of(params_of(SlidingWindow([0, 1], 4)), num_pages=14, devices=["cuda:0"])
     streams = [machine.kernels.Stream(0) for _ in range(2)]
     machine.in_any_order(seed)
@@ -95,7 +95,7 @@ def test_pages_given_back_are_written_by_others_in_order(machine: Machine, seed:
 
 
 def read_left_pages_elsewhere(machine: Machine, seed: int, *, ordered: bool) -> float:
-    """Read a page that a step gives back on a stream that no fetch knows; then others write it."""
+    """Read a page on a stream that no fetch used; a step frees the page, and others write it."""
     manager = manager_of(params_of(SlidingWindow([0], 4)), num_pages=3, devices=["cuda:0"])
     machine.in_any_order(seed)
     other = machine.kernels.Stream(0)
@@ -113,7 +113,7 @@ def read_left_pages_elsewhere(machine: Machine, seed: int, *, ordered: bool) -> 
             ops.gather(inputs, 0, lengths=np.array([6], np.uint32), out=out, stream=other)
         context.update(0)
         manager.step([context], after=other if ordered else None)
-        assert manager.num_free_blocks == 1 - turn  # of three pages one is given back
+        assert manager.num_free_blocks == 1 - turn  # each step frees one page of three
     return float(machine.host(out[0])[0, 0, 0])
 
 
@@ -146,7 +146,7 @@ def test_a_step_that_refuses_what_it_is_to_wait_for_commits_nothing(machine: Mac
 
 @pytest.mark.parametrize("shape", ["one device", "other heads"])
 def test_pools_of_all_layers_on_a_gpu(machine: Machine, shape: str) -> None:
-    """Arrays of the caller's, also such as hold rows of several shapes."""
+    """The caller's arrays hold rows of one shape, or rows of several shapes."""
     params = SHAPES[shape]
     manager = manager_of(params, num_pages=20, devices=["cuda:0"])
     context = TextGenerationContext("a", list(range(7)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores to the host tier on (emulated) GPUs: who waits for them, and that nobody else does."""
+"""Stores to the host tier on (emulated) GPUs: only calls that need a stored page wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Scene:
-    """Prompts of equal tokens on a GPU, whose K and V are these tokens, and stores that wait."""
+    """Prompts of equal tokens on a GPU, with these tokens as K and V, and delayed stores."""
 
     def __init__(
         self, machine: Machine, params: KVCacheParams = FLAT, num_pages: int = 20, **options: Any
@@ -73,7 +73,7 @@ class Scene:
         self.manager.release(token)
 
     def block_stores(self) -> Callable[[], bool]:
-        """Have stores wait for more work than anything else; return what tells if they have run."""
+        """Delay the stores beyond all other work; return a function that checks if they ran."""
         mover: Any = self.manager._mover
         lane = mover._stores[0].stream
         slow, event = KERNELS.Stream(0), KERNELS.Event(0)
@@ -85,7 +85,7 @@ class Scene:
         return lambda: bool(KERNELS.query(event.ptr, event.device))
 
     def finish(self) -> None:
-        """Block until what the current stream has to do is done."""
+        """Block until the current stream has finished its work."""
         KERNELS.synchronize(0, self.stream)
 
 
@@ -98,7 +98,7 @@ def test_steps_go_on_while_stores_of_steps_before_wait(
     machine.in_any_order(seed=1)
     have_run = scene.block_stores()
     context = scene.begin(1, 5)
-    for _ in range(8):  # of which four store pages, and as many take new ones
+    for _ in range(8):  # four steps store pages, four steps take new pages
         scene.step(context)
     assert scene.manager.metrics.d2h_blocks_copied >= 6
     scene.finish()
@@ -111,7 +111,7 @@ def test_whoever_is_handed_a_page_waits_for_its_store(machine: Machine) -> None:
     have_run = scene.block_stores()
     scene.serve(1, 5)
     scene.finish()
-    assert not have_run()  # one page is free, and was not stored
+    assert not have_run()  # one page is free and has no store in flight
     scene.fetch(scene.begin(2, 1))
     scene.finish()
     assert not have_run()
@@ -126,7 +126,7 @@ def test_one_who_waits_does_not_wait_for_later_stores(machine: Machine) -> None:
     scene.serve(1, 9)
     have_run = scene.block_stores()
     scene.serve(2, 7)
-    scene.fetch(scene.begin(3, 3))  # it gets pages of the first prompt
+    scene.fetch(scene.begin(3, 3))  # takes pages of the first prompt
     assert scene.manager.match_prefix([1] * 9) < 8
     assert scene.manager.match_prefix([2] * 7) == 6
     scene.finish()
@@ -137,7 +137,7 @@ def test_a_load_waits_for_the_store_of_its_pages_alone(machine: Machine) -> None
     scene = Scene(machine, num_pages=8)
     machine.in_any_order(seed=1)
     scene.serve(1, 5)
-    scene.serve(9, 15)  # which takes the whole pool
+    scene.serve(9, 15)  # takes the whole pool
     assert scene.manager.match_prefix([1] * 5) == 0
     scene.manager.reset_metrics()
     kept = scene.manager.hold(scene.manager.match_prefix([9] * 15, return_pages=True)[1][:1])
@@ -161,7 +161,7 @@ def test_a_page_comes_back_while_its_store_waits(
     scene = Scene(machine, num_pages=4, layerwise_loads=by_layer)
     machine.in_any_order(seed)
     scene.block_stores()
-    for token in (1, 2):  # each takes the pages of the one before
+    for token in (1, 2):  # each prompt takes the previous prompt's pages
         scene.serve(token, 7)
     inputs = scene.fetch(scene.begin(1, 7))
     assert scene.manager.metrics.h2d_blocks_copied == 3
@@ -170,9 +170,9 @@ def test_a_page_comes_back_while_its_store_waits(
     assert (machine.host(found[0]) == 1).all()
 
 
-# ---- movers alone --------------------------------------------------------------------------------
+# ---- movers --------------------------------------------------------------------------------------
 class Moves:
-    """A pool of 8 pages on a GPU, whose bytes are their numbers, and its tier of 8."""
+    """A pool of 8 pages on a GPU, filled with their page ids, and a tier of 8 pages."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -212,12 +212,12 @@ def test_loads_are_behind_the_stores_that_wrote_their_pages(machine: Machine, se
 
 
 def test_a_second_store_does_not_come_in_between() -> None:
-    """Threads with streams of their own share the event that stores are put behind."""
+    """Threads with their own streams share the event that the stores wait for."""
     assert stored_beside_another(seed=1) == 99
 
 
 def stored_beside_another(seed: int) -> int:
-    """Write a page and store it, between two moments of another thread's store if it can be."""
+    """Write and store a page in the middle of another thread's store, if the lock allows it."""
     with emulated() as machine, pytest.MonkeyPatch.context() as patch:
         moves = Moves(machine)
         machine.in_any_order(seed)
@@ -236,7 +236,7 @@ def stored_beside_another(seed: int) -> int:
             if event == ready and not threads:
                 threads.append(Thread(target=store_mine))
                 threads[0].start()
-                is_recorded.wait(0.05)  # the lock does not let it come so far
+                is_recorded.wait(0.05)  # the lock prevents the second record
                 record(event, device, stream)
                 is_overwritten.set()
                 return
@@ -253,7 +253,7 @@ def stored_beside_another(seed: int) -> int:
         return int(moves.mover.memory(0)[1, 63])
 
 
-# ---- any traffic ---------------------------------------------------------------------------------
+# ---- random traffic ------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("policy", WRITE_POLICIES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that come from the host tier layer by layer, on (emulated) GPUs."""
+"""Pages that return from the host tier layer by layer, on (emulated) GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def params_of(**more: Any) -> KVCacheParams:
 
 
 class Scene:
-    """Prompts whose pages go to the host tier and come back, in a pool for one of them."""
+    """Prompts whose pages move to the host tier and back, with a pool for one prompt."""
 
     def __init__(
         self, machine: Machine, params: KVCacheParams | None = None, *, by_layer: bool = True
@@ -68,12 +68,12 @@ class Scene:
         self.finish(context)
 
     def fill(self) -> None:
-        """Leave prompts 1 and 2 in the host tier and 3 on the device, with all work done."""
+        """Leave prompts 1 and 2 in the host tier and prompt 3 on the device, with all work done."""
         for prompt in (1, 2, 3):
             self.run(prompt)
         self.machine.kernels.emulation.set_order(is_any=False)
         (inputs,) = self.manager.fetch([])
-        self.machine.view(inputs.blocks)[...] = -1  # what is not loaded is seen
+        self.machine.view(inputs.blocks)[...] = -1  # rows without a load keep -1
 
     def gather(self, inputs: Any, layer: int) -> Any:
         out = tuple(self.machine.memory((TOKENS, 2, 8), np.float32) for _ in "kv")
@@ -83,13 +83,13 @@ class Scene:
 
 @pytest.mark.parametrize("by_layer", [False, True])
 def test_a_layer_does_not_wait_for_later_ones(by_layer: bool) -> None:
-    """Of all orders in which streams may run, in some the first layer is read before the last."""
+    """In some stream orders the first layer is read before the last layer is loaded."""
     early = [first_is_read_early(by_layer, seed) for seed in range(20)]
     assert any(early) == by_layer
 
 
 def first_is_read_early(by_layer: bool, seed: int) -> bool:
-    with emulated() as machine:  # what a machine has from before is freed in between, which waits
+    with emulated() as machine:  # an older machine would be freed during the test, and wait
         scene = Scene(machine, by_layer=by_layer)
         scene.fill()
         machine.in_any_order(seed)
@@ -109,7 +109,7 @@ def first_is_read_early(by_layer: bool, seed: int) -> bool:
 
 
 def test_what_a_callers_kernel_does_waits_by_wait_layer() -> None:
-    """A copy of a layer's pages by the driver, which knows nothing of loads."""
+    """The driver copies a layer's pages; this copy does not wait for loads by itself."""
     assert all(is_copied_right(seed, waits=True) for seed in range(20))
     assert not all(is_copied_right(seed, waits=False) for seed in range(20))
 
@@ -138,7 +138,7 @@ def captures(machine: Machine, call: Callable[[], Any]) -> Any:
     side = machine.kernels.Stream(0)
     machine.kernels.emulation.begin_capture(0, side.ptr)
     try:
-        with pytest.raises(ValueError, match="pages are still on their way") as raised:
+        with pytest.raises(ValueError, match="loads from the host tier are in flight") as raised:
             call_on(machine, side.ptr, call)
         return raised.value
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stream a call without ``stream=`` runs on: the current one of its arrays' library."""
+"""A call without ``stream=`` runs on the current stream of its arrays' library."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 class Streams:
-    """Two streams that somebody may choose, and which of them and of the default one has work."""
+    """Two selectable streams and the default stream; the tests check which of them has work."""
 
     def __init__(self, machine: Machine) -> None:
         self.of_cupy, self.of_torch = KERNELS.Stream(0), KERNELS.Stream(0)
@@ -101,7 +101,7 @@ CALLS = (append, fill, scale, transfer, slots, dequantize)
 def test_tensors_of_torch_are_worked_on_on_torch_s_stream(
     machine: Machine, torch: FakeTorch, call: Call
 ) -> None:
-    """Also where cupy has another one."""
+    """The call ignores cupy's current stream."""
     streams = Streams(machine)
     torch.streams[0], machine.streams[0] = streams.of_torch, streams.of_cupy.ptr
 
@@ -136,7 +136,7 @@ def test_a_stream_that_is_named_is_the_one(machine: Machine, torch: FakeTorch) -
 def test_a_torch_that_uses_no_gpu_is_not_asked(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asking would initialise it."""
+    """A query of the current stream would initialise torch."""
     fake = FakeTorch(is_initialized=False)
     fake.cuda.current_stream = None
     monkeypatch.setitem(sys.modules, "torch", fake)
@@ -192,7 +192,7 @@ def test_two_libraries_that_chose_the_same_stream_agree(machine: Machine, torch:
 
 # ---- DLPack --------------------------------------------------------------------------------------
 class Exchanged:
-    """An array of a library that writes to it on a stream of its own, and speaks DLPack."""
+    """A DLPack array of a library that writes it on the library's own stream."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -240,7 +240,7 @@ def test_what_dlpack_hands_over_is_waited_for_on_every_stream(
 def test_a_manager_below_torch_works_on_torch_s_stream(
     machine: Machine, torch: FakeTorch, owner: str
 ) -> None:
-    """Its tables, what it copies, and calls on nothing but its arrays."""
+    """Its tables, its copies, and calls with only its arrays run on torch's stream."""
     params = KVCacheParams("float32", 1, 4, num_layers=1, page_size=2, enable_prefix_caching=True)
     more: dict[str, Any] = {}
     if owner == "torch":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries, whose memory must stay until the kernels that read it have run."""
+"""Memory of other libraries must stay until the kernels that read it have run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 class Memory:
-    """Memory that its library gives to others as soon as no array is over it."""
+    """Memory that its library reuses as soon as the last array over it is gone."""
 
     def __init__(self, machine: Machine, contents: np.ndarray[Any, Any]) -> None:
         self.array = machine.array(contents)
@@ -122,7 +122,7 @@ def test_memory_is_there_until_the_kernel_has_read_it(
 def test_on_their_library_s_own_stream_nothing_is_held(
     machine: Machine, torch: FakeTorch, library: str
 ) -> None:
-    """There the library uses the memory again in the order of that stream."""
+    """The library reuses the memory in the order of that stream."""
     side = KERNELS.Stream(0)
     machine.streams[0] = side.ptr
     torch.streams[0] = side
@@ -146,7 +146,7 @@ def test_a_call_that_fails_holds_nothing_for_long(machine: Machine) -> None:
 
 
 def test_a_pool_is_not_held(machine: Machine) -> None:
-    """Its memory waits for the device by itself."""
+    """The release of a pool's memory waits for the device."""
     pool, batch = pool_of(machine)
     machine.in_any_order(1)
     ops.zero_pages(pool, np.array([1]), stream=KERNELS.Stream(0))

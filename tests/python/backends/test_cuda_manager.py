@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager with pools on (emulated) GPUs: the bytes of one on the CPU, in any order of streams."""
+"""A manager with pools on (emulated) GPUs writes the CPU's bytes, in any order of streams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def manager_on(
 
 
 def new_tokens(contexts: list[TextGenerationContext], seed: int) -> tuple[Any, Any, Any]:
-    """K and V that a model would compute: a function of the tokens in front."""
+    """Return K and V as a model would compute them: a function of the preceding tokens."""
     rows = [
         np.arange(c.start_idx, c.active_idx, dtype=np.float32) + np.float32(c.tokens[0])
         for c in contexts
@@ -58,7 +58,7 @@ def new_tokens(contexts: list[TextGenerationContext], seed: int) -> tuple[Any, A
 
 
 def run(manager: PagedKVCacheManager, prompts: list[list[int]], steps: int, there: Any) -> None:
-    """Serve prompts for some steps; `there` puts arrays where the pool is."""
+    """Serve prompts for some steps; `there` moves an array to the pool's device."""
     contexts = [TextGenerationContext(f"{len(p)}-{i}", p) for i, p in enumerate(prompts)]
     for context in contexts:
         manager.claim(context.request_id)
@@ -135,7 +135,7 @@ def test_tables_in_flight_are_not_written_again(machine: Machine, seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pages_change_hands_in_the_order_of_streams(machine: Machine, seed: int) -> None:
-    """A page is read on one stream while the next request, on another, writes it."""
+    """One stream reads a page while the next request writes the page on another stream."""
     manager = manager_on(["cuda:0"], num_pages=1)
     streams = [machine.kernels.Stream(0) for _ in range(2)]
     machine.in_any_order(seed)
@@ -155,7 +155,7 @@ def test_pages_change_hands_in_the_order_of_streams(machine: Machine, seed: int)
 
 
 def read_elsewhere(machine: Machine, manager: PagedKVCacheManager, *, ordered: bool) -> float:
-    """Read a released page on a stream that no fetch knows, while the next request writes it."""
+    """Read a released page on a stream that no fetch used, while the next request writes it."""
     other = machine.kernels.Stream(0)
     seen = machine.memory((4, 2, 8), np.float32)
     for turn in range(2):
@@ -206,7 +206,7 @@ def test_release_takes_events_and_refuses_what_is_neither(machine: Machine) -> N
 
 @pytest.mark.parametrize("seed", [None, *range(10)])
 def test_pages_swap_to_the_host_and_back(machine: Machine, seed: int | None) -> None:
-    """Four pages of device memory serve prompts that need more; any order of the copy streams."""
+    """Prompts need more than the four device pages; the copy streams run in any order."""
     page = KVCacheParams("float32", **SIZES).bytes_per_page
     on_gpu = manager_on(["cuda:0"], num_pages=4, host_gb=40 * page / (1 << 30))
     if seed is not None:

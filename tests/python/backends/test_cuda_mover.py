@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pages move between pools on GPUs and pinned memory."""
+"""Page copies between pools on GPUs and pinned memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Calls:
-    """What a function of the kernels is called with."""
+    """The recorded arguments of one function of the kernels."""
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
         self.all: list[tuple[Any, ...]] = []
@@ -41,7 +41,7 @@ class Calls:
 
 
 def mover_of(machine: Machine, page_bytes: int) -> tuple[GpuMover, Any, Any]:
-    """One pool of 8 pages, and its host tier of 8."""
+    """Make a mover for a pool of 8 pages with a host tier of 8 pages."""
     rows = np.random.default_rng(1).integers(0, 256, (8, 1, 1, 1, 1, page_bytes), np.uint8)
     pool = machine.array(rows)
     devices = (Device.parse("cuda:0"),)
@@ -88,7 +88,7 @@ def test_neighbours_of_a_pool_move_in_one_run(
 
 
 def test_pinned_memory_is_not_copied_by_forks(machine: Machine) -> None:
-    """A page that the child or the parent writes would be another one for the device."""
+    """A write by child or parent would copy the page, and the device would keep the old page."""
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("there is no /proc/self/smaps")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests move between (emulated) GPUs and host memory, in any order of streams."""
+"""Requests move between (emulated) GPUs and host memory, with streams in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine() -> Iterator[Machine]:
 
 
 class DeviceMoves(DeviceTraffic, Moves):
-    """The side on GPUs."""
+    """The side of a move that is on GPUs."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVFP4 on emulated devices: the bytes of the CPU, which tests beside this compare with numpy."""
+"""NVFP4 on emulated devices against the CPU, which other tests compare with numpy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(machine: Machine, found: Any, expected: Any) -> None:
 
 
 def both(machine: Machine, **kind: Any) -> tuple[Any, Any]:
-    """The same batch in host memory and on device 1."""
+    """Return the same batch in host memory and on device 1."""
     host = Pools(**kind).batch()
     device = Pools(**kind).batch(lambda array: machine.array(array, 1))
     return host, device
@@ -157,7 +157,7 @@ def test_rows_of_k_and_v_may_differ_in_dtype(machine: Machine) -> None:
 
 
 def test_strided_rows_and_pools_are_written_where_they_lie(machine: Machine) -> None:
-    """Rows of a fused QKV that 16 does not divide, heads with room between them."""
+    """The row size of the fused QKV is no multiple of 16, and heads have gaps between them."""
     host, device = both(machine, heads=3, dims=(32, 32))
     cut = [
         {name: getattr(batch, name)[:, :, 1:] for name in Pools().arrays}
@@ -181,7 +181,7 @@ def test_a_global_scale_on_the_device_is_read_when_the_work_runs(machine: Machin
         machine.array(np.zeros((3, 16), np.uint8)),
         machine.array(np.zeros((3, 2), numpy_dtype("float8_e4m3fn"))),
     )
-    machine.in_any_order(3)  # what is enqueued runs later
+    machine.in_any_order(3)  # enqueued work runs later
     machine.view(scale)[...] = 0.25
     ops.quantize(given, "nvfp4", 16, global_scale=scale, out=out)
     for one, other in zip(out, ops.quantize(x, "nvfp4", 16, global_scale=0.25), strict=True):

@@ -26,7 +26,7 @@ def machine() -> Iterator[Machine]:
 
 
 def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Random bytes of a dtype, NaN among them; or numbers where they are to be computed with."""
+    """Return random numbers for arithmetic, or random bytes of a dtype, with NaN among them."""
     rng = np.random.default_rng(seed)
     if dtype in ("float32", "float16", "bfloat16"):
         return rng.normal(size=shape).astype(numpy_dtype(dtype))
@@ -36,7 +36,7 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray[Any, 
 
 
 def same(machine: Machine, found: Any, expected: np.ndarray[Any, Any]) -> None:
-    """Compare bytes, so that NaN and zeros of either sign count."""
+    """Compare bytes, so that NaN and the sign of zero count."""
     host = machine.host(found)
     assert host.dtype == expected.dtype
     assert host.shape == expected.shape
@@ -52,7 +52,7 @@ def arguments(dtype: str = "float32", heads: int = 2, dim: int = 8) -> dict[str,
 
 
 def batches(machine: Machine, given: dict[str, Any]) -> tuple[PagedBatch, Any]:
-    """The same batch in host memory and on device 1."""
+    """Return the same batch in host memory and on device 1."""
     arrays = [a.copy() for a in (*given["pools"], given["table"], given["lengths"])]
     on_device = [machine.array(a, 1) for a in arrays]
     return PagedBatch(*arrays), PagedBatch(*on_device)
@@ -180,7 +180,7 @@ def test_tokens_without_a_page_are_skipped_on_a_gpu(machine: Machine) -> None:
     expected = given["pools"][0].copy()
     k = drawn((5, 2, 8), "float32")
     tokens = machine.array(k, 1)
-    ops.scatter(device, 0, tokens, tokens, np.array([0, 0, 5, 5], np.uint32))  # row 1: one page
+    ops.scatter(device, 0, tokens, tokens, np.array([0, 0, 5, 5], np.uint32))  # row 1 has one page
     expected[2] = k[:PAGE]
     same(machine, device.key_pool, expected)
 
@@ -245,7 +245,7 @@ def test_slots_are_those_of_the_cpu(machine: Machine, dtype: str) -> None:
 
 
 def test_holes_in_front_of_the_new_tokens_are_not_looked_up(machine: Machine) -> None:
-    """Pages that windows have left behind."""
+    """The holes are entries of pages that windows gave back."""
     given = arguments()
     host, _ = batches(machine, given)
     given["table"][[0, 2], 0] = 7, 2**32 - 1
@@ -340,7 +340,7 @@ def test_merged_states_are_those_of_the_cpu(machine: Machine) -> None:
     assert ops.merge_states(*device, out=device[:2]) == device[:2]
 
 
-# ---- places --------------------------------------------------------------------------------------
+# ---- devices of the arrays -----------------------------------------------------------------------
 def test_every_array_is_on_the_device_of_the_pool(machine: Machine) -> None:
     given = arguments()
     _, device = batches(machine, given)

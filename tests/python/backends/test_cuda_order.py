@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the streams that use a manager's pools: threads' own ones, bad events."""
+"""The order of streams that use a manager's pools, with per-thread streams and bad events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manager_of(pages: int = 1) -> PagedKVCacheManager:
 
 
 class Turns:
-    """Requests that use the same page one after the other, and what each of them read of it."""
+    """Successive requests that use the same page, and the values that each request read."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -52,7 +52,7 @@ class Turns:
 @pytest.mark.parametrize("others", ["own", "legacy", "made"])
 @pytest.mark.parametrize("seed", range(10))
 def test_default_streams_of_threads_are_ordered(machine: Machine, seed: int, others: str) -> None:
-    """All of them have the same handle; between them comes a stream of another kind."""
+    """All default streams have the same handle; a stream of another kind runs between them."""
     turns = Turns(machine)
     stream = KERNELS.Stream(0)
     machine.in_any_order(seed)
@@ -80,7 +80,7 @@ def test_a_thread_that_takes_another_stream_is_behind_its_own(machine: Machine, 
 # ---- streams that are gone, or captured ----------------------------------------------------------
 @pytest.mark.parametrize("seed", range(10))
 def test_a_stream_that_is_destroyed_leaves_its_work_in_order(machine: Machine, seed: int) -> None:
-    """And the manager works on: its last stream was nobody's to keep."""
+    """The manager still works: it does not own its last stream."""
     turns = Turns(machine)
     machine.in_any_order(seed)
     for turn in range(4):
@@ -98,7 +98,7 @@ def test_a_stream_that_is_destroyed_leaves_its_work_in_order(machine: Machine, s
 
 
 def test_a_last_stream_that_is_captured_is_not_joined(machine: Machine) -> None:
-    """Work from before the capture cannot be waited for: the call is refused until it ends."""
+    """A call cannot wait for work from before the capture: it is refused until the capture ends."""
     manager, first, second = manager_of(4), KERNELS.Stream(0), KERNELS.Stream(0)
     context = TextGenerationContext("a", [1, 2, 3])
     manager.claim("a")
@@ -121,14 +121,14 @@ def test_a_last_stream_that_is_captured_is_not_joined(machine: Machine) -> None:
 
 # ---- events --------------------------------------------------------------------------------------
 class Event:
-    """An event of some library, by its handle alone."""
+    """An event of another library that has only a handle."""
 
     def __init__(self, handle: int) -> None:
         self.ptr = handle
 
 
 def test_a_bad_event_is_refused_where_it_is_given(machine: Machine) -> None:
-    """And what is fetched later does not know of it."""
+    """A later fetch ignores the refused event."""
     manager = manager_of(4)
     context = TextGenerationContext("a", [1, 2, 3])
     manager.claim("a")
@@ -154,7 +154,7 @@ def test_a_stream_that_is_captured_is_refused(machine: Machine) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_event_stands_for_what_it_did_when_it_was_given(machine: Machine, seed: int) -> None:
-    """Its owner may record it again, or destroy it."""
+    """The owner may record or destroy the event afterwards."""
     turns = Turns(machine)
     other, slow = KERNELS.Stream(0), KERNELS.Stream(0)
     event = KERNELS.Event(0)

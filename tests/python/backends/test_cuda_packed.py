@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages from and to vLLM's layout on emulated GPUs and in pinned memory, as the CPU moves them."""
+"""Page copies from and to vLLM's layout, on emulated GPUs and in pinned memory, against the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ require_emulation()
 from graph_steps import captured  # noqa: E402
 
 IDS = [0, -1, 4, 3], [2, 1, 0, 4]
-# Pages of tiles and others, of each size of elements; the last have V of another width.
+# Pages with and without tiles, for each element size; in the last case V has another width.
 SIZES: dict[str, dict[str, Any]] = {
     "tiles of two bytes": {"page_size": 16, "head_dim": 24, "dtype": "bfloat16"},
     "tiles of one byte": {"page_size": 8, "head_dim": 32, "dtype": "float8_e4m3fn"},
@@ -41,7 +41,7 @@ def parts(cache: Any) -> list[Any]:
 
 
 def caches(machine: Machine, case: str, names: list[str], places: list[str]) -> list[Any]:
-    """Caches of random bytes, the same wherever they are."""
+    """Return caches of random bytes, equal in all places."""
     sizes: Any = {"pages": 5, "layers": 3, "heads": 2} | SIZES[case]
     made = []
     for seed, (name, place) in enumerate(zip(names, places, strict=True)):
@@ -81,7 +81,7 @@ def test_pages_arrive_as_on_the_cpu(
 def test_layers_apart_strided_heads_and_ids_on_the_device(
     machine: Machine, case: str, is_source: bool
 ) -> None:
-    """As vLLM has its caches: an array for each layer, cut out of larger ones."""
+    """vLLM has an array for each layer, cut out of a larger array."""
     page, dim = (SIZES[case][name] for name in ("page_size", "head_dim"))
     kind = numpy_dtype("float16")
     x, rng = 16 // kind.itemsize, np.random.default_rng(5)

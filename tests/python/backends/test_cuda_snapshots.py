@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches on (emulated) GPUs are saved and come back, on GPUs and in host memory."""
+"""Caches on (emulated) GPUs are saved and restored, on GPUs and in host memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the host in calls on a GPU: they may change right after, and nothing waits."""
+"""Host arrays in calls on a GPU: the caller may change them right after, and no call waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States on (emulated) GPUs: requests go on with what was computed for their tokens, in any order
-of streams, whether the checkpoint lay on the device or in the host tier.
+"""States on (emulated) GPUs: requests continue from the state of their tokens, in any order of
+streams, with the checkpoint on the device or in the host tier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from state_model import digest, prompt, state_manager, state_params
 
 require_emulation()
 
-# One is moved by the copy engine, one by a kernel.
+# The copy engine moves the large array, a kernel moves the small array.
 ARRAYS = {"large": ((20_000,), "float32"), "small": ((5,), "int8")}
 TIER: dict[str, Any] = {
     "enable_kvcache_swapping_to_host": True,
@@ -33,7 +33,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Engine:
-    """Two managers in step: one in host memory says which slots those of the other are."""
+    """Two managers in step: the manager in host memory gives the expected slots of the other."""
 
     def __init__(self, machine: Machine, *groups: Any, **options: Any) -> None:
         groups = groups or (FullAttention([0]), State([1], ARRAYS))
@@ -63,7 +63,7 @@ class Engine:
         self.machine.kernels.copy(target, source, size, device, stream)
 
     def run(self, slot: int, context: TextGenerationContext, device: int) -> None:
-        """Look at a slot, then write it, in the order of the current stream."""
+        """Check a slot, then write it, in the order of the current stream."""
         for arrays in self.there.states[0].values():
             state = arrays[device][slot]
             if context.start_idx > 0:
@@ -77,7 +77,7 @@ class Engine:
             self.copy(state.data.ptr, address, source.nbytes, device)
 
     def serve(self, name: str, tokens: list[int], replica: int = 0) -> int:
-        """Run a prompt to its end; return how many tokens were reused."""
+        """Run a prompt to its end; return the number of reused tokens."""
         contexts = [TextGenerationContext(name, tokens) for _ in self.managers]
         for manager in self.managers:
             manager.claim(name, replica_idx=replica)

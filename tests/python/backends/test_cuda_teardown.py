@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers that go while copies of their pinned memory wait; streams and events that go early."""
+"""Managers freed while copies of their pinned memory wait; streams and events freed early."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def machine() -> Iterator[Machine]:
 
 
 def store_pages() -> tuple[PagedKVCacheManager, Any]:
-    """Serve prompts in turn, so that pages of the first are on their way to the host.
+    """Serve prompts in turn, so that pages of the first prompt are in flight to the host.
 
-    The pool outlives the manager: to free it would wait for everything.
+    The pool outlives the manager, because freeing the pool would wait for all work.
     """
     manager = PagedKVCacheManager(PARAMS, 1, 64, devices=["cuda:0"], num_pages=3)
     for turn in range(3):
@@ -76,7 +76,7 @@ def test_tables_go_when_they_are_copied(machine: Machine) -> None:
 
 
 def test_the_emulation_notices_memory_that_goes_too_early(machine: Machine) -> None:
-    """What the tests above would show."""
+    """The emulation reports the fault that the tests above look for."""
     pinned = KERNELS.PinnedMemory(0, 64)
     target = machine.memory((64,), np.uint8)
     machine.in_any_order(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of (emulated) GPUs on disk: another manager, on a GPU or not, has the same bytes."""
+"""Pages of (emulated) GPUs on disk: another manager, on a GPU or CPU, loads the same bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Side:
-    """A manager with a disk, whose K and V say which tokens they are of."""
+    """A manager with a disk tier, whose K and V identify their tokens."""
 
     def __init__(self, machine: Machine, device: str, kind: str, folder: Path) -> None:
         self.machine, self.is_gpu = machine, device != "cpu"
@@ -64,12 +64,12 @@ class Side:
         )
 
     def values(self, context: TextGenerationContext, layer: int) -> Any:
-        """A row for each token, of all tokens in front of it."""
+        """Return a row for each token, computed from all tokens up to it."""
         sums = np.cumsum(np.asarray(context.tokens) + 1) * 2.0 + layer
         return np.repeat(sums.astype(np.float32), 4).reshape(-1, 1, 4)
 
     def step(self, context: TextGenerationContext) -> None:
-        """Write what stands for the tokens to run, check all of it, and commit."""
+        """Write the values of the tokens to run, check all values, and commit."""
         (inputs,) = self.manager.fetch([context])
         begin, end = context.start_idx, context.active_idx
         offsets = np.array([0, end - begin], np.uint32)
@@ -103,7 +103,7 @@ class Side:
                 state[...] = new
 
     def check(self, inputs: Any, context: TextGenerationContext) -> None:
-        """Compare the rows that the request reads, where they lie."""
+        """Compare the rows that the request reads, in place."""
         end = context.active_idx
         for layer in self.layers:
             first = 0
@@ -117,7 +117,7 @@ class Side:
                 np.testing.assert_array_equal(rows, sign * self.values(context, layer)[at])
 
     def serve(self, name: str, tokens: list[int]) -> int:
-        """Run a prompt; return how many of its tokens were cached."""
+        """Run a prompt; return the number of its cached tokens."""
         context = TextGenerationContext(name, tokens)
         self.manager.claim(name)
         assert self.manager.maybe_reserve(context)
@@ -167,10 +167,11 @@ def test_a_request_moves_in_the_middle_and_its_new_home_stores_it(
     with other.manager:
         moved = read_sequence(data).context("moved")
         assert other.manager.import_sequence(moved, data)
-        for _ in range(6):  # each of them checks all bytes
+        for _ in range(6):  # each step checks all bytes
             other.step(moved)
         tokens = moved.tokens.tolist()
     third = Side(machine, "cuda:0", kind, tmp_path / "other")
     with third.manager:
         cached = third.serve("r", tokens)
-        assert (cached > 40) == (kind != "states")  # no prompt ends there: no checkpoint
+        # no prompt ends at that token, so the states have no checkpoint
+        assert (cached > 40) == (kind != "states")

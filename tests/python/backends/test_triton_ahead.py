@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention kernels compile for GPUs that are not here, and stay within their registers."""
+"""The attention kernels compile for absent GPUs, and stay within the GPUs' registers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from triton_interpreter import require_interpreter
 
 require_interpreter()
 
-#: Bytes of stack: what some conversions of bytes take, and what is kept there until a loop is done.
+#: Bytes of stack, for some byte conversions and for values that wait until a loop is done.
 _STACK = 192
 #: Bytes of shared memory that a block may have.
 _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
 
 def compiled(folder: Path, arch: int, *cases: str) -> list[dict[str, Any]]:
-    """What the kernels of some cases take."""
+    """Return the resources that the kernels of some cases use."""
     return uninterpreted(folder, triton_ahead.__file__, str(arch), *cases)
 
 
@@ -61,7 +61,7 @@ def test_a_decoding_kernel_loads_16_bytes_at_a_time_and_multiplies_matrices(tmp_
 
 
 def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> None:
-    """Without torch, on the device of the arrays, for any lengths, tables, pools and windows."""
+    """Launches need no torch, use the arrays' device, and take any lengths, tables and windows."""
     (found,) = uninterpreted(tmp_path, triton_launches.__file__, "some")
     major, minor, *_ = metadata.version("triton").split(".")
     loads_torch_itself = (int(major), int(minor)) < (3, 8)
@@ -81,18 +81,18 @@ def test_launches_go_to_the_call_s_stream_and_compile_once(tmp_path: Path) -> No
 
 
 def test_batches_that_grow_compile_each_kernel_once(tmp_path: Path) -> None:
-    """Of a dtype: attention to the result, attention to the states of splits, their join."""
+    """A dtype has three kernels: attention to the result, attention to split states, their join."""
     for found in uninterpreted(tmp_path, triton_launches.__file__, "growing"):
         assert sorted(found["compiled"]) == ["attend", "attend", "join"], found
     (lists,) = uninterpreted(tmp_path, triton_launches.__file__, "lists")
     assert sorted(lists["compiled"]) == ["_count", "_list"]
 
 
-# Several cases in a process: it takes longer to start than to compile one.
+# A process compiles several cases, because its start takes longer than a compilation.
 _CASES = list(triton_ahead.CASES)
 
 
-# All cases for the middle architecture, a third of the cases for each other.
+# The middle architecture runs all cases, each other architecture a third of the cases.
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "arch"), [(0, 90), (1, 90), (2, 90), (0, 80), (1, 100)])
 def test_loops_spill_no_registers(tmp_path: Path, arch: int, part: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's attention kernels, interpreted, against the oracle in every shape of pool and batch."""
+"""The GPU's attention kernels, interpreted, against the oracle for all shapes of pool and batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from triton_interpreter import attend_on_host, require_interpreter
 
 require_interpreter()
 
-#: K of 16-bit products is rounded where elements have scales of their own: absolute, of logarithms.
+#: Absolute error of logarithms: K of 16-bit products is rounded where elements have own scales.
 _ROUNDED = {"bfloat16": 2e-2, "float16": 2e-3, "float32": 1e-3}
 
 
 def check(scene: Scene, splits: int = 1, **rule: Any) -> tuple[Any, Any]:
-    """Attend and compare; tables hold no page where nobody looks."""
+    """Attend and compare; table entries that no kernel reads hold no page."""
     expected, sums = scene.expected(**rule)
     scene.leave_behind(rule.get("window"), rule.get("chunk"))
     o, lse = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits, **rule)
@@ -76,7 +76,7 @@ def test_every_dtype_of_queries_and_pools(q_dtype: str, dtype: str) -> None:
     check(scene)
 
 
-#: Each pair of them once.
+#: Each pair of values occurs once.
 SQUARE = [(a, b, (a + b) % 3) for a in range(3) for b in range(3)]
 
 
@@ -97,7 +97,7 @@ def test_scales_of_every_kind(narrow: int, kind: int, wide: int, dim: int) -> No
 
 
 def test_small_scales_do_not_make_weights_of_float16_vanish() -> None:
-    """One scale for each token, of values that are far below 1 / 127."""
+    """Each token has one scale, for values far below 1 / 127."""
     scene = Scene(cached=[60], new=[1], dtype="int8", scales="tokens", dim=7, q_dtype="float16")
     small = np.float32(1e-6)
     batch = scene.batch
@@ -115,7 +115,7 @@ def test_small_scales_do_not_make_weights_of_float16_vanish() -> None:
 
 
 def test_codes_of_fp8_that_stand_for_no_number() -> None:
-    """NaN stays NaN, infinities of e5m2 infinite; 448 and the smallest ones are numbers."""
+    """NaN stays NaN, e5m2's infinity stays infinite; 448 and the smallest codes are numbers."""
     for name, codes in (("float8_e4m3fn", [0x7F, 0xFF, 0x7E, 1, 0x81]), ("float8_e5m2", [0x7F, 1])):
         kind = numpy_dtype(name)
         for code in codes:
@@ -129,7 +129,7 @@ def test_codes_of_fp8_that_stand_for_no_number() -> None:
             assert np.array_equal(o[0, 0, :1], value.astype(np.float32), equal_nan=True)
 
 
-# ---- what a token sees ---------------------------------------------------------------------------
+# ---- visible tokens ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "rule",
     [
@@ -160,7 +160,7 @@ def test_sinks(splits: int) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_token_that_sees_nothing_answers_zeros(splits: int) -> None:
-    """Its own page is not there, nor any other."""
+    """The table has no page at all, not even the token's own page."""
     scene = Scene(cached=[20], new=[1], heads=1)
     scene.table[...] = 2**32 - 1
     for sinks, sums in ((None, -np.inf), (np.array([1.5, -np.inf], np.float32), [1.5, -np.inf])):
@@ -170,7 +170,7 @@ def test_a_token_that_sees_nothing_answers_zeros(splits: int) -> None:
 
 
 def test_entries_without_a_page_are_skipped() -> None:
-    """A hole, and columns that the table has not got."""
+    """The cases are a hole, and columns beyond the table."""
     scene = Scene(cached=[60], new=[1], heads=1)
     whole, rows = scene.table.copy(), [scene._rows(pool)[0] for pool in (scene.keys, scene.values)]
     scene.table[0, 1] = scene.num_pages
@@ -220,7 +220,7 @@ def test_splits_agree_and_repeat_their_bytes(dtype: str) -> None:
         else:
             eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
             ulp = np.maximum(np.exp2(np.floor(np.log2(np.abs(one.astype(float)) + 1e-30))) * eps, 0)
-            # Of what is near zero: 2 ulp of the values that it is the difference of.
+            # Near zero, the bound is 2 ulp of the operands whose difference is the result.
             assert (off <= 2 * np.maximum(ulp, eps / 8)).all()
     again = attend_on_host(scene.batch, scene.q, scene.offsets, splits=splits)
     assert same(again[0], o)
@@ -230,7 +230,7 @@ def test_splits_agree_and_repeat_their_bytes(dtype: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("rule", [{}, {"window": 12}, {"chunk": 13}])
 def test_nan_of_a_token_reaches_those_that_see_it_only(value: float, rule: Any) -> None:
-    """Also where the tile that it lies in is read for tokens in front of it, and far behind it."""
+    """The NaN's tile is also read for earlier tokens and for much later tokens."""
     scene = Scene(cached=[10], new=[30], group=2, heads=1, dim=64, q_dtype="bfloat16")
     expected, _ = scene.expected(**rule)
     scene.batch.value_pool[scene.table[0, 20 // 16], 20 % 16] = value
@@ -248,7 +248,7 @@ def test_nan_of_a_token_reaches_those_that_see_it_only(value: float, rule: Any) 
 
 # ---- memory --------------------------------------------------------------------------------------
 def test_pages_beyond_two_to_the_33_bytes() -> None:
-    """A sparse mapping: only what is written becomes memory."""
+    """The pool is a sparse mapping: only written pages use memory."""
     pool = np.zeros((70_000, 16, 4, 512), np.float32)  # 9 GB of address space, pages of 128 KiB
     scene = Scene(cached=[33], new=[1], heads=4, dim=512, group=1, seed=3)
     table = np.array([[69_999, 3, 40_000]], np.uint32)
@@ -261,7 +261,7 @@ def test_pages_beyond_two_to_the_33_bytes() -> None:
 
 
 def test_out_is_written_in_its_rows_and_nothing_beside_it() -> None:
-    """Nor behind the last row, where a graph has room for more tokens."""
+    """Rows after the last row also stay unwritten: a graph has room for more tokens."""
     scene = Scene(cached=[5, 3], new=[2, 3])
     expected, _ = scene.expected()
     q = np.concatenate([scene.q, np.full((4, *scene.q.shape[1:]), np.nan, np.float32)])
@@ -299,7 +299,7 @@ def test_batches_of_nothing() -> None:
         assert lse.shape == (0, 4)
 
 
-# ---- searched ------------------------------------------------------------------------------------
+# ---- random cases --------------------------------------------------------------------------------
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(scenes([1, 3, 16, 24, 48, 256]), rules(), st.booleans(), st.sampled_from([1, 1, 2, 3, 16]))
@@ -315,7 +315,7 @@ def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, splits: in
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("group", [1, 2, 6, 16, 48, 128])
 def test_groups_up_to_more_than_a_program_has(heads: int, group: int) -> None:
-    # Interpreted kernels are slow: tokens fill several programs where a group fills most of one.
+    # Interpreted kernels are slow: a large group fills several programs with few tokens.
     several = [9, 30] if group < 48 else [3, 5]
     for new in ([1, 1], several):
         check(Scene(cached=[30, 2], new=new, heads=heads, group=group, q_dtype="bfloat16"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that share first pages, with their queries stacked by the GPU's kernels (interpreted)."""
+"""Rows that share leading pages, with queries stacked by the GPU's kernels (interpreted)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton_interpreter import attend_on_host, require_interpreter
 
 require_interpreter()
 
-# Rows and pages that they share, the longest last.
+# Rows, and the number of pages that they share, the longest last.
 GROUPS: list[list[tuple[list[int], int]]] = [
     [([0, 1, 2, 3, 4], 3)],
     [([0, 2], 1), ([1, 3, 4], 2)],
@@ -48,7 +48,7 @@ def test_agrees_with_the_oracle(shared: Any, new: list[int], splits: int) -> Non
 
 
 def test_shared_pages_are_read_through_one_row_only() -> None:
-    """The tables of the others name none there: they are not looked at."""
+    """The kernel does not read the other rows' tables, which have no page in these columns."""
     scene = scene_of(GROUPS[0], [1] * 5)
     expected, _ = scene.expected()
     groups = scene.groups()
@@ -63,7 +63,7 @@ def test_shared_pages_are_read_through_one_row_only() -> None:
 def test_with_windows_rows_read_for_themselves(rule: Any) -> None:
     scene = scene_of(GROUPS[0], [1] * 5)
     expected, _ = scene.expected(**rule)
-    scene.table[0, :3] = 2**32 - 1  # which the first row has left
+    scene.table[0, :3] = 2**32 - 1  # the first row's window has left these pages
     groups = scene.groups()
     o, _ = attend_on_host(scene.batch, scene.q, scene.offsets, shared=groups, **rule)
     assert_close(o[1:], expected[1:], "float32")
@@ -103,8 +103,8 @@ def test_groups_of_other_replicas_are_left_out() -> None:
         ([prefix([2, 0], 8)], IndexError, "must be ascending"),
         ([prefix([0, 0], 8)], IndexError, "must be ascending"),
         ([prefix([0, 2], 0)], ValueError, "num_tokens is 0, must be at least 1"),
-        ([prefix([1, 3, 4], 32), prefix([3, 4], 16)], ValueError, "must lie in each other or apar"),
-        ([prefix([1, 3], 32), prefix([3, 4], 16)], ValueError, "must lie in each other or apart"),
+        ([prefix([1, 3, 4], 32), prefix([3, 4], 16)], ValueError, "must be nested or disjoint"),
+        ([prefix([1, 3], 32), prefix([3, 4], 16)], ValueError, "must be nested or disjoint"),
         ([((0, 2), 16)], TypeError, r"shared\[0\] is a tuple, must be a SharedPrefix"),
         ([SimpleNamespace(rows=(0, 1.5), num_tokens=1, replica=0)], TypeError, "is a float"),
         (None, TypeError, "not iterable"),

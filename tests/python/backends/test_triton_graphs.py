@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in a graph that was captured once: its results are those of each step by itself."""
+"""Attention in a graph that was captured once gives the results of every single step."""
 
 from __future__ import annotations
 

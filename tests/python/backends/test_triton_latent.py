@@ -44,7 +44,7 @@ def test_values_of_joint_rows_are_whole_keys_by_default() -> None:
 
 @pytest.mark.parametrize(("narrow", "kinds", "wide"), SQUARE)
 def test_quantised_latent_rows(narrow: int, kinds: int, wide: int) -> None:
-    """Ends of keys in an array of their own have no scales; in the same row they have."""
+    """Key ends in their own array have no scales; key ends in the same row have scales."""
     dtype, kind, q_dtype = NARROW[narrow], ("groups", "tokens", "number")[kinds], WIDE[wide]
     latent = Latent(20, 3)
     latent.q = latent.q.astype(numpy_dtype(q_dtype))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on GPUs that writes its logarithms where the caller says, as a graph needs it."""
+"""Attention on GPUs writes its logarithms into the caller's array, as a graph requires."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_any_batch_agrees_with_the_oracle(scene: Nvfp4Scene, rule: dict[str, Any
 
 @pytest.mark.parametrize("q_dtype", WIDE)
 def test_every_code_and_scale_is_read(q_dtype: str) -> None:
-    """One token that has all weight: the output is its value."""
+    """One token has all the weight, so the output is its value."""
     finite = [code for code in range(127) if code]  # scales above zero that are numbers
     for part in range(0, len(finite), 32):
         scene = Nvfp4Scene(
@@ -73,7 +73,7 @@ def test_every_code_and_scale_is_read(q_dtype: str) -> None:
 
 
 def test_a_global_scale_may_be_where_the_pools_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As arrays on a GPU are handed on: the kernel reads them."""
+    """Scales in GPU arrays are passed on, and the kernel reads them."""
     scales = np.array([0.75], np.float32), np.array([0.02], np.float32)
     scene = Nvfp4Scene(cached=[30], new=[2], page=3, global_scales=scales)
     monkeypatch.setattr(triton_interpreter, "global_scales_of", lambda *_: scales)

@@ -87,7 +87,7 @@ def test_pools_in_nvfp4_and_their_global_scales(machine: Machine, kind: str) -> 
     expected, sums = scene.expected()
     assert_close(machine.host(o), expected, scene.q_dtype)
     assert_lse(machine.host(lse), sums)
-    if kind == "device":  # read when the work runs
+    if kind == "device":  # the kernel reads the scale when it runs
         machine.view(made[1])[...] = 0.04
         twice = ops.attention(batch, 0, q, scene.offsets)
         assert_close(machine.host(twice), 2 * expected, scene.q_dtype)
@@ -95,7 +95,7 @@ def test_pools_in_nvfp4_and_their_global_scales(machine: Machine, kind: str) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_work_on_the_stream_of_the_call_is_done_first(machine: Machine, seed: int) -> None:
-    """Queries and tokens that are written on the stream, in whatever order streams run."""
+    """The stream writes queries and tokens first, in any order of the streams."""
     scene = Scene(cached=[6], new=[2], page=3, heads=1)
     batch, q = on_device(machine, scene)
     late = machine.memory(q.shape, q.dtype, 1)
@@ -111,13 +111,13 @@ def test_work_on_the_stream_of_the_call_is_done_first(machine: Machine, seed: in
 def test_with_out_and_scratch_nothing_is_allocated(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a graph can capture the call."""
+    """A graph capture requires this."""
     scene = Scene(cached=[30, 4], new=[1, 2])
     batch, q = on_device(machine, scene)
     offsets = machine.array(scene.offsets, 1)
     out = machine.memory(q.shape, np.float32, 1)
     scratch = machine.memory((ops.attention_scratch(batch, q, 4),), np.float32, 1)
-    for name in set(driver.__all__) - {"current", "on_device"}:  # which allocate nothing
+    for name in set(driver.__all__) - {"current", "on_device"}:  # these two allocate nothing
         monkeypatch.setattr(driver, name, None)
     stream = machine.kernels.Stream(1)
     found = ops.attention(batch, 0, q, offsets, out=out, scratch=scratch, splits=4, stream=stream)
@@ -125,7 +125,7 @@ def test_with_out_and_scratch_nothing_is_allocated(
     assert_close(machine.host(out), scene.expected()[0], "float32")
     machine.view(out)[...] = 0
     ops.attention(batch, 0, q, offsets, out=out, scratch=scratch[:1], stream=stream)
-    assert_close(machine.host(out), scene.expected()[0], "float32")  # as many as fit: one
+    assert_close(machine.host(out), scene.expected()[0], "float32")  # the scratch fits one split
 
 
 def test_scratch_is_for_the_states_of_splits(machine: Machine) -> None:
@@ -245,13 +245,13 @@ def test_a_triton_without_a_gpu_says_what_it_needs(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("0 active drivers ([])")
 
     monkeypatch.setattr(type(driver), "active", NoDriver.active)
-    with pytest.raises(KVCacheError, match=r"no GPU, 0 active .* before 3\.8 Triton needs a torch"):
+    with pytest.raises(KVCacheError, match=r"no GPU, 0 active .* before 3\.8 Triton needs torch"):
         launch._driver()
 
 
 # ---- pools of a manager --------------------------------------------------------------------------
 def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
-    """Pages behind a window are given back: their entries name none."""
+    """A window gives back its old pages, and their table entries name no page."""
     groups = FullAttention([0]), SlidingWindow([1], 6)
     params = KVCacheParams("float32", 2, 16, num_layers=2, page_size=4, groups=groups)
     rng = np.random.default_rng(1)
@@ -287,7 +287,7 @@ def test_layers_of_a_manager_with_their_windows(machine: Machine) -> None:
 # ---- lists of pages ------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(3))
 def test_lists_of_pages_are_those_of_the_cpu(machine: Machine, seed: int) -> None:
-    """Of more rows than one block of a sum, and rows of more pages than one of the lists."""
+    """Rows exceed one block of a sum, and a row's pages exceed one block of the lists."""
     rng = np.random.default_rng(seed)
     rows, columns, page = ((600, 3, 3), (2, 300, 1), (0, 4, 2))[seed]
     table = rng.integers(0, 60, (rows, columns)).astype(np.uint32)
@@ -322,7 +322,7 @@ def test_rows_that_are_longer_than_their_columns_are_cut(machine: Machine) -> No
 # ---- shared prefixes -----------------------------------------------------------------------------
 @pytest.mark.parametrize("offsets_from", ["host", "device"])
 def test_shared_prefixes_of_a_batch_on_a_device(machine: Machine, offsets_from: str) -> None:
-    """Offsets of the device are not read back: then each row reads for itself."""
+    """Offsets on the device are not read back, so each row reads its own pages."""
     scene = Scene(
         cached=[9, 11, 9], new=[1, 2, 0], page=3, heads=1, shared=[([0, 1, 2], 2), ([0, 1], 3)]
     )
@@ -347,7 +347,7 @@ def test_shared_prefixes_of_a_batch_on_a_device(machine: Machine, offsets_from: 
 def test_the_current_stream_of_the_queries_library_counts(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Queries of a torch model over pools of cupy's, as those of managers are."""
+    """A torch model's queries read cupy's pools, as managers allocate them."""
     torch = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", torch)
     scene = Scene(cached=[6], new=[2], page=3, heads=1)

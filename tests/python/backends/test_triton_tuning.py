@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``kvcore tune-attention`` measures; with times of our own, on an emulated GPU."""
+"""The measurements of ``kvcore tune-attention``, with made-up times on an emulated GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def time_of(place: Any, call: Any, settings: Settings) -> float:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that fit an emulated device."""
+    """Shrink the batches to fit an emulated device."""
     for name in ("decoding", "prompts"):
         made = getattr(tuning, name)
         monkeypatch.setattr(tuning, name, lambda *args, made=made: made(*args, 2, 40))

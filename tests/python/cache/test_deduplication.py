@@ -14,7 +14,7 @@ PROMPT = list(range(12))
 
 
 def twins(**rest: Any) -> tuple[kvcore.PagedKVCacheManager, list[Any]]:
-    """Two requests that compute the same prompt at the same time."""
+    """Return a manager and two requests that compute the same prompt at the same time."""
     manager = make_manager(4, 16, **rest)
     batch = [claimed(manager, PROMPT) for _ in range(2)]
     manager.fetch(batch)
@@ -54,7 +54,7 @@ def test_without_deduplication_each_keeps_its_pages() -> None:
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_cached_page_of_a_referenced_position_is_referenced(last: int) -> None:
-    """Without deduplication a request also holds the tree node that its own page equals."""
+    """Without deduplication a request also holds the tree node equal to its own page."""
     manager, batch = twins(dedup=False)
     manager.step(batch)
     manager.release(batch[1 - last].request_id)

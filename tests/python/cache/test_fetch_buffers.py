@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of a fetch: never changed while held, and right whatever their buffer held before."""
+"""Arrays of a fetch: they stay unchanged while held, and reused buffers have correct contents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import kvcore
 from builders import claimed, make_context, make_manager, prefilled
 from kvcore.groups import FullAttention, SlidingWindow
 
-ANY_ORDER_OF_CALLS = True  # tables alone are looked at
+ANY_ORDER_OF_CALLS = True  # the tests check only tables
 
 
 def rebuilt(manager: kvcore.PagedKVCacheManager, rows: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """The table from scratch."""
+    """Return the table, built from scratch."""
     pages = [list(manager.get_req_blocks(c.request_id)) for c in rows]
     table = np.full((len(rows), max(map(len, pages), default=0)), manager.total_num_pages)
     for row, blocks in enumerate(pages):
@@ -118,7 +118,7 @@ def test_draft_pages_reserved_ahead_are_in_the_table() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_batches_agree_with_a_table_rebuilt(seed: int) -> None:
-    """Held arrays of any age stay as they were, buffers of released ones are right again."""
+    """Held arrays of any age keep their contents; reused buffers have correct contents."""
     draw = random.Random(seed)
     manager = make_manager(draw.choice([1, 2, 3]), 120, enable_runtime_checks=seed % 4 == 0)
     alive: list[Any] = []
@@ -250,14 +250,14 @@ def test_failed_fetch_leaves_the_buffers_right() -> None:
 
 
 def test_batch_list_is_read_again_when_its_contexts_have_changed() -> None:
-    """The same list object, with the same contexts in it, does not mean the same claims."""
+    """The same list object with the same contexts can belong to other claims."""
     first, second = make_manager(), make_manager()
     batch = [prefilled(first, range(9)), prefilled(first, range(20, 30))]
     for context in batch:
         second.claim(context.request_id)
     first.fetch(batch)
     assert np.array(second.fetch(batch)[0].lookup_table).shape == (2, 3)
-    second.release(batch[0].request_id)  # claimed again, it has other pages
+    second.release(batch[0].request_id)  # a new claim has other pages
     second.claim(batch[0].request_id)
     other = claimed(second, range(50, 54))
     assert second.reserve(other)
@@ -280,7 +280,7 @@ def test_context_at_the_address_of_one_that_is_gone() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tables_of_bundles_are_held_one_by_one(seed: int) -> None:
-    """Buffers are taken again bundle by bundle, so that they meet in ever other pairs."""
+    """Buffers are reused bundle by bundle, so that new pairs of buffers form."""
     draw = random.Random(seed)
     groups = [FullAttention((0,)), SlidingWindow((1,), 8)]
     manager = make_manager(4, 400, params={"num_layers": 2, "groups": groups})
@@ -321,7 +321,7 @@ def test_tables_of_some_bundles_are_held_from_step_to_step(held: Sequence[int]) 
         (inputs,) = manager.fetch([context])
         found = [table[0].tolist() for table in inputs.tables]
         assert found == [manager.get_req_blocks("r", bundle=bundle) for bundle in range(3)]
-        # Whoever has them reads them: the next fetch writes others.
+        # The holder keeps reading its arrays: the next fetch writes other buffers.
         kept = [inputs.tables[bundle] for bundle in held]
         del inputs
         context.update(1)

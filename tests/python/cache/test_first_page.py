@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page ids that begin behind pages of the caller's."""
+"""Page ids that start after the caller's reserved page ids."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_pages_are_taken_again_from_the_last_on() -> None:
     manager = make_manager(4, 3, first_page=1)
     put_in_cache(manager, range(12))
     context = claimed(manager, range(50, 62))
-    assert manager.maybe_reserve(context)  # evicts all
+    assert manager.maybe_reserve(context)  # evicts all pages
     assert manager.get_req_blocks(context.request_id) == [3, 2, 1]
     manager.release(context.request_id)
     context = claimed(manager, range(50, 62))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A million requests come and go; memory and free pages are where they began."""
+"""After a million requests, memory and free pages are back at their start values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WARM_UP = 200_000
 
 
 def resident_kib() -> int:
-    """Memory of this process in KiB."""
+    """Return this process's resident memory in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @pytest.mark.slow
 def test_a_million_requests_leave_nothing_behind() -> None:
-    """Prompts with a common head, new tails, in a pool that is always full of cached pages."""
+    """Prompts have a common head and new tails; the pool is always full of cached pages."""
     manager = make_manager(4, 512, enable_runtime_checks=False)
     tokens = np.zeros(12, np.int32)
     resident = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups, states, tenants, policies and the host tier at once: laws hold after every call."""
+"""Groups, states, tenants, policies and the host tier at once: invariants hold after every call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POLICIES = ("lru", "lfu", "slru", "fifo", "priority", "cost", "arc")
 
 
 class _Traffic:
-    """Random requests that begin like others, in a pool that is too small for them."""
+    """Random requests with shared prefixes, in a pool that is too small for them."""
 
     def __init__(self, seed: int, shape: tuple[Any, ...] | None, *, has_host: bool) -> None:
         rng = self.rng = random.Random(seed)
@@ -157,7 +157,7 @@ def _mixed(seed: int, calls: int) -> None:
     traffic.run(calls)
     assert min(traffic.done[verb] for verb in ("begin", "step", "fork", "pin")) > 0, traffic.done
     held = sum(each.held_pages for each in traffic.manager.tenant_metrics.values())
-    assert held == 0, "nobody is there who could hold a page"
+    assert held == 0, "pages are held without a request"
 
 
 @pytest.mark.parametrize("seed", range(8))

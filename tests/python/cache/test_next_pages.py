@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages are next: the list is the order in which they are handed out."""
+"""next_pages lists the pages in the order in which requests get them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcore.groups import FullAttention, SlidingWindow
 
 
 def taken(manager: Any, count: int, *, at_once: bool) -> list[int]:
-    """Pages that requests get which nothing of the cache serves."""
+    """Return the pages that requests without a prefix hit get."""
     sizes = [count] if at_once else [1] * count
     pages: list[int] = []
     for size in sizes:
@@ -28,8 +28,8 @@ def taken(manager: Any, count: int, *, at_once: bool) -> list[int]:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_free_pages_come_before_cached_ones_and_ends_before_beginnings(*, at_once: bool) -> None:
     manager = make_manager(4, 10, first_page=1)
-    put_in_cache(manager, range(21))  # 1 .. 5, and 6 for what is no whole page
-    put_in_cache(manager, range(100, 108))  # takes 6 again, and 7
+    put_in_cache(manager, range(21))  # pages 1 .. 5, and page 6 for the partial page
+    put_in_cache(manager, range(100, 108))  # reuses page 6, and takes page 7
     assert manager.next_pages().tolist() == [8, 9, 10, 5, 4, 3, 2, 1, 7, 6]
     assert manager.next_pages().dtype == "int32"
     assert taken(manager, 10, at_once=at_once) == [8, 9, 10, 5, 4, 3, 2, 1, 7, 6]

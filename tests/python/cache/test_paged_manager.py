@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PagedKVCacheManager: the worked example and each row of the calls' meaning."""
+"""PagedKVCacheManager: the worked example and each documented rule of the calls."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_longest_active_and_longest_end_may_be_of_different_rows() -> None:
 
 # -- step ----------------------------------------------------------------------------------------
 def test_step_commits_whole_written_pages_only() -> None:
-    manager = make_manager(enable_runtime_checks=False)  # to which the first step is a mistake
+    manager = make_manager(enable_runtime_checks=False)  # checks would refuse the first step
     context = claimed(manager, range(11), active_idx=7)
     manager.fetch([context])
     manager.step([context])

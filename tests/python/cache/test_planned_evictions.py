@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan says of evictions is what a reservation evicts, with windows too."""
+"""A plan predicts exactly the evictions of its reservation, also with windows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decode(manager: PagedKVCacheManager, context: Any, rng: random.Random) -> No
 
 
 def evictions(manager: PagedKVCacheManager, seed: int) -> int:
-    """Compare plans with what happens; return how many reservations evicted something."""
+    """Compare plans with reservations; return the number of reservations that evicted pages."""
     rng, live, found = random.Random(seed), list[int](), 0
     for name in range(60):
         while len(live) >= 3:

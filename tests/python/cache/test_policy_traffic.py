@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded runs of all verbs with each eviction policy: the victims are the reference's."""
+"""Seeded runs of all calls with each eviction policy evict the reference's victims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES = ("lfu", "slru", "fifo", "cost", "priority")
 
 
 class PolicyTraffic(Traffic):
-    """Requests with priorities, some for a time; and time that goes by."""
+    """Requests with priorities, some with a time limit, while time passes."""
 
     def arrive(self) -> Request:
         draw, new = self.draw, self.pair.new

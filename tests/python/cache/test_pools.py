@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory behind the pages: the manager's, the caller's, none; and copies within it."""
+"""Memory of the pages (the manager's, the caller's, or no memory), and copies within it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = (8, 2, 2, 4, 1, 2)
 
 
 class OnlyDLPack:
-    """Another library's array: nothing but the exchange protocol."""
+    """An array of another library that has only the exchange protocol."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -117,7 +117,7 @@ def arrays_of(part: Any) -> list[Any]:
 )
 @pytest.mark.parametrize("verb", ["maybe_reserve", "fetch", "maybe_reserve_batch"])
 def test_partial_hit_copies_all_there_is_of_its_tokens(params: dict[str, Any], verb: str) -> None:
-    """Keys, values and scales of every layer and shard; nothing behind the tokens."""
+    """The copy has keys, values and scales of every layer and shard, up to the last hit token."""
     manager = make_manager(4, 8, blocks="allocate", shards=2, params=params | {"n_kv_heads": 2})
     put_in_cache(manager, range(8))
     entries = manager.fetch([])
@@ -146,7 +146,7 @@ def test_scales_must_divide_the_rows_of_values_too() -> None:
 
 
 def test_take_copies_of_a_request_that_is_gone() -> None:
-    """What it owed is owed no more: its page may be another's by now."""
+    """Its pending copies are dropped, because another request may have its page by now."""
     manager = make_manager(4, 8)
     put_in_cache(manager, range(8))
     context = claimed(manager, [*range(7), 99])
@@ -156,7 +156,7 @@ def test_take_copies_of_a_request_that_is_gone() -> None:
 
 
 def test_copies_owed_come_in_the_order_to_be_done() -> None:
-    """A page evicted after it was to be copied may be written by a later copy."""
+    """A later copy may write a page that was evicted after it became a copy's source."""
     manager = make_manager(2, 5)
     pages = np.full((5, 2), -1)
 

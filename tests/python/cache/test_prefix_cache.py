@@ -17,7 +17,7 @@ PROMPT = list(range(12))
 
 
 def hit_of(manager: kvcore.PagedKVCacheManager, tokens: list[int], **rest: Any) -> int:
-    """Tokens that a new request reuses; the request is gone again afterwards."""
+    """Return the number of tokens that a new request reuses, and release the request."""
     context = claimed(manager, tokens, **rest)
     assert manager.maybe_reserve(context)
     manager.release(context.request_id)
@@ -129,7 +129,7 @@ def test_match_gives_the_pages() -> None:
 
 
 def test_match_plan_and_recommend_touch_nothing() -> None:
-    """The oldest prompt stays the next to go however often it is asked for."""
+    """Queries do not refresh a prompt: the oldest prompt stays the next to be evicted."""
     manager = make_manager(4, 4)
     put_in_cache(manager, range(8))
     put_in_cache(manager, range(50, 58))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised caches for a whole life: hits, parts of pages, forks, truncation, eviction, views."""
+"""Quantised caches: hits, parts of pages, forks, truncation, eviction, views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvcore.support.dtypes import NARROW, numpy_dtype
 
 LAYERS = 2
 PAGE = 4
-# Half a step of the codes, as a fraction of the largest value of the group; a bit for the product.
+# Half a code step, as a fraction of the group's largest value.
 HALF_STEP = {"float8_e4m3fn": 16 / 448, "float8_e5m2": 4096 / 57344, "int8": 0.5 / 127}
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 
@@ -42,7 +42,7 @@ def cache_of(dtype: str, num_pages: int = 24, **rest: Any) -> kvcore.PagedKVCach
 
 
 class Engine:
-    """Runs batches: K and V of a token depend on all tokens up to it, as those of a model do."""
+    """Runs batches; K and V of a token depend on all tokens up to it, as in a model."""
 
     def __init__(self, manager: kvcore.PagedKVCacheManager) -> None:
         self.manager = manager
@@ -54,7 +54,7 @@ class Engine:
             self.shapes = self.shapes[:1]
 
     def values(self, context: Any, layer: int, begin: int, end: int) -> list[Any]:
-        """K and V as the model computes them, [tokens, heads, width] float32."""
+        """Return K and V as the model computes them, [tokens, heads, width] float32."""
         tokens = np.asarray(context.tokens, np.int32)
         seeds = [zlib.crc32(tokens[: n + 1].tobytes(), layer) for n in range(begin, end)]
         return [
@@ -65,7 +65,7 @@ class Engine:
         ]
 
     def stored(self, x: Any) -> tuple[Any, Any]:
-        """Contiguous values as codes and back, and the largest error that this may make."""
+        """Quantise and dequantise contiguous values; return them and the largest allowed error."""
         if self.group is None:
             wide = np.clip(x, -LARGEST[self.dtype], LARGEST[self.dtype])
             wide = np.rint(wide) if self.dtype == "int8" else wide
@@ -89,7 +89,7 @@ class Engine:
                         assert (np.abs(back - x) <= limit).all()
 
     def forward(self, batch: Sequence[Any]) -> None:
-        """Checks what is cached of a batch, writes what is new, checks all."""
+        """Check the batch's cached values, write the new values, and check all values."""
         (inputs,) = self.manager.fetch(batch)
         self.check(inputs, batch, [context.start_idx for context in batch])
         counts = [context.active_idx - context.start_idx for context in batch]
@@ -138,7 +138,7 @@ def test_part_of_a_page_brings_its_scales(dtype: str, shape: dict[str, Any]) -> 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_forks_read_what_their_parent_wrote(dtype: str, shape: dict[str, Any]) -> None:
-    """Parent and children go on in a page that they shared: each has its own copy by then."""
+    """Parent and children continue in a shared page: each request gets its own copy."""
     manager = cache_of(dtype, **shape)
     engine = Engine(manager)
     parent = claimed(manager, range(6))
@@ -170,7 +170,7 @@ def test_rejected_tokens_are_written_again(dtype: str, shape: dict[str, Any]) ->
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_pages_of_evicted_sequences_keep_no_scales(dtype: str) -> None:
-    """A pool that is too small: every page changes hands, its scales with it."""
+    """In a small pool every page changes its owner, together with its scales."""
     manager = cache_of(dtype, num_pages=6, kv_scale_granularity=12)
     engine = Engine(manager)
     rng = np.random.default_rng(1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long seeded runs of traffic against the reference: pools that stay full, prompts that overlap.
 
-What Hypothesis finds small, these find deep: thousands of calls on one manager, most of which hit,
-evict, copy, swap or are refused for want of pages.
+Hypothesis finds short failures; these runs make thousands of calls on one manager. Most calls hit,
+evict, copy, swap, or are refused for lack of pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
 
 class Traffic:
-    """Random verbs over a few families of prompts."""
+    """Random calls over a few families of prompts."""
 
     def __init__(self, seed: int, eviction: str = "lru") -> None:
         draw = self.draw = random.Random(seed)
@@ -62,7 +62,7 @@ class Traffic:
         return self.draw.choice([1, 1, 1, 1, 2, 5])
 
     def options(self) -> dict[str, Any]:
-        """Of a reservation: mostly none."""
+        """Return the options of a reservation, mostly no option."""
         draw, model = self.draw, self.pair.model
         most = {
             "max_hit": 6 * model.page_size,
@@ -74,7 +74,7 @@ class Traffic:
     def replica(self) -> int:
         return self.draw.randrange(len(self.pair.model.cache))
 
-    # -- verbs -----------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
     def arrive(self) -> Request:
         draw = self.draw
         family = draw.choice(self.families)
@@ -209,7 +209,7 @@ class Traffic:
             self.pair.unpin(self.draw.randrange(len(self.pair.pins)))
 
     def reset(self) -> None:
-        # What requests keep over a reset is not hit any more: see unit/test_reset.py.
+        # Pages that requests hold over a reset are not hit again: see test_reset.py.
         if self.draw.random() < 0.05 and not (self.pair.model.claims or self.pair.pins):
             assert self.pair.core.reset_prefix_cache()
             self.pair.model.reset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several replicas: where requests go, and how batches, tables and numbers are split over them."""
+"""Several replicas: the placement of requests, and the split of batches, tables and numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reservations with bounds: the longest hit, pages that stay free, what must fit."""
+"""Reservation bounds: the longest hit, the pages to keep free, the tokens that must fit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_reserved_without_the_cache_is_fetched_without_it() -> None:
     manager.fetch([context])
     assert context.start_idx == 0
     context.update(7)
-    manager.step([context])  # the pages are equal to those that are cached
+    manager.step([context])  # the pages equal the cached pages
     cached = manager.match_prefix(PROMPT, return_pages=True)[1]
     assert manager.get_req_blocks("a")[:5] == cached.tolist()
 
@@ -152,7 +152,7 @@ def test_pages_are_kept_free_and_a_refusal_evicts_nothing() -> None:
     assert plan == ReservePlan(16, 1, 0, 0, fits=True, evictable_hit_pages=4)
     assert manager.maybe_reserve(context, keep_free=3)
     assert manager.num_free_blocks == 3
-    assert manager.reserve(context)  # needs nothing more
+    assert manager.reserve(context)  # needs no more pages
     assert not manager.reserve(context, keep_free=4)
 
 
@@ -186,7 +186,7 @@ def test_room_that_must_be_counts_for_the_quota_of_its_tenant() -> None:
 
 
 def test_a_prompt_begins_by_the_chunk_where_all_of_it_fits() -> None:
-    """What a manager that reserves whole sequences says is what `must_fit` says."""
+    """`must_fit` answers like a manager that reserves whole sequences."""
     draw = random.Random(5)
     asked = 0
     for _ in range(200):
@@ -225,7 +225,7 @@ def run_by_the_chunk(manager: PagedKVCacheManager, context: TextGenerationContex
 
 @pytest.mark.parametrize("keep_free", [0, 1])
 def test_window_pages_that_others_read_make_no_room_for_later_chunks(keep_free: int) -> None:
-    """A hit of 4 pages that another request reads: passing them gives nothing back."""
+    """Another request reads the 4 hit pages, so a window that passes them frees no page."""
     for pages in range(16, 26):
         params = params_of(SlidingWindow([0], 9), page_size=1)
         manager = manager_of(params, pages, reserve_chunks=True, partial_page_reuse=False)
@@ -308,7 +308,7 @@ def test_room_that_can_never_be_is_an_error_and_no_plan() -> None:
 
 
 class Meddling:
-    """An integer whose code does something first."""
+    """An integer whose conversion runs other code first."""
 
     def __init__(self, value: int, do: Callable[[], Any]) -> None:
         self.value, self.do = value, do
@@ -326,7 +326,7 @@ def test_bounds_whose_code_releases_the_request() -> None:
         manager.reserve(context, max_hit=gone)
     assert manager.num_free_blocks == 16
     manager.claim("a")
-    assert manager.plan(context, keep_free=gone).fits  # of a request that is not claimed
+    assert manager.plan(context, keep_free=gone).fits  # the plan is of an unclaimed request
     forgets: Any = Meddling(1, manager.reset_prefix_cache)
     assert manager.match_prefix(PROMPT, lookahead=forgets) == (0, 0)
 
@@ -335,7 +335,7 @@ def test_bounds_whose_code_releases_the_request() -> None:
 
 
 def test_requests_that_others_release_while_they_are_reserved() -> None:
-    """Each call answers or says that the request is gone; pages are neither lost nor kept."""
+    """Each call succeeds or raises for the released request; no page is lost or leaked."""
     manager = make_manager(num_pages=24, enable_runtime_checks=False)
     serve(manager, PROMPT)
     errors: list[BaseException] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reservations with bounds promise, of groups, tiers, states and quotas at random.
+"""Promises of reservations with bounds, for random groups, tiers, states and quotas.
 
-A plan says what `reserve` does; "no" changes nothing and evicts nothing; "yes" leaves `keep_free`
-pages, and what `must_fit` was asked for fits afterwards, chunk by chunk, if nobody takes pages.
+A plan predicts `reserve`. "No" changes nothing and evicts nothing. "Yes" leaves `keep_free` pages,
+and the tokens of `must_fit` fit afterwards, chunk by chunk, if no other request takes pages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def drawn_params(kind: str, rng: random.Random) -> KVCacheParams:
 
 
 class Promises:
-    """A manager, its requests, and how often it said yes and no."""
+    """A manager, its requests, and the counts of accepted and refused reservations."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.rng = rng = random.Random(f"{kind} {seed}")
@@ -75,7 +75,7 @@ class Promises:
         return tokens
 
     def seen(self) -> Any:
-        """Everything that must not change where the answer is no."""
+        """Return all state that a refusal must not change."""
         manager = self.manager
         return (
             manager.num_free_blocks,
@@ -140,7 +140,7 @@ class Promises:
         return True
 
     def grow(self, context: TextGenerationContext, end: int, keep_free: int, text: str) -> None:
-        """No chunk is longer than the first; nobody else takes pages meanwhile."""
+        """Run chunks no longer than the first chunk, while no other request takes pages."""
         longest = context.active_idx - context.start_idx
         while True:
             self.step(context)

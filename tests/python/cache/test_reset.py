@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reset of the cache: what it answers, and that nothing from before is hit after it."""
+"""A cache reset: its result, and no hits on older pages after it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_pages_of_a_request_are_hit_no_more(groups: Any) -> None:
     context = begun(manager)
     assert manager.reset_prefix_cache() is False
     assert cached(manager) == 0
-    step(manager, context, 10)  # computed out of what was forgotten
+    step(manager, context, 10)  # computed from forgotten pages
     assert cached(manager, context.tokens) == 0
     assert manager.reset_prefix_cache() is False
     manager.release("r")

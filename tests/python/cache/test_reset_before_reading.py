@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever reads the prefix cache looks at the reset socket first."""
+"""Every call that reads the prefix cache checks the reset socket first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = list(range(12))
 
 
 class Messages:
-    """What a manager listens to, without a socket."""
+    """A reset listener without a socket."""
 
     waiting = False
 
@@ -31,7 +31,7 @@ class Messages:
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A prompt is cached on both replicas, and a message waits that asks for a reset."""
+    """Return a manager whose replicas both cache a prompt; a reset message waits."""
     monkeypatch.setattr(zmq_reset, "ResetListener", Messages)
     Messages.waiting = False
     made = make_manager(replicas=2, zmq_endpoint_base="none")
@@ -95,7 +95,7 @@ def test_nothing_old_is_found_after_a_reset(read: Callable[[Any], object], manag
 def test_step_swaps_no_page_for_an_old_one(manager: Any) -> None:
     Messages.waiting = False
     context = make_context(PROMPT, "a")
-    context.active_idx = 1  # without a hit
+    context.active_idx = 1  # no hit
     assert manager.reserve(context)
     own = manager.get_req_blocks("a")
     context.update(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a batch hold the same leading pages."""
+"""Rows of a batch that hold the same leading pages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_only_written_tokens_count() -> None:
     rows[0].extend([8, 9])
     manager.fetch([rows[0]])
     assert shared(manager, rows[1:]) == [((0, 1), 6)]
-    rows[1].rewind(6)  # its last token is to be run again
+    rows[1].rewind(6)  # its last token must run again
     assert shared(manager, rows[1:]) == [((0, 1), 5)]
     rows[1].rewind(5)
     assert shared(manager, rows) == [((0, 1, 2), 4)]
@@ -154,7 +154,7 @@ def test_answer_is_frozen() -> None:
 
 
 def test_many_rows_of_a_deep_tree() -> None:
-    """Row n shares n pages with all longer ones."""
+    """Row n shares n pages with all longer rows."""
     manager = make_manager(1, 4000, max_batch_size=64, enable_runtime_checks=False)
     rows = [prefilled(manager, [*range(n), 1000 + n]) for n in range(1, 60)]
     groups = shared(manager, rows)

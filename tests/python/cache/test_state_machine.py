@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis drives kvcore and the reference through every verb and compares after each."""
+"""Hypothesis drives kvcore and the reference through every call and compares after each call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def has_requests(machine: PagedManagerMachine) -> bool:
 
 
 class PagedManagerMachine(RuleBasedStateMachine):
-    """Every verb in any order; invalid calls among them."""
+    """All calls in any order, with invalid calls among them."""
 
     pair: Lockstep
     page_size: int
@@ -60,7 +60,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
 
     # -- drawing ---------------------------------------------------------------------------------
     def request(self, data: st.DataObject, *, claimed: bool = False) -> Request:
-        """One request, mostly a recent one."""
+        """Draw a request, mostly a recent request."""
         requests = list(self.pair.requests)
         if claimed:
             requests = [r for r in requests if r.request_id in self.pair.model.claims] or requests
@@ -76,7 +76,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         return data.draw(st.integers(0, len(self.pair.model.cache) - 1), "replica")
 
     def prompt(self, data: st.DataObject) -> list[int]:
-        """Runs of few distinct tokens, so that prompts share pages and parts of pages."""
+        """Draw runs of few distinct tokens, so that prompts share whole and partial pages."""
         run = st.tuples(st.integers(-1, 1), st.integers(1, self.page_size + 1))
         runs = data.draw(st.lists(run, min_size=1, max_size=3), "runs")
         tokens = [token for token, length in runs for _ in range(length)]
@@ -100,7 +100,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         return request
 
     def iterate(self, batch: list[Request], num_steps: int, sampled: int) -> None:
-        """Runs a batch for some steps and commits."""
+        """Run a batch for some steps and commit."""
         if self.pair.fetch(batch, num_steps) is not None:
             for request in batch:
                 for _ in range(num_steps):
@@ -117,7 +117,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), num_steps=NUM_STEPS, sampled=TOKEN, stays=st.booleans())
     def serve(self, data: st.DataObject, num_steps: int, sampled: int, stays: bool) -> None:
-        """A request from its arrival to its answer; when it leaves, its pages stay cached."""
+        """Serve a request from arrival to answer; if it leaves, its pages stay cached."""
         request = self.arrival(data)
         if request.request_id in self.pair.model.claims:
             self.iterate([request], num_steps, sampled)
@@ -127,7 +127,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data(), num_steps=NUM_STEPS, sampled=TOKEN, reserve=st.booleans())
     def run(self, data: st.DataObject, num_steps: int, sampled: int, reserve: bool) -> None:
-        """One iteration of an engine; what was reserved can be fetched."""
+        """Run one iteration of an engine; a reserved batch can be fetched."""
         batch = self.batch(data, claimed=True)
         if reserve:
             batch = [r for r in batch if self.pair.reserve(r, num_steps)]
@@ -137,7 +137,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data())
     def change_a_context(self, data: st.DataObject) -> None:
-        """Draft tokens, rejected tokens, chunks, and going back as far as one likes."""
+        """Add or reject draft tokens, set a chunk, or rewind by any number of tokens."""
         request = self.request(data)
         model = request.model
         kind = data.draw(st.sampled_from(["update", "extend", "rewind", "active_idx"]), "kind")
@@ -164,7 +164,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data(), count=st.integers(0, 3), run=st.booleans(), sampled=TOKEN)
     def fork(self, data: st.DataObject, count: int, run: bool, sampled: int) -> None:
-        """Forks that mostly fit; some have other tokens, too few, or another namespace."""
+        """Fork a request; some forks have other tokens, too few tokens, or another namespace."""
         parent = self.request(data, claimed=True)
         written = [r for r in self.pair.requests if self.pair.model.has_written(r.model)]
         if written:
@@ -192,7 +192,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data(), follows=st.integers(0, 3))
     def truncate(self, data: st.DataObject, follows: int) -> None:
-        """Mostly, not always, the context is set back too."""
+        """Truncate a request and mostly, but not always, rewind its context."""
         request = self.request(data, claimed=True)
         n: int = data.draw(st.integers(-1, request.model.end_idx + 1), "n")
         self.pair.truncate(request, n)
@@ -202,7 +202,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data(), drafts=st.lists(TOKEN, max_size=6), sampled=TOKEN)
     def speculate(self, data: st.DataObject, drafts: list[int], sampled: int) -> None:
-        """One round of speculative decoding: some of the draft tokens are accepted."""
+        """Run one round of speculative decoding; some of the draft tokens are accepted."""
         request = self.request(data, claimed=True)
         request.both("extend", drafts)
         if self.pair.fetch([request]) is None:
@@ -218,7 +218,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     def shared_prefixes(self, data: st.DataObject, claimed: bool) -> None:
         self.pair.shared_prefixes(self.batch(data, claimed=claimed))
 
-    # -- verbs -----------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
     @precondition(has_requests)
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
@@ -252,7 +252,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(has_requests)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        """A request loses its pages and comes back, perhaps elsewhere."""
+        """Release a request and claim it again, perhaps on another replica."""
         request = self.request(data, claimed=True)
         self.pair.release(request)
         self.pair.claim(request, self.replica(data))
@@ -280,7 +280,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.pair.model.cache))
     @rule(now=st.integers(0, 3))
     def reset_prefix_cache(self, now: int) -> None:
-        # What requests keep over a reset is not hit any more: see unit/test_reset.py.
+        # Pages that requests hold over a reset are not hit again: see test_reset.py.
         if now == 0 and not (self.pair.model.claims or self.pair.pins):
             assert self.pair.core.reset_prefix_cache()
             self.pair.model.reset()
@@ -311,14 +311,14 @@ class PagedManagerMachine(RuleBasedStateMachine):
         with pytest.raises(expected):
             call()
 
-    # -- after each ------------------------------------------------------------------------------
+    # -- after each rule -------------------------------------------------------------------------
     @invariant()
     def agrees_with_the_reference(self) -> None:
         if hasattr(self, "pair"):
             self.pair.check()
 
     def teardown(self) -> None:
-        """Everything given back leaves a full pool."""
+        """After all releases the pool is full."""
         if not hasattr(self, "pair"):
             return
         while self.pair.pins:

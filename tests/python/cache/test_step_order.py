@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With runtime checks, a forgotten ``update`` or ``step`` is an error; what is legal is none."""
+"""Runtime checks: a forgotten ``update`` or ``step`` is an error; legal orders are accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(manager: Any, context: Any, token: int = 7) -> None:
     manager.step([context])
 
 
-# -- forgotten -----------------------------------------------------------------------------------
+# -- forgotten calls -----------------------------------------------------------------------------
 @KINDS
 @pytest.mark.parametrize("runs_before", [0, 1, 3])
 def test_step_without_update_is_an_error_that_changes_nothing(kind: Any, runs_before: int) -> None:
@@ -67,7 +67,7 @@ def test_only_the_row_in_question_is_named() -> None:
     manager.step([first])
 
 
-# -- legal ---------------------------------------------------------------------------------------
+# -- legal orders --------------------------------------------------------------------------------
 @KINDS
 def test_a_run_that_failed_is_fetched_again(kind: Any) -> None:
     manager, context = scene(kind)

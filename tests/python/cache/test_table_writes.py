@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller writes into the table of a fetch reaches no later fetch."""
+"""A caller's writes into the table of a fetch do not reach a later fetch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scene() -> tuple[Any, list[Any], list[list[int]]]:
     return manager, batch, expected
 
 
-# -- refused -------------------------------------------------------------------------------------
+# -- refused writes ------------------------------------------------------------------------------
 def put(table: Any) -> None:
     table[table == 64] = 0
 
@@ -55,7 +55,7 @@ def test_table_is_read_only(write: Callable[[Any], object]) -> None:
     assert tables(manager, batch).tolist() == expected
 
 
-# -- allowed, and undone -------------------------------------------------------------------------
+# -- allowed writes, and their reversal ----------------------------------------------------------
 def by_numpy(table: Any) -> None:
     np.from_dlpack(table)[:] = 99
 
@@ -121,7 +121,7 @@ def test_jax_takes_the_table() -> None:
         assert np.asarray(take(table)).tolist() == expected
 
 
-# -- copies are the caller's own -----------------------------------------------------------------
+# -- copies belong to the caller -----------------------------------------------------------------
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": lambda table: table.copy(),
     "np.array": np.array,

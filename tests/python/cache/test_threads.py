@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 class Worker:
-    """Serves requests of its own; prompts are shared by all."""
+    """Serves its own requests; all threads share the prompts."""
 
     def __init__(self, resets: SeenResets, number: int, replicas: int) -> None:
         self.manager: kvcore.PagedKVCacheManager = resets.manager
@@ -63,7 +63,7 @@ class Worker:
                 assert row[: len(pages)] == pages
 
     def look(self, n: int) -> None:
-        """Queries that other threads' work must not upset."""
+        """Make queries that other threads' work must not upset."""
         manager = self.manager
         self.resets.check_pin([1] * 12)
         assert 0 <= manager.num_free_blocks <= manager.total_num_pages * self.replicas

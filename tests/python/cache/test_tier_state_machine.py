@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machine again, with a host tier below a small pool and bytes in the pages."""
+"""The state machine again, with a host tier for a small pool and bytes in the pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
 
 class TieredMachine(PagedManagerMachine):
-    """An honest engine: a token counts as written only after the fetch that its step ran on."""
+    """An honest engine: a token counts as written only after the fetch of its step."""
 
     pair: TieredLockstep
 
@@ -62,7 +62,7 @@ class TieredMachine(PagedManagerMachine):
 
     @rule(data=st.data(), sampled=TOKEN)
     def crowd_out(self, data: st.DataObject, sampled: int) -> None:
-        """A prompt of its own as large as the pool, so that what is cached has to go."""
+        """Serve a new prompt as large as the pool, to evict the cached pages."""
         model = self.pair.model
         length = min(model.num_pages * self.page_size, model.max_seq_len) - 1
         if length < 1:
@@ -77,7 +77,7 @@ class TieredMachine(PagedManagerMachine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "pair"):
-            assert self.pair.core.host_committed_block_pct == 0, "a host page is held by nobody"
+            assert self.pair.core.host_committed_block_pct == 0, "a host page has no holder"
 
 
 TestTieredMachine = TieredMachine.TestCase

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long seeded runs with a host tier: small pools, so that pages go down and come back all the time.
+"""Long seeded runs with a host tier: small pools make pages move to the tier and back all the time.
 
-The reference says what is hit, copied and evicted on both tiers; what the pages hold is checked
-after each call.
+The reference gives the hits, copies and evictions of both tiers; page contents are checked after
+each call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
 
 class TieredTraffic(Traffic):
-    """An honest engine: what a context calls written was fetched before."""
+    """An honest engine: a context's written tokens were fetched before."""
 
     def __init__(self, seed: int) -> None:
         draw = self.draw = random.Random(seed)
@@ -36,7 +36,7 @@ class TieredTraffic(Traffic):
             threshold=draw.choice([None, 1, 2, 3]),
             max_seq_len=size * draw.choice([12, 30]),
         )
-        # Different from their first token on, so that each crowds out the others.
+        # Families differ from their first token on, so that each family evicts the others.
         self.families = [[n, *self.runs(draw.randint(1, 4))] for n in range(5)]
         self.seen = collections.Counter[str]()
 
@@ -62,7 +62,7 @@ class TieredTraffic(Traffic):
             request.both("rewind", max(1, n))
 
     def visit(self) -> None:
-        """A prompt of a family that runs and leaves."""
+        """Run a prompt of a family and release it."""
         prompt = self.draw.choice(self.families) + self.runs(1)
         request = self.pair.new(prompt[: self.pair.model.max_seq_len])
         self.pair.claim(request, self.replica())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads run their own requests, and release, fork, truncate and reset those of each other."""
+"""Threads run their own requests, and release, fork, truncate and reset other threads' requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["switch_often"]
 
 pytestmark = pytest.mark.usefixtures("switch_often")
 
-TURNS = 250  # of each thread
+TURNS = 250  # per thread
 
 GONE = (kvcore.RequestNotFoundError, kvcore.InvalidHandleError)
 
@@ -36,20 +36,20 @@ class CopyFailedError(OSError):
 
 
 class Served:
-    """A request, and what others have done to it.
+    """A request, and the changes that other threads made to it.
 
-    Whoever makes pages of it free while its owner writes would have the owner write into somebody
-    else's: so both hold the lock. The calls that copy run without it.
+    If a thread freed the request's pages while the owner writes, the owner would write into another
+    request's pages; so both threads hold the lock. Calls that copy run without the lock.
     """
 
     def __init__(self, context: Any) -> None:
         self.context = context
         self.lock = threading.Lock()
-        self.cut: int | None = None  # tokens that a truncation has left
+        self.cut: int | None = None  # tokens left by a truncation
 
 
 class Shop:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, manager: Any, replicas: int, turns: int) -> None:
         self.manager, self.replicas = manager, replicas
@@ -70,7 +70,7 @@ class Shop:
 
 
 class Worker:
-    """Serves requests of its own, and meddles with all."""
+    """Serves its own requests, and changes other threads' requests."""
 
     def __init__(self, shop: Shop, number: int) -> None:
         self.shop, self.number = shop, number
@@ -119,7 +119,7 @@ class Worker:
             self.manager.release(served.context.request_id)
 
     def keep_up(self, served: Served) -> bool:
-        """Sets a context back that somebody has truncated; False where it is gone."""
+        """Rewind a truncated context; return false if the request is gone."""
         with served.lock:
             if served.cut is not None:
                 served.context.rewind(max(1, min(served.cut, served.context.end_idx)))
@@ -133,7 +133,7 @@ class Worker:
             return False
 
     def iterate(self, batch: list[Served]) -> None:
-        """Fetches a batch, then writes and commits those that are still there."""
+        """Fetch a batch, then write and commit the requests that still exist."""
         try:
             self.manager.fetch([served.context for served in batch])
         except (*GONE, kvcore.InsufficientBlocksError, CopyFailedError):
@@ -152,7 +152,7 @@ class Worker:
         assert swaps.shape[1] == 3
         self.pages.check(context)
 
-    # -- what others do --------------------------------------------------------------------------
+    # -- changes by other threads ----------------------------------------------------------------
     def meddle(self) -> None:
         draw, served = self.draw, self.shop.any(self.draw)
         if served is None:
@@ -168,7 +168,7 @@ class Worker:
             self.let_go(served)
 
     def fork(self, parent: Served) -> None:
-        """The child is this thread's."""
+        """Fork a request; this thread owns the child."""
         if len(self.running) > 4:
             return
         kind = Context if self.draw.random() < 0.3 else kvcore.TextGenerationContext
@@ -187,7 +187,7 @@ class Worker:
                 self.manager.truncate(served.context.request_id, n)
             except GONE:
                 raise
-            except ValueError as error:  # nothing of it was written yet
+            except ValueError as error:  # the request has no written tokens yet
                 assert "cannot be truncated" in str(error)
             else:
                 served.cut = n if served.cut is None else min(n, served.cut)
@@ -206,7 +206,7 @@ class Worker:
 
 
 class InPieces:
-    """Copies page by page, so that others run in the middle; now and then it fails there."""
+    """Copies page by page, so that other threads run in between; sometimes a copy fails."""
 
     def __init__(self, run: Any, fails: float) -> None:
         self._run, self.fails = run, fails
@@ -225,7 +225,7 @@ class Case:
     replicas: int = 1
     host_pages: int = 0
     fails: float | None = None  # None: the library's own copier
-    head_dim: int = 2  # from 2048 on that lets other threads run meanwhile
+    head_dim: int = 2  # from 2048 on, other threads run during a copy
 
     def __str__(self) -> str:
         return "-".join(map(str, dataclasses.astuple(self)))
@@ -273,7 +273,7 @@ CASES = [
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level(logging.CRITICAL, "kvcore")  # of pages that were not stored
+    caplog.set_level(logging.CRITICAL, "kvcore")  # hides warnings of unstored pages
     return request.param
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever others do while pages are copied, everybody reads what was written for them."""
+"""Each request reads its own contents, whatever other threads do during page copies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def make_scene(request: pytest.FixtureRequest) -> Any:
 
 
 def each_moment(make_scene: Any) -> Any:
-    """Every scene, and the moment at which somebody meddles."""
+    """Return every scene with each moment of interference."""
     return [(make_scene(setup), phase) for setup in SETUPS for phase in PHASES]
 
 
-# -- without anybody -----------------------------------------------------------------------------
+# -- without interference ------------------------------------------------------------------------
 def test_scene_copies(make_scene: Any) -> None:
     for setup in SETUPS:
         scene = make_scene(setup)
@@ -36,9 +36,9 @@ def test_scene_copies(make_scene: Any) -> None:
         scene.stage.close()
 
 
-# -- calls that need not wait --------------------------------------------------------------------
+# -- calls that do not wait ----------------------------------------------------------------------
 def newcomer(scene: Scene) -> None:
-    """Takes all the pages that it can get, and writes them."""
+    """Take all pages that are available, and write them."""
     stage = scene.stage
     context = stage.claimed(range(1000, 1000 + 4 * free_pages(stage)))
     assert stage.manager.maybe_reserve(context)
@@ -99,7 +99,7 @@ def test_others_work_while_pages_are_copied(
             leave_while_copied(scene)
         else:
             scene.act()
-        assert not scene.meddler.hooks, "nobody meddled"
+        assert not scene.meddler.hooks, "no interference ran"
         scene.stage.close()
 
 
@@ -110,7 +110,7 @@ def leave_while_copied(scene: Scene) -> None:
 
 
 def test_released_and_its_pages_taken(make_scene: Any) -> None:
-    """The rest of the copy must not land in pages that are somebody else's by then."""
+    """The rest of the copy must not write pages that another request already owns."""
     for scene, phase in each_moment(make_scene):
         taken: list[Any] = []
 
@@ -128,7 +128,7 @@ def test_released_and_its_pages_taken(make_scene: Any) -> None:
 
 
 def test_released_and_claimed_again_under_its_name(make_scene: Any) -> None:
-    """What the call knows of the old claim does not touch the new one."""
+    """The call's data of the old claim does not affect the new claim."""
     for scene, phase in each_moment(make_scene):
         stage, name = scene.stage, scene.target.request_id
 
@@ -169,7 +169,7 @@ WAITING: dict[str, Callable[[Scene], object]] = {
 def test_calls_on_the_target_wait_for_its_copies(
     make_scene: Any, meddle: Callable[[Scene], object], fails: bool
 ) -> None:
-    """Where the copies fail, the one that waits does them, or finds a request without pages."""
+    """If the copies fail, the waiting call makes them, or finds a request without pages."""
     for scene, phase in each_moment(make_scene):
         waiting: list[Aside] = []
 
@@ -192,7 +192,7 @@ def test_calls_on_the_target_wait_for_its_copies(
         waiting[0].result()
         scene.stage.manager.check_integrity()
         if scene.stage.setup.foreign and meddle is not WAITING["fork"]:
-            # Two threads have moved its indices, which are up to its caller.
+            # Two threads moved the context's indices, which are up to the caller.
             scene.stage.manager.release(scene.target.request_id)
         scene.stage.close()
 
@@ -201,7 +201,7 @@ def test_calls_on_the_target_wait_for_its_copies(
 def test_copier_that_uses_its_own_target_is_refused(
     make_scene: Any, meddle: Callable[[Scene], object]
 ) -> None:
-    """It would wait for itself."""
+    """The call would wait for its own copy."""
     for scene, phase in each_moment(make_scene):
         scene.meddler.hooks[phase] = lambda scene=scene: meddle(scene)
         if scene.blocks:
@@ -228,7 +228,7 @@ def test_copier_may_use_the_manager_otherwise(
         scene.stage.close()
 
 
-# -- what changes while a call waits -------------------------------------------------------------
+# -- changes while a call waits ------------------------------------------------------------------
 @pytest.mark.parametrize("meddle", WAITING.values(), ids=list(WAITING))
 def test_target_leaves_while_a_call_waits(
     make_scene: Any, meddle: Callable[[Scene], object]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans without a claim, page ids from one on, and matches that look ahead."""
+"""Plans without a claim, page ids from a given page on, and matches with lookahead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_plan_needs_no_claim() -> None:
     for make in (TextGenerationContext, Context):
         context = make("a", PROMPT)
         plan = manager.plan(context)
-        assert plan.hit_tokens == 19  # where it had better be
+        assert plan.hit_tokens == 19  # the hit on the best replica
         assert manager.plan(context, replica_idx=0) == plan
         assert manager.plan(context, replica_idx=1).hit_tokens == 0
         for index in (2, -1):
@@ -80,7 +80,7 @@ def test_a_full_replica_still_plans() -> None:
     assert manager.plan(TextGenerationContext("b", PROMPT)).fits
 
 
-# -- what was added --------------------------------------------------------------------------------
+# -- added options ---------------------------------------------------------------------------------
 
 
 def test_page_ids_from_one_on() -> None:
@@ -149,7 +149,7 @@ def test_match_refuses_bad_room_before_it_is_a_use() -> None:
     with pytest.raises(ValueError, match="lookahead is -1, must be at least 0 tokens"):
         manager.match_prefix(PROMPT, touch=True, lookahead=-1)
     context = claimed(manager, tokens=list(range(100, 128)))
-    assert manager.reserve(context)  # evicts one: that which was used first
+    assert manager.reserve(context)  # evicts the least recently used page
     assert manager.match_prefix(PROMPT) == 0
     assert manager.match_prefix(PROMPT[8:]) == 4
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers of groups read is what was written for those tokens, also where copies are cached."""
+"""Layers of groups read the K and V of their own tokens, also from cached copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcore.groups import ChunkedLocal, FullAttention
 
 
 def serve(manager: PagedKVCacheManager, name: str, tokens: list[int], more: int = 0) -> int:
-    """Run a prompt and some tokens behind it; return its hit."""
+    """Run a prompt and some more tokens; return its hit."""
     model = DigestModel(manager)
     manager.claim(name)
     context = TextGenerationContext(name, tokens)
@@ -27,7 +27,7 @@ def serve(manager: PagedKVCacheManager, name: str, tokens: list[int], more: int 
 
 
 def evict_chunks(manager: PagedKVCacheManager) -> None:
-    """Ask for ever more pages until those that nobody reads are gone."""
+    """Reserve more and more pages until all unread pages are evicted."""
     for n in range(1, 40):
         manager.claim(n)
         manager.reserve(TextGenerationContext(n, list(range(300, 300 + 4 * n))))
@@ -45,16 +45,16 @@ def poison(manager: PagedKVCacheManager, keep: list[int]) -> None:
 
 
 def test_what_is_copied_behind_a_chunk_serves_shorter_hits() -> None:
-    """A chunk of 6 ends inside a page of 4: a hit of 6 tokens reads nothing, one of 5 does."""
+    """A chunk of 6 ends inside a page of 4: a hit of 6 tokens reads no page, a hit of 5 does."""
     manager = manager_of(params_of(FullAttention([0]), ChunkedLocal([1], 6), page_size=4), 16)
     prompt = list(range(12))
     serve(manager, "a", prompt, more=8)
     full = manager.get_req_blocks("a", 0)
-    evict_chunks(manager)  # of the second page too, in which tokens 4 and 5 lie
+    evict_chunks(manager)  # also evicts the second page, with tokens 4 and 5
     manager.release("a")
     poison(manager, full)
     assert serve(manager, "b", [*prompt[:6], 70, 71, 72]) == 0
     manager.release("b")
-    serve(manager, "c", [*prompt[:4], 80, 81])  # the chunk's first page again
+    serve(manager, "c", [*prompt[:4], 80, 81])  # fills the chunk's first page again
     manager.release("c")
     assert serve(manager, "d", [*prompt[:5], 90, 91]) == 5

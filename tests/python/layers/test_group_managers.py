@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers whose layers do not all keep everything: tables, pages given back, hits, contents."""
+"""Managers whose layers do not all keep every token: tables, freed pages, hits, contents."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_bundles_out_of_range_are_refused() -> None:
         ops.append(inputs, 3, np.ones((3, 1, 4), np.float32), None, inputs.row_offsets)
 
 
-# -- contents: what a layer reads of a position is what was written there for those tokens ---------
+# -- contents: a layer reads the values that were written for the same tokens ----------------------
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
 def test_layers_read_what_was_written(shape: str, seed: int) -> None:
@@ -170,7 +170,7 @@ def test_pages_of_groups_are_counted() -> None:
     full, window = manager.group_metrics
     assert (full.held_pages, window.held_pages) == (0, 0)
     other = claimed(manager, "b", list(range(100, 196)), active_idx=4)
-    assert manager.reserve(other)  # 48 pages and 4: 18 are cached, 46 are free
+    assert manager.reserve(other)  # 48 and 4 pages; 18 are cached, 46 are free
     full, window = manager.group_metrics
     assert (window.holes, window.cached_pages) == (6, 6)
     manager.release("b")

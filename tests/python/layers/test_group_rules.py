@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of groups that need a few calls to be seen: what goes first, where checkpoints are due."""
+"""Rules of groups that show after a few calls: the eviction order, and due checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_touch_is_a_use_of_the_checkpoint() -> None:
         prefill(manager, "a", prompt((first, 9)))
         manager.release("a")
     assert manager.match_prefix(prompt((0, 9)), touch=True) == 8
-    for name in "bc":  # two slots: the free one, and one of a checkpoint
+    for name in "bc":  # takes two slots: the free slot and a checkpoint's slot
         manager.claim(name)
         assert manager.reserve(TextGenerationContext(name, [7]))
     assert [manager.match_prefix(prompt((first, 9))) for first in (0, 100, 200)] == [8, 0, 8]
@@ -57,7 +57,7 @@ def test_a_touch_is_a_use_of_the_windows() -> None:
 
 @pytest.mark.parametrize("is_fork", [False, True])
 def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
-    """Those passed in its middle go first, also of a fork that brings a prompt of its own."""
+    """Window pages of a prompt's middle are evicted first, also if a fork has its own prompt."""
     manager = manager_of(params_of(FullAttention([0]), SlidingWindow([1], 4)), num_pages=40)
     parent = TextGenerationContext("a", prompt((0, 5)))
     manager.claim("a")
@@ -73,10 +73,10 @@ def test_windows_at_the_end_of_a_prompt_stay(is_fork: bool) -> None:
     manager.release("b")
     before = manager.group_metrics[1].holes
     manager.claim("c")
-    assert manager.reserve(TextGenerationContext("c", [7] * 16))  # 8 pages, and 8 of the window
+    assert manager.reserve(TextGenerationContext("c", [7] * 16))  # 8 full pages, 8 window pages
     assert manager.group_metrics[1].holes > before
     assert manager.match_prefix(prompt((0, 20))) == 20
-    # The parent's prompt of 5 tokens ends in front of that.
+    # The parent's prompt of 5 tokens ends before that position.
     assert manager.match_prefix(prompt((0, 12))) == (4 if is_fork else 0)
 
 
@@ -97,7 +97,7 @@ def test_a_reset_forgets_windows_that_nobody_reads() -> None:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
 def test_prompts_go_in_their_order_once_their_answers_are_gone(eviction: str) -> None:
-    """Pages behind the last hit go first, whoever has them; prompts keep their order."""
+    """Pages after the last hit are evicted first, of any request; prompts keep their order."""
     params = params_of(FullAttention([0]), SlidingWindow([1], 8))
     manager = manager_of(params, num_pages=64, eviction=eviction)
     firsts = (0, 100, 200)
@@ -120,7 +120,7 @@ def test_prompts_go_in_their_order_once_their_answers_are_gone(eviction: str) ->
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "priority", "cost", "arc"])
 def test_what_no_checkpoint_follows_goes_first(eviction: str) -> None:
-    """A hit ends at a checkpoint: what was generated behind one serves nobody, however new."""
+    """A hit ends at a checkpoint: tokens generated after a checkpoint serve no hit, however new."""
     manager = state_manager(state_params(), num_states=10, num_pages=24, eviction=eviction)
     prefill(manager, "old", prompt((0, 21)))
     manager.release("old")
@@ -129,7 +129,7 @@ def test_what_no_checkpoint_follows_goes_first(eviction: str) -> None:
         for _ in range(12):
             step_states(manager, context)
         manager.release(name)
-    manager.claim("large")  # all that is free, and three pages
+    manager.claim("large")  # takes all free pages and evicts three
     assert manager.reserve(TextGenerationContext("large", prompt((500, 4 * 14))))
     assert [manager.match_prefix(prompt((first, 21))) for first in (0, 100)] == [20, 20]
 
@@ -140,7 +140,7 @@ def test_the_way_to_a_lost_checkpoint_goes_next() -> None:
         prefill(manager, name, prompt((first, 33)))  # checkpoints at 8, 16, 24 and 32
         manager.release(name)
     hits = []
-    for pages in range(8, 17):  # one more is evicted each time
+    for pages in range(8, 17):  # each turn evicts one page more
         manager.claim("large")
         assert manager.reserve(TextGenerationContext("large", prompt((500, 4 * pages))))
         manager.release("large")

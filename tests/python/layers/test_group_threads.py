@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads share a manager with groups, states and tenants; layers read what was written."""
+"""Threads share a manager with groups, states and tenants; layers read the written values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHAPES: dict[str, tuple[Any, ...]] = {
     "windows": (SlidingWindow([0], 4), SlidingWindow([1], 7)),
 }
 _REFUSALS = (CapacityError, InsufficientBlocksError, ValueError)
-_PARENTS = ("p0", "p1")  # anybody may fork these
+_PARENTS = ("p0", "p1")  # all threads may fork these
 
 
 def _prompt(number: int, n: int) -> list[int]:
@@ -47,7 +47,7 @@ def _prompt(number: int, n: int) -> list[int]:
 
 
 class Worker:
-    """Serves requests of its own; prompts and two parents are shared by all."""
+    """Serves its own requests; all threads share the prompts and two parents."""
 
     def __init__(self, resets: SeenResets, number: int) -> None:
         manager: PagedKVCacheManager = resets.manager
@@ -71,7 +71,7 @@ class Worker:
         self.live.append(context)
 
     def fork(self) -> None:
-        """Of a request that all threads fork, or of one of its own."""
+        """Fork a request that all threads fork, or a request of this thread."""
         if len(self.live) > 3:
             return
         if self.live and self.draw.random() < 0.5:

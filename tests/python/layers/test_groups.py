@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of layers: what they are given, what they read, what they can serve from a cache."""
+"""Groups of layers: their pages, the tokens they read, and the hits they can serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWi
 ARRAYS = {"conv": ((8, 4), "bfloat16"), "ssm": ((2, 3, 5), "float32")}
 
 
-# -- what is read --------------------------------------------------------------------------------
+# -- tokens that are read ------------------------------------------------------------------------
 @pytest.mark.parametrize(("n", "first"), [(0, 0), (4, 1), (5, 2), (6, 3), (7, 4), (11, 8)])
 def test_sliding_window_skips_what_lies_behind_it(n: int, first: int) -> None:
     assert SlidingWindow([0], 4).skipped_tokens(n) == first
@@ -34,7 +34,7 @@ def test_full_attention_skips_nothing() -> None:
 
 
 def is_read(group: AttentionGroup, query: int, key: int) -> bool:
-    """The mask of a group, token by token."""
+    """Return true if the group's mask lets the query read the key."""
     if isinstance(group, SlidingWindow):
         return query - group.window < key <= query
     if isinstance(group, ChunkedLocal):
@@ -112,7 +112,7 @@ def test_window_of_one_token_needs_no_page() -> None:
 def test_longest_hit_is_the_last_legal_one(
     group: AttentionGroup, present: list[bool], page: int
 ) -> None:
-    """Legal: every page with a token that a token behind the hit reads."""
+    """A legal hit has every page with a token that a token after the hit reads."""
     best = (0, 0)
     for hit in range(1, len(present) + 1):
         n = hit * page
@@ -133,7 +133,7 @@ def test_pages_are_a_string_or_any_sequence(
 
 
 def hit_of_all(groups: list[Any], present: list[str], page: int) -> tuple[int, list[int]]:
-    """The longest hit that every group can serve, from full to narrow until nothing shrinks."""
+    """Return the longest hit that every group can serve; repeat until no group shrinks it."""
     hit, before = len(present[0]), -1
     while hit != before:
         before = hit
@@ -190,7 +190,7 @@ def test_pages_that_are_none_are_refused(
         group.longest_hit(present, page)
 
 
-# -- pages at most -------------------------------------------------------------------------------
+# -- largest number of pages ---------------------------------------------------------------------
 def test_pages_of_a_window_do_not_grow_with_the_sequence() -> None:
     group = SlidingWindow([0], 1024)
     assert group.max_pages(10**9, 16) == -(-(1023 + 2048) // 16) + 1 == 193
@@ -204,7 +204,7 @@ def test_live_pages_of_a_window_of_32_in_chunks_of_64() -> None:
     reserved = [(n + 64) // page - group.skipped_tokens(n) // page for n in range(0, 320, 64)]
     assert reserved == [4, 6, 6, 6, 6]
     assert max(reserved) <= group.max_pages(320, page, 64)
-    columns = -(-321 // page)  # one token more, with 320 computed
+    columns = -(-321 // page)  # one more token, after 320 computed tokens
     assert (columns, columns - group.skipped_tokens(320) // page) == (21, 3)
 
 
@@ -255,7 +255,7 @@ def test_tokens_that_are_none_are_refused(n: Any) -> None:
             group.skipped_tokens(n)
 
 
-# -- making one ----------------------------------------------------------------------------------
+# -- construction --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "make",
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is reserved when layers do not all keep everything, and what could never be."""
+"""Reservations when layers do not all keep every token, and requests that could never fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 
 
 def run_token_by_token(manager: PagedKVCacheManager, n: int) -> int | None:
-    """Run a prompt in the shortest chunks; return the most pages it held, None: stuck."""
+    """Run a prompt in the shortest chunks; return its peak page count, or None if it is stuck."""
     context = TextGenerationContext("a", list(range(n)), active_idx=1)
     manager.claim("a")
     most = 0
@@ -67,14 +67,14 @@ def refusal_of(manager: PagedKVCacheManager, n: int) -> str:
 def test_what_is_admitted_can_be_run_and_what_never_fits_is_refused(
     kind: str, page: int, by_chunk: bool, drafts: int
 ) -> None:
-    """The first reserve refuses a request exactly where no chunk is short enough."""
+    """The first reserve refuses a request exactly if no chunk is short enough."""
     params = params_of(*KINDS[kind], page_size=page)
     options: dict[str, Any] = {"reserve_chunks": by_chunk, "max_draft_tokens": drafts}
     options |= {"blocks": None, "enable_runtime_checks": False}
     for n in (1, 4, 5, 8, 9, 13, 17, 30):
         needed = run_token_by_token(manager_of(params, **options), n)
         assert needed is not None
-        assert needed <= pages_per_sequence(params, n, 1 + drafts)  # what sizing counts for it
+        assert needed <= pages_per_sequence(params, n, 1 + drafts)  # the count of sizing
         assert run_token_by_token(manager_of(params, needed, **options), n) == needed, n
         if needed > 1:
             text = refusal_of(manager_of(params, needed - 1, **options), n)
@@ -83,7 +83,7 @@ def test_what_is_admitted_can_be_run_and_what_never_fits_is_refused(
 
 
 def test_one_request_alone_is_never_preempted_for_ever() -> None:
-    """What a scheduler takes on it can serve, however small the pool is."""
+    """A scheduler can serve every request that it admits, however small the pool is."""
     params = params_of(FULL, SlidingWindow([1], 6), page_size=4)
     for pages in range(1, 14):
         scheduler = Scheduler(manager_of(params, pages, blocks=None), max_batch_tokens=1)
@@ -103,7 +103,7 @@ def test_one_request_alone_is_never_preempted_for_ever() -> None:
 
 
 def held(manager: PagedKVCacheManager, name: str) -> list[int]:
-    """Pages of each bundle."""
+    """Return the request's number of pages in each bundle."""
     none = manager.total_num_pages
     tables = [manager.get_req_blocks(name, bundle) for bundle in range(2)]
     return [sum(page < none for page in table) for table in tables]
@@ -116,7 +116,7 @@ def test_windows_are_reserved_for_the_chunk_and_the_steps_ahead(group: Any) -> N
     manager.claim("a")
     assert manager.reserve(context)
     assert held(manager, "a") == [10, 3]
-    assert manager.reserve(context, num_steps=4)  # 10 + 3 tokens, and of the whole 43
+    assert manager.reserve(context, num_steps=4)  # 43 tokens in full pages, 10 + 3 in window pages
     assert held(manager, "a") == [11, 4]
     table = manager.get_req_blocks("a", 1)
     assert table[4:] == [manager.total_num_pages] * 7
@@ -156,13 +156,13 @@ def test_a_later_chunk_may_be_told_no_and_nothing_changes() -> None:
     assert not manager.reserve(first)
     assert (held(manager, "a"), manager.num_free_blocks, manager.metrics) == before
     assert (first.start_idx, first.active_idx) == (2, 10)
-    manager.release("b")  # who is preempted
+    manager.release("b")  # preempts the other request
     assert manager.reserve(first)
     assert held(manager, "a") == [5, 5]
 
 
 def test_a_batch_that_is_refused_has_reserved_nothing() -> None:
-    """Whatever is in the way of its second request: the pool, pages, a slot, a checkpoint."""
+    """The pool, pages, a slot or a checkpoint is missing for its second request."""
     windows = manager_of(params_of(FULL, SlidingWindow([1], 4)), num_pages=20)
     states = state_manager(state_params())
     few = state_manager(state_params(), num_states=4)

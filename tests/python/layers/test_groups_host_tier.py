@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of layers with a host tier: what is stored of each bundle, and what a hit brings back."""
+"""Groups of layers with a host tier: the stored pages of each bundle, and the pages a hit loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(host_pages: int = 100, num_pages: int = 24, **options: Any) -> PagedKVC
 
 
 def serve(manager: PagedKVCacheManager, name: str, tokens: list[int], chunk: int = 64) -> int:
-    """Run a prompt; return what was hit."""
+    """Run a prompt; return its hit."""
     context = TextGenerationContext(name, tokens)
     manager.claim(name)
     hit = -1
@@ -36,7 +36,7 @@ def serve(manager: PagedKVCacheManager, name: str, tokens: list[int], chunk: int
 
 
 def crowd_out(manager: PagedKVCacheManager, pages: int) -> None:
-    """Let prompts of six pages take so many, and leave nothing in the cache."""
+    """Reserve `pages` pages for prompts of six pages each, and leave the cache empty."""
     for name in range(pages // 6):
         manager.claim(name)
         assert manager.reserve(TextGenerationContext(name, [1000 + name] * 4))
@@ -62,7 +62,7 @@ def moved(manager: PagedKVCacheManager) -> tuple[int, int]:
 def test_a_hit_brings_back_full_pages_and_the_windows_that_it_reads() -> None:
     manager = make()
     assert serve(manager, "a", PROMPT) == 0
-    assert moved(manager) == (18, 0)  # of each column all that there is
+    assert moved(manager) == (18, 0)  # all pages of each column
     crowd_out(manager, 24)
     assert cached(manager) == [0, 0]
     assert hit_of(manager, PROMPT) == 12
@@ -85,7 +85,7 @@ def test_windows_that_the_device_has_lost_come_back_under_its_full_pages() -> No
     assert context.start_idx == 12
     assert moved(manager) == (18, 4)
     assert cached(manager) == [6, 4]
-    assert manager.match_prefix(PROMPT) == 12  # they are the cache's as soon as they are there
+    assert manager.match_prefix(PROMPT) == 12  # loaded pages are in the cache at once
 
 
 def test_a_hit_ends_where_windows_are_in_neither_tier() -> None:
@@ -94,7 +94,7 @@ def test_a_hit_ends_where_windows_are_in_neither_tier() -> None:
     assert moved(manager)[0] == 12  # four columns; there was no room for more
     crowd_out(manager, 24)
     assert hit_of(manager, PROMPT) == 8
-    serve(manager, "b", [200 + t for t in range(6)])  # windows passed in the tier go for it
+    serve(manager, "b", [200 + t for t in range(6)])  # the tier evicts passed window pages for it
     assert manager.metrics.d2h_blocks_copied == 12 + 9
     crowd_out(manager, 24)
     assert hit_of(manager, PROMPT[:4]) < 4
@@ -108,7 +108,7 @@ def test_a_later_store_completes_a_record() -> None:
     stored = moved(manager)[0]
     hit = hit_of(manager, PROMPT[:6])
     assert hit < 6
-    serve(manager, "c", PROMPT[:6])  # full pages of its record were there, windows were not
+    serve(manager, "c", PROMPT[:6])  # its record had full pages, but no window pages
     assert moved(manager)[0] > stored
     crowd_out(manager, 24)
     assert hit_of(manager, PROMPT[:6]) == 6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state machine over groups of layers and states, beside rules that say every answer."""
+"""A state machine over groups of layers and states; rules give every expected answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def has_room(machine: GroupsMachine) -> bool:
 
 
 class GroupsMachine(RuleBasedStateMachine):
-    """Every rule is a call or two of the manager."""
+    """Each rule makes one or two calls of the manager."""
 
     traffic: GroupsTraffic
 
@@ -137,7 +137,7 @@ class GroupsMachine(RuleBasedStateMachine):
 
 
 class Walk:
-    """Far more calls than Hypothesis makes, which finds short sequences."""
+    """Makes far more calls than Hypothesis, which finds short sequences."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

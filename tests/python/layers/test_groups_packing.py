@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers share a page."""
+"""Layers that share a page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_params(num_layers: int, *groups: Any, **rest: Any) -> KVCacheParams:
 
 
 def mixed(full: int, sliding: int, **rest: Any) -> KVCacheParams:
-    """A model of so many layers of each kind."""
+    """Return the parameters of a model with `full` full and `sliding` sliding layers."""
     groups = [FullAttention(range(full))] if full else []
     groups += [SlidingWindow(range(full, full + sliding), 128)] if sliding else []  # type: ignore[list-item]
     return make_params(full + sliding, *groups, **rest)
@@ -30,15 +30,15 @@ def mixed(full: int, sliding: int, **rest: Any) -> KVCacheParams:
     [
         (18, 18, 2, 18),  # GPT-OSS 120B
         (12, 12, 2, 12),  # GPT-OSS 20B
-        (10, 52, 13, 5),  # Gemma 3 27B; 10 would leave 8 of 62 places empty, 13 three full ones
+        (10, 52, 13, 5),  # Gemma 3 27B; 10 leaves 8 of 62 places empty, 13 leaves three full places
         (8, 40, 6, 8),  # Gemma 3 12B
-        (5, 29, 7, 5),  # Gemma 3 4B: one of 35 places stays empty
+        (5, 29, 7, 5),  # Gemma 3 4B: 1 of 35 places stays empty
         (4, 22, 13, 2),  # Gemma 3 1B
         (21, 21, 2, 21),  # Gemma 2 9B
         (12, 36, 4, 12),
         (32, 0, 1, 32),
         (0, 32, 1, 32),  # Mistral 7B
-        (1, 20, 11, 2),  # a page of its own for each layer would be 21
+        (1, 20, 11, 2),  # a page for each single layer would make 21
         (1, 1, 2, 1),
         (11, 50, 16, 4),  # only pages of one layer leave no place of full groups empty
     ],
@@ -143,7 +143,7 @@ def test_rows_that_no_page_size_makes_equal_are_refused() -> None:
 
 
 def test_width_of_v_alone_makes_two_pools() -> None:
-    """Which must agree each."""
+    """The row sizes of K must agree, and the row sizes of V must agree."""
     both = FullAttention([0], head_dim=64, v_head_dim=32)
     like = SlidingWindow([1], 8, n_kv_heads=4, head_dim=128, v_head_dim=64)
     assert make_params(2, both, like).bytes_per_page == 16 * 8 * (64 + 32) * 2
@@ -166,7 +166,7 @@ def test_every_layer_has_its_place(counts: list[int], full_groups: int) -> None:
     assert all(bundle.layers == bundle.group.layers[:width] for bundle in made[:1])
     empty = len(made) * width - sum(counts)
     assert empty <= sum(counts) / 20
-    # No width that keeps the rules has fewer.
+    # No width that keeps the rules leaves fewer empty places.
     full = counts[:full_groups]
 
     def rules(wide: int) -> bool:

@@ -108,7 +108,7 @@ def test_layer_in_no_group_caches_nothing() -> None:
     ("groups", "words"),
     [
         ([], "groups is empty"),
-        ([State([0], ARRAYS)], "1 State group and no attention group: such a model has no K and V"),
+        ([State([0], ARRAYS)], "1 State group and no attention group: this model has no K and V"),
         ([State([0], ARRAYS), State([1], ARRAYS)], "2 State groups and no attention group"),
         (
             [FullAttention([0, 4])],
@@ -117,8 +117,14 @@ def test_layer_in_no_group_caches_nothing() -> None:
         ([FULL, State([7], ARRAYS)], "layer 7 of State"),
         ([FULL, SlidingWindow([2, 3], 8)], "layer 2 is in two groups, must be in an attention"),
         ([FULL, State([1], ARRAYS), State([1], ARRAYS)], "layer 1 is in two groups.* State group"),
-        ([FULL, State([1], ARRAYS, 6)], "interval 6 of State must be a multiple of the page size 4"),
-        ([FullAttention([0], n_kv_heads=2), WINDOW, State([2], ARRAYS, 4)], "one of 8"),
+        (
+            [FULL, State([1], ARRAYS, 6)],
+            "interval 6 of State must be a multiple of the page size 4",
+        ),
+        (
+            [FullAttention([0], n_kv_heads=2), WINDOW, State([2], ARRAYS, 4)],
+            "must be a multiple of the page size 8",
+        ),
     ],
 )
 def test_groups_that_describe_no_model_are_refused(groups: list[Any], words: str) -> None:

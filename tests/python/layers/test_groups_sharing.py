@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shares what where layers do not all keep everything: prefixes, namespaces, twins."""
+"""Sharing when layers do not all keep every token: prefixes, namespaces, duplicates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = FullAttention([0])
 def columns_in_common(
     manager: PagedKVCacheManager, pair: tuple[TextGenerationContext, TextGenerationContext]
 ) -> int:
-    """Return the written tokens of whole columns in which all that both still read is the same."""
+    """Return the token count of whole written columns in which both requests read equal pages."""
     made = bundles(manager.params)
     size, none = max(bundle.page_size for bundle in made), manager.total_num_pages
     tables = [
@@ -55,7 +55,7 @@ def test_a_prefix_is_shared_where_every_bundle_that_is_still_read_shares_it(shap
             one, other = batch[pair[0]], batch[pair[1]]
             common = columns_in_common(manager, (one, other))
             if one.tokens[:common].tolist() != other.tokens[:common].tolist():
-                continue  # windows alone, of which neither reads what the other does
+                continue  # only windows, in which the two requests read different tokens
             found = told.get(pair, 0)
             assert found >= common
             assert found // size * size <= common
@@ -117,7 +117,7 @@ def test_twins_have_one_page_of_each_bundle_unless_they_are_kept(dedup: bool) ->
 @pytest.mark.parametrize("group", [SlidingWindow([1], 8), ChunkedLocal([1], 8)])
 @pytest.mark.parametrize("drafts", [1, 2, 5])
 def test_pages_are_kept_as_long_as_drafts_may_be_cut(group: Any, drafts: int) -> None:
-    """From every place a request may go back by so many tokens, and finds what it reads there."""
+    """A request may rewind by `drafts` tokens from any position, and its pages are still held."""
     manager = manager_of(params_of(FULL, group), max_draft_tokens=drafts)
     context = TextGenerationContext("a", list(range(12)))
     manager.claim("a")
@@ -129,7 +129,7 @@ def test_pages_are_kept_as_long_as_drafts_may_be_cut(group: Any, drafts: int) ->
         live = [c for c, page in enumerate(manager.get_req_blocks("a", 1)) if page != none]
         first = group.skipped_tokens(n - drafts) // 2
         assert live[0] <= first
-        assert live[0] >= group.skipped_tokens(n - drafts - 1) // 2  # and no longer than that
+        assert live[0] >= group.skipped_tokens(n - drafts - 1) // 2  # and no longer
         if turn % 3 == 2:
             for beyond in (n - drafts - 1, 0):
                 with pytest.raises(ValueError, match=f"max_draft_tokens of {drafts}"):

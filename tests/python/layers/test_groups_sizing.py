@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pages, states and sequences of a model with groups fit into how many bytes."""
+"""The numbers of pages, states and sequences of a model with groups that fit into memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def make_params(*groups: Any, **rest: Any) -> KVCacheParams:
 
 def test_pages_of_a_sequence_are_those_of_every_bundle() -> None:
     params = make_params(FULL, WINDOW)
-    assert len(bundles(params)) == 3  # one layer a page
-    # Full: ceil(n / 16); of a window of 32 with steps of 64 ceil(95 / 16) + 1 = 7 in each.
+    assert len(bundles(params)) == 3  # a page holds one layer
+    # Full: ceil(n / 16). Each window of 32 with steps of 64: ceil(95 / 16) + 1 = 7.
     for tokens, pages in ((1, 3), (16, 3), (55, 12), (112, 21), (113, 8 + 14), (320, 20 + 14)):
         assert pages_per_sequence(params, tokens, 64) == pages
     assert pages_per_sequence(make_params(), 320, 64) == 20

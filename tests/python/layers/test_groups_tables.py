@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages and tables of bundles: where a layer's rows lie, who finds them, when pages come back."""
+"""Pages and tables of bundles: the place of a layer's rows, hits, and freed pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def finish(manager: PagedKVCacheManager, context: TextGenerationContext) -> None
 
 
 def live(manager: PagedKVCacheManager, name: str, bundle: int) -> list[int]:
-    """The columns of a table that have a page."""
+    """Return the columns of a table that have a page."""
     pages = manager.get_req_blocks(name, bundle)
     return [c for c, page in enumerate(pages) if page < manager.total_num_pages]
 
@@ -178,18 +178,18 @@ def test_tables_count_pages_of_their_own_size_and_hits_the_largest() -> None:
     (inputs,) = manager.fetch([context])
     assert [table.shape for table in inputs.tables] == [(1, 3), (1, 12)]
     finish(manager, context)
-    assert live(manager, "a", 1)[-5:] == [7, 8, 9, 10, 11]  # 25 tokens and more are read
+    assert live(manager, "a", 1)[-5:] == [7, 8, 9, 10, 11]  # tokens from 25 on are read
     assert manager.match_prefix(prompt) == 32
     assert manager.match_prefix(prompt[:31]) == 16
     manager.release("a")
     again = claimed(manager, "b", [*prompt[:40], 900])
     assert manager.reserve(again)
     assert again.start_idx == 32
-    assert set(live(manager, "b", 1)) >= set(range(3, 11))  # 13 to 40
+    assert set(live(manager, "b", 1)) >= set(range(3, 11))  # tokens 13 to 40
 
 
 def test_any_free_page_serves_any_bundle() -> None:
-    """Nothing is set aside: what a full layer had goes to a window, and the other way round."""
+    """No page is set aside: a window may take a full layer's old page, and the other way round."""
     manager = manager_of(params_of(FULL, SlidingWindow([1], 4)), num_pages=8)
     owners: list[set[int]] = [set(), set()]
     sizes = [3, 5, 1, 6, 4, 2, 7]
@@ -258,7 +258,7 @@ def test_what_a_window_has_left_is_no_longer_the_requests_and_serves_others() ->
     assert manager.reserve(other)
     assert (other.start_idx, live(manager, "b", 1)) == (6, [1, 2, 3])
     manager.release("b")
-    # Its room is there for everybody: 20 free pages, and the 8 that nobody reads.
+    # Every request can use its room: 20 free pages, and the 8 unread pages.
     assert manager.num_free_blocks == 40 - 10 - 2
     assert manager.reserve(claimed(manager, "c", list(range(100, 128))))
     assert manager.match_prefix(list(range(6))) == 0
@@ -300,11 +300,11 @@ def test_windows_lost_under_full_pages_are_holes_that_a_later_prompt_fills() -> 
     assert matched() == [8, 6, 4]
     many = claimed(manager, "many", list(range(100, 196)))
     many.active_idx = 20
-    assert manager.reserve(many)  # 58 pages of 56 that are free
+    assert manager.reserve(many)  # needs 58 pages, 56 are free
     manager.release("many")
     assert matched() == [8, 0, 0]
     assert manager.group_metrics[1].holes == 2
-    assert serve("b") == 0  # one token is left to run, and 6 are no hit
+    assert serve("b") == 0  # one token must run, and a hit of 6 has a hole
     assert matched() == [8, 6, 4]
     assert (manager.group_metrics[1].holes, manager.group_metrics[1].filled) == (0, 2)
 
@@ -318,7 +318,7 @@ def test_a_pin_holds_what_a_hit_needs_and_no_more() -> None:
     with manager.pin(list(range(12))) as pinned:
         assert pinned.num_tokens == 12
         assert manager.num_free_blocks == 24 - 6 - 2
-        many = claimed(manager, "b", [7] * 28)  # all the rest: 14 pages, and 2 of the window
+        many = claimed(manager, "b", [7] * 28)  # takes the rest: 14 full pages, 2 window pages
         many.active_idx = 4
         assert manager.reserve(many)
         assert manager.num_free_blocks == 0

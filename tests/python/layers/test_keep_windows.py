@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows that are left by a call of their own, and the pages of a hit in each bundle."""
+"""Windows that leave_windows gives back, and the pages of a hit in each bundle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def manager_of(*groups: Any, pages: int = 40, **options: Any) -> PagedKVCacheMan
 
 
 def run(manager: PagedKVCacheManager, context: Any, chunk: int) -> None:
-    """Reserve and step a chunk before it has run, as engines do that schedule ahead."""
+    """Reserve and step a chunk before it has run, as engines that schedule ahead do."""
     context.active_idx = context.start_idx + chunk
     assert manager.reserve(context)
     manager.fetch([context])
@@ -53,7 +53,7 @@ def test_step_keeps_what_windows_have_passed_until_they_are_left() -> None:
     assert held(manager, "r", 1) == [True] * 6
     assert manager.leave_windows("r", 6) == 7  # tokens 3 .. 5 are read: the first page holds 2
     assert held(manager, "r", 1) == [False, *[True] * 5]
-    assert manager.leave_windows("r", 4) == 7  # fewer give back nothing
+    assert manager.leave_windows("r", 4) == 7  # fewer tokens give no page back
     assert manager.leave_windows("r", 12) == 13
     assert held(manager, "r", 1) == [False] * 4 + [True] * 2
     assert held(manager, "r", 0) == [True] * 6
@@ -79,7 +79,9 @@ def test_counts_out_of_range_change_nothing(tokens: int) -> None:
     context = TextGenerationContext("r", list(range(20)))
     manager.claim("r")
     run(manager, context, 12)
-    with pytest.raises(ValueError, match=rf"'r' cannot leave .* {tokens} tokens .* 0 \.\. 12"):
+    with pytest.raises(
+        ValueError, match=rf"'r' cannot leave .* {tokens} tokens, must be 0 \.\. 12"
+    ):
         manager.leave_windows("r", tokens)
     assert held(manager, "r", 1) == [True] * 6
 
@@ -107,7 +109,7 @@ def test_only_claimed_requests_leave_windows() -> None:
 
 
 def test_what_is_not_stepped_yet_can_be_left_and_cached_without_it() -> None:
-    """What an engine loads from elsewhere is behind the window before it is stepped."""
+    """Tokens that an engine loads from elsewhere may leave the window before their step."""
     manager = manager_of(FullAttention([0]), SlidingWindow([1], 4))
     context = TextGenerationContext("r", list(range(20)))
     manager.claim("r")
@@ -209,7 +211,7 @@ def test_threads_may_leave_windows_of_requests_that_others_release() -> None:
         manager.claim("r")
         try:
             run(manager, context, 12)
-        except ValueError as refused:  # what it reads was left between its calls
+        except ValueError as refused:  # the other thread left its window between the calls
             assert "windows have given their pages back" in str(refused)
         manager.release("r")
     thread.join()

@@ -62,7 +62,7 @@ def test_bytes_follow_the_dtype(dtype: str, itemsize: int) -> None:
     [
         ({}, 131_072),
         ({"n_devices": 4}, 131_072),  # 2 heads on each of 4 devices
-        ({"n_devices": 4, "data_parallel_degree": 4}, 131_072),  # each replica whole
+        ({"n_devices": 4, "data_parallel_degree": 4}, 131_072),  # each replica has all heads
         ({"n_devices": 8, "data_parallel_degree": 2}, 131_072),
         ({"n_kv_heads": 1, "head_dim": 576, "is_mla": True}, 36_864),
         ({"n_kv_heads": 1, "head_dim": 576, "is_mla": True, "n_devices": 2}, 73_728),  # replicated

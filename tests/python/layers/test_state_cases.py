@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where checkpoints of states lie, which hits they allow, and what becomes of them."""
+"""Checkpoints of states: their positions, the hits they allow, and their eviction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state_model import ARRAYS, prefill, prompt, state_manager, state_params, st
 def served(
     manager: PagedKVCacheManager, name: str, tokens: list[int], **options: Any
 ) -> tuple[int, list[int]]:
-    """Run a prompt and let go of it; return its hit, and where its chunks ended."""
+    """Run and release a prompt; return its hit and the ends of its chunks."""
     manager.claim(name)
     context = TextGenerationContext(name, tokens, **options)
     hit = 0
@@ -38,14 +38,14 @@ def pages_of_16(interval: int | None = None) -> PagedKVCacheManager:
 
 def test_prompts_that_share_three_pages_hit_a_checkpoint_there() -> None:
     manager = pages_of_16()
-    assert served(manager, "a", prompt((0, 52))) == (0, [48, 52])  # one at 48: a prompt's boundary
+    assert served(manager, "a", prompt((0, 52))) == (0, [48, 52])  # a prompt's boundary is at 48
     assert served(manager, "b", prompt((0, 48), (500, 30))) == (48, [64, 78])
 
 
 def test_else_they_hit_the_deepest_checkpoint_below() -> None:
     manager = pages_of_16(interval=32)
     assert served(manager, "a", prompt((0, 90))) == (0, [32, 64, 80, 90])
-    # They share three pages, and a checkpoint is at two. The next one finds one at three.
+    # They share three pages, a checkpoint is at two. The next prompt finds a checkpoint at three.
     assert served(manager, "b", prompt((0, 48), (500, 30))) == (32, [48, 64, 78])
     assert served(manager, "c", prompt((0, 48), (700, 30))) == (48, [64, 78])
 
@@ -63,7 +63,7 @@ def test_prompts_that_share_two_pages_make_a_checkpoint_for_the_next_one() -> No
 
 @pytest.mark.parametrize("fewest", [True, 1, 3])
 def test_no_hit_ends_inside_a_page(fewest: Any) -> None:
-    """A state is that of one token: the rest of a page cannot be copied in front of it."""
+    """A state belongs to one token: no state fits the middle of a page that is copied in part."""
     groups = (FullAttention([0]), SlidingWindow([1], 6), State([2], ARRAYS))
     manager = state_manager(state_params(*groups), partial_page_reuse=fewest)
     served(manager, "a", prompt((0, 14)))
@@ -79,7 +79,7 @@ def test_a_split_leaves_a_checkpoint_with_the_tokens_behind() -> None:
     manager = state_manager(state_params(), num_states=12)
     long = prompt((0, 20))
     served(manager, "a", long)
-    served(manager, "b", prompt((0, 8), (500, 6)))  # the run of 20 tokens is cut at 8
+    served(manager, "b", prompt((0, 8), (500, 6)))  # cuts the run of 20 tokens at 8
     assert manager.match_prefix(long) == 16
     assert manager.match_prefix(prompt((0, 8), (700, 6))) == 8
     assert served(manager, "c", long)[0] == 16
@@ -110,12 +110,12 @@ def test_slots_in_use_stay_and_checkpoints_go_by_their_last_use() -> None:
 
     assert found() == [8, 8, 8]
     served(manager, "again", prompts[0])
-    running = prefill(manager, "x", prompt((900, 3)))  # the fourth slot
+    running = prefill(manager, "x", prompt((900, 3)))  # takes the fourth slot
     assert found() == [8, 8, 8]
     other = prefill(manager, "y", prompt((800, 3)))
     assert found() == [8, 0, 8]
     for _ in range(20):
-        step_states(manager, running, other)  # each finds its own state where it was
+        step_states(manager, running, other)  # each request finds its own state in its slot
 
 
 def test_checkpoints_on_the_way_of_a_request_are_not_held_by_it() -> None:
@@ -144,7 +144,7 @@ def test_slots_per_request_unless_said_otherwise(blocks: Any) -> None:
 
 
 def test_pages_do_not_grow_with_states() -> None:
-    """Slots lie beside the pool: a page is as large as without the recurrent layers."""
+    """Slots are outside of the pool: a page is as large as without the recurrent layers."""
     huge = {"ssm": ((1000, 1000), "float32")}
     params = state_params(FullAttention([0]), State([1], huge))
     flat = KVCacheParams("float32", 1, 2, 1, page_size=4)
@@ -153,7 +153,7 @@ def test_pages_do_not_grow_with_states() -> None:
 
 
 def test_a_default_that_keeps_prompts_that_come_again() -> None:
-    """One request at a time, and 6 prompts in turn: with one checkpoint none was ever hit."""
+    """6 prompts run in turn, one at a time: with one checkpoint no prompt was ever hit."""
     params = state_params(page_size=4)
     hits = {}
     for num_states in (2, None):
@@ -168,7 +168,7 @@ def test_a_default_that_keeps_prompts_that_come_again() -> None:
 
 
 def test_the_default_leaves_room_for_the_batch() -> None:
-    """What sizing says fits beside its slots does so still."""
+    """The batch that sizing computes still fits next to its slots."""
     params = state_params(FullAttention([0]), State([1], {"ssm": ((64,), "float32")}))
     for memory in (20_000, 100_000, 1_000_000):
         batch = PagedKVCacheManager.infer_optimal_batch_size(params, 64, 2, memory, ["cpu"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding of models with states: what rejected drafts leave behind is never read."""
+"""Speculative decoding of models with states: states of rejected drafts are never read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draft_manager(drafts: int, **options: Any) -> PagedKVCacheManager:
 
 
 def run(manager: PagedKVCacheManager, *batch: Any) -> None:
-    """Fetch and run a batch: a state that is not that of the tokens in front is an error."""
+    """Fetch and run a batch; a state that does not match the preceding tokens is an error."""
     (inputs,) = manager.fetch(list(batch))
     if manager.states:
         run_states(manager.states, inputs.states, list(batch))
@@ -58,14 +58,14 @@ def test_without_max_draft_tokens_a_rejection_is_refused(checks: bool) -> None:
         manager.state_metrics,
         manager.metrics,
     )
-    manager.truncate("a", 12)  # the checkpoint of its prompt
+    manager.truncate("a", 12)  # the checkpoint of the request's prompt
     context.rewind(13)
     run(manager, context)
 
 
 @CHECKS
 def test_the_same_tokens_do_not_run_twice_from_one_state(checks: bool) -> None:
-    """Rejected before `update` moved the request: start_idx is as it was fetched."""
+    """The drafts are rejected before `update` moves the request: start_idx is unchanged."""
     manager = state_manager(state_params(), enable_runtime_checks=checks)
     context = drafted(manager, "a", 3)
     context.rewind(15)
@@ -76,13 +76,13 @@ def test_the_same_tokens_do_not_run_twice_from_one_state(checks: bool) -> None:
     other = prefill(manager, "b", prompt((200, 6)))
     free = manager.num_free_blocks
     with pytest.raises(ValueError, match="start_idx is 14"):
-        manager.fetch([other, context])  # nothing is done for the other one
+        manager.fetch([other, context])  # does nothing for the other request
     assert manager.num_free_blocks == free
     run(manager, other)
 
 
 def test_fewer_steps_than_fetched_are_refused() -> None:
-    """Of a run of four steps the engine takes two tokens: the state is that of the fourth."""
+    """The engine takes two tokens of a run of four steps: the state belongs to the fourth."""
     manager = state_manager(state_params())
     context = prefill(manager, "a", prompt((0, 14)))
     manager.fetch([context], 4)
@@ -95,7 +95,7 @@ def test_fewer_steps_than_fetched_are_refused() -> None:
 
 def test_more_drafts_than_are_kept_for_are_refused() -> None:
     manager = draft_manager(2)
-    context = drafted(manager, "a", 7)  # 8 tokens; 2 * 2 accepted ones, the next, and 2 drafts fit
+    context = drafted(manager, "a", 7)  # 8 tokens; 2 * 2 accepted tokens, the next and 2 drafts fit
     context.rewind(16)
     context.update(5)
     manager.step([context])
@@ -131,7 +131,7 @@ def test_a_request_goes_on_from_the_kept_state(checks: bool, blocks: Any, accept
     assert stands(context)[:3] == (16, 17, 17)
     context.extend([80, 81, 82])
     run(manager, context)
-    assert stands(context)[:3] == (14, 20, 20)  # 14 and 15 run again beside the next ones
+    assert stands(context)[:3] == (14, 20, 20)  # 14 and 15 run again with the next tokens
     context.update(6)
     manager.step([context])
     run(manager, context)
@@ -147,11 +147,11 @@ def test_what_was_accepted_runs_alone_once_it_is_long() -> None:
         run(manager, context)
         seen.append(stands(context)[:3])
         if context.active_idx == context.end_idx:
-            context.rewind(context.end_idx - 1)  # one draft of two is accepted
+            context.rewind(context.end_idx - 1)  # accepts 1 of 2 drafts
         context.update(token)
         manager.step([context])
-        context.rewind(context.start_idx + 1)  # drafts that did not run go as well
-    # 14 .. 16 ran, 14 and 15 are accepted; with 4 of them the drafts run too, with 6 not.
+        context.rewind(context.start_idx + 1)  # also removes drafts that did not run
+    # 14 .. 16 ran, 14 and 15 are accepted. 4 accepted tokens run again with the drafts, 6 without.
     assert seen[:5] == [(14, 17, 17), (14, 19, 19), (14, 21, 21), (14, 20, 23), (20, 23, 23)]
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_failed_is_fetched_again() -> None:
 
 
 def test_reserving_ahead_leaves_a_run_alone() -> None:
-    """Between fetch and step: the run may be under way, so its slot is not written."""
+    """Between fetch and step the run may be in flight, so its slot is not written."""
     manager = draft_manager(3)
     context = drafted(manager, "a", 3)
     assert manager.reserve(context, 3)
@@ -189,12 +189,12 @@ def test_prompts_in_short_chunks_go_back_to_token_0() -> None:
 
 
 def test_pages_are_cached_as_far_as_the_state_stands() -> None:
-    """What runs again is written again: no page of it is others' yet."""
+    """Tokens that run again are written again, so no other request has their pages yet."""
     manager = draft_manager(3, num_pages=9)
     context = drafted(manager, "a", 3)
     context.rewind(17)
     context.update(5)
-    manager.step([context])  # 17 tokens are written, of four pages
+    manager.step([context])  # 17 tokens are written, in four whole pages
     assert manager.num_cached_blocks == 3
     used = 9 - manager.num_free_blocks
     run(manager, context)
@@ -226,7 +226,7 @@ def test_truncation_to_what_ran_behind_the_kept_state() -> None:
         manager.truncate("a", n)
     context.rewind(15)
     run(manager, context)
-    manager.truncate("a", 12)  # to a checkpoint: what was kept is of other tokens from there on
+    manager.truncate("a", 12)  # to a checkpoint: the kept state belongs to other tokens now
     context.rewind(13)
     context.extend([90, 91, 92])
     run(manager, context)
@@ -241,7 +241,7 @@ def test_slots_of_kept_states() -> None:
         manager.release(context.request_id)
     assert manager.state_metrics.used_slots == 0
     few = state_manager(state_params(), max_draft_tokens=3, num_states=7)
-    context = drafted(few, "a", 3)  # no state is kept where not every request could have one
+    context = drafted(few, "a", 3)  # keeps no state if not every request could have one
     assert few.state_metrics.used_slots == 1
     context.rewind(16)
     context.update(5)
@@ -254,7 +254,7 @@ def test_without_a_slot_drafts_wait() -> None:
     manager = state_manager(state_params(), max_draft_tokens=2, num_states=2, max_batch_size=1)
     context = prefill(manager, "a", prompt((0, 13)))
     context.extend([70])
-    with manager.pin(prompt((0, 13))):  # the checkpoint of the prompt has the second slot
+    with manager.pin(prompt((0, 13))):  # the prompt's checkpoint has the second slot
         assert not manager.plan(context).fits
         assert not manager.reserve(context)
     run(manager, context)
@@ -274,7 +274,7 @@ def test_states_beside_windows() -> None:
 
 
 def test_windows_that_were_left_behind_the_kept_state_are_refused() -> None:
-    """The engine said that no token of the run is read any more, so none of it can run again."""
+    """The engine declared the run's tokens unread, so no token of the run can run again."""
     groups = (FullAttention([0]), SlidingWindow([1], 2), State([2, 3], ARRAYS))
     manager = state_manager(
         state_params(*groups, page_size=1), max_draft_tokens=3, num_states=12, keep_windows=True
@@ -344,7 +344,7 @@ def test_what_truncate_refuses_accept_refuses() -> None:
 
 # -- traffic ---------------------------------------------------------------------------------------
 class Traffic:
-    """Random requests that decode with drafts, of which any number is accepted."""
+    """Random requests that decode with drafts and accept any number of them."""
 
     def __init__(self, manager: PagedKVCacheManager, drafts: int, rng: random.Random) -> None:
         self.manager, self.drafts, self.rng = manager, drafts, rng
@@ -391,7 +391,7 @@ class Traffic:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_rounds_of_drafts(seed: int) -> None:
-    """Each state is checked when it is used, also of prefix hits, forks, and after truncations."""
+    """Each state is checked at its use, also for prefix hits, forks, and after truncations."""
     rng = random.Random(seed)
     drafts = rng.randint(1, 4)
     groups: list[Any] = [FullAttention([0]), State([1, 2], ARRAYS, rng.choice([None, 4, 8]))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers with layers that keep a state: slots, checkpoints, hits, what is copied when."""
+"""Managers with layers that keep a state: slots, checkpoints, hits, and copies."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_pinned_checkpoint_stays() -> None:
         with pytest.raises(InsufficientBlocksError, match=r"'e' needs a slot .* all 4"):
             manager.fetch([last])
         assert manager.match_prefix(prompt((0, 14))) == 12
-    step_states(manager, last)  # takes the checkpoint's slot over
+    step_states(manager, last)  # takes over the checkpoint's slot
     assert manager.metrics.cache_tokens == 12
 
 
@@ -295,7 +295,7 @@ def test_pages_without_a_checkpoint_recommend_no_replica() -> None:
         context = TextGenerationContext(name, prompt((0, 14)) if name == "x" else [99])
         manager.claim(name, 1)
         first = context.end_idx
-        while context.end_idx == first:  # its prompt, in chunks as they are cut
+        while context.end_idx == first:  # runs its prompt in the manager's chunks
             manager.fetch([context])
             context.update(9)
             manager.step([context])

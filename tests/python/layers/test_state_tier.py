@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managers with layers that keep a state and a host tier: checkpoints go there and come back."""
+"""Managers with state layers and a host tier: checkpoints move to the tier and back."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ TIER: dict[str, Any] = {"enable_kvcache_swapping_to_host": True, "host_kvcache_s
 
 
 def tiered(*groups: Any, interval: int | None = None, **options: Any) -> PagedKVCacheManager:
-    """Return a manager of few pages and slots on the device, and enough in the tier."""
+    """Return a manager with few pages and slots on the device, and enough in the tier."""
     fields = {"num_pages": 20, "num_states": 5, "max_seq_len": 80}
     return state_manager(state_params(*groups, interval=interval, **TIER), **(fields | options))
 
 
 def crowd_out(manager: PagedKVCacheManager) -> None:
-    """Serve other prompts until the device has nothing else."""
+    """Serve other prompts until the device holds only their pages."""
     for i in range(6):
         prefill(manager, f"crowd {i}", prompt((1000 * (i + 1), 30)))
         manager.release(f"crowd {i}")
@@ -52,7 +52,7 @@ def test_a_state_comes_back_with_its_pages() -> None:
     crowd_out(manager)
     assert manager.match_prefix(prompt((0, 14))) == 0
     manager.reset_metrics()
-    again = prefill(manager, "b", prompt((0, 14), (90, 3)))  # checks what is in its slot
+    again = prefill(manager, "b", prompt((0, 14), (90, 3)))  # checks the state in its slot
     assert manager.metrics.cache_tokens == 12
     assert manager.metrics.h2d_blocks_copied == 3
     assert manager.state_metrics.loaded_checkpoints == manager.state_metrics.checkpoint_hits == 1
@@ -63,7 +63,7 @@ def test_a_checkpoint_comes_back_alone() -> None:
     manager = tiered(num_pages=64)
     prefill(manager, "a", prompt((0, 14)))
     manager.release("a")
-    for i in range(4):  # each has a slot, and no checkpoint
+    for i in range(4):  # each request has a slot, but no checkpoint
         manager.claim(f"crowd {i}")
         assert manager.reserve(TextGenerationContext(f"crowd {i}", prompt((1000 * i, 3))))
     assert manager.state_metrics.checkpoints == 1
@@ -171,7 +171,7 @@ def test_what_no_checkpoint_of_the_tier_follows_goes_first_there() -> None:
     assert manager.host_committed_block_pct == 1
     prefill(manager, "new", prompt((200, 17)))
     manager.release("new")
-    manager.claim("large")  # the device has nothing else then
+    manager.claim("large")  # takes the whole device
     assert manager.reserve(TextGenerationContext("large", prompt((500, 80))))
     manager.release("large")
     hits = []
@@ -188,13 +188,13 @@ def test_pages_whose_checkpoint_is_in_the_tier_alone_go_as_the_policy_says() -> 
     manager.release("a")
     prefill(manager, "b", prompt((100, 21)), priority=10)
     manager.release("b")
-    for name in "cd":  # each takes a slot, the second one that of the first checkpoint
+    for name in "cd":  # both take a slot, the second takes the first checkpoint's
         manager.claim(name)
         assert manager.reserve(TextGenerationContext(name, [7]))
     assert [manager.match_prefix(prompt((first, 21))) for first in (0, 100)] == [0, 20]
     manager.release("c")
     manager.claim("e")
-    assert manager.reserve(TextGenerationContext("e", prompt((500, 32))))  # three pages go
+    assert manager.reserve(TextGenerationContext("e", prompt((500, 32))))  # evicts three pages
     manager.release("e")
     manager.release("d")
     manager.reset_metrics()
@@ -205,7 +205,7 @@ def test_pages_whose_checkpoint_is_in_the_tier_alone_go_as_the_policy_says() -> 
 def test_a_manager_without_arrays_has_no_tier() -> None:
     manager = state_manager(state_params(**TIER), blocks=None)
     assert manager.state_metrics.host_slots == 0
-    assert manager.total_num_host_pages > 0  # what the space would hold
+    assert manager.total_num_host_pages > 0  # the pages that the space would hold
     context = TextGenerationContext("a", prompt((0, 14)))
     manager.claim("a")
     manager.fetch([context])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that keep a state: copies that fail, the core by itself, the scheduler, random traffic."""
+"""Layers that keep a state: failed copies, the core by itself, the scheduler, random traffic."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_scheduler_runs_what_was_cut() -> None:
 
 
 class Traffic:
-    """Random requests of a thread over a few prompts, each state checked when it is used."""
+    """Random requests over a few prompts on one thread; each state is checked at its use."""
 
     def __init__(self, manager: PagedKVCacheManager, name: str, seed: int) -> None:
         self.manager, self.name, self.random = manager, name, random.Random(seed)
@@ -228,7 +228,7 @@ def test_random_traffic(options: dict[str, Any], interval: int | None) -> None:
 @pytest.mark.parametrize("interval", [None, 8])
 def test_random_traffic_with_stores(interval: int | None) -> None:
     stores = [MemoryStore(2000), MemoryStore(1 << 22)]
-    for _ in range(2):  # the second manager finds what the first has stored
+    for _ in range(2):  # the second manager loads the first manager's pages
         manager = state_manager(state_params(interval=interval), num_pages=24, tiers=stores)
         Traffic(manager, "a", 7).run(300)
         manager.flush(timeout=60)

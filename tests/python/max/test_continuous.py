@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ContinuousBatchingKVCacheManager: each row of the calls' meaning."""
+"""ContinuousBatchingKVCacheManager: each documented rule of the calls."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_slots_the_caller_chose() -> None:
 
 
 def test_contains_only_claimed_ids() -> None:
-    """Fix: an id that no slot has was "contained", for it was not among the free ones."""
+    """Fixed: an id without a slot was "contained", because it was not a free id."""
     manager = slot_manager()
     manager.claim(2)
     assert [n for n in range(-10, 20) if manager.contains(n)] == [0, 1]
@@ -149,12 +149,12 @@ def test_slot_claimed_again_starts_empty() -> None:
 
 @pytest.mark.parametrize("n", [3, 5, 1000, 2**70])
 def test_claim_of_too_many_claims_none(n: int) -> None:
-    """Fix: the slots claimed before the one that was missing stayed claimed."""
+    """Fixed: slots claimed before the missing slot stayed claimed."""
     manager = slot_manager()
     manager.claim(2)
     manager.step({0: 3})
     before = seen(manager)
-    with pytest.raises(kvcore.CapacityError, match=rf"{n} slots .* 2 of 4"):
+    with pytest.raises(kvcore.CapacityError, match=rf"batch_size is {n}, 2 of 4 slots are free"):
         manager.claim(n)
     assert seen(manager) == before
     assert manager.claim(2) == [2, 3]
@@ -188,7 +188,7 @@ def test_fetched_arrays_do_not_change() -> None:
     ("lengths", "empty"), [((0, 0, 0), True), ((0, 0, 1), False), ((2, 0, 0), False)]
 )
 def test_cache_is_empty_when_all_lengths_are_0(lengths: tuple[int, ...], empty: bool) -> None:
-    """Fix: it was said to be empty whenever sequence id 0 was in the batch."""
+    """Fixed: the cache was reported empty whenever sequence id 0 was in the batch."""
     manager = slot_manager()
     ids = manager.claim(3)
     manager.step(dict(zip(ids, lengths, strict=True)))
@@ -283,9 +283,9 @@ def test_input_symbols_describe_what_fetch_hands_out() -> None:
     assert other.blocks.device == kvcore.Device("cuda", 1)
 
 
-# -- all of it -----------------------------------------------------------------------------------
+# -- random calls --------------------------------------------------------------------------------
 class Model:
-    """The rules in a few lines: lengths by slot, and where the search for a free one goes on."""
+    """The rules in a few lines: lengths by slot, and the start of the search for a free slot."""
 
     def __init__(self) -> None:
         self.lengths: dict[int, int] = {}

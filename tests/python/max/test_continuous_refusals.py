@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on slots that are refused, whole and without a trace; and calls from many threads."""
+"""Refused calls on slots change nothing; calls from many threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def other_view(manager: Manager) -> Any:
 def test_refused_call_leaves_no_trace(
     call: Callable[[Manager], object], error: type[Exception], words: str
 ) -> None:
-    """Fix: an unknown id or a length past the slot's end changes no other sequence."""
+    """Fixed: an unknown id or a length past the slot's end changes no other sequence."""
     manager = slot_manager()
     manager.claim(2)
     manager.step({0: 2, 1: 5})

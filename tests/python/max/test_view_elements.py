@@ -19,7 +19,7 @@ DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int
 
 
 def slot_view(**params: Any) -> tuple[Any, Any]:
-    """A view of slots 0 and 2, and the pool."""
+    """Return a view of slots 0 and 2, and the pool."""
     manager = slot_manager(**(HEADS | params))
     manager.external_claim([0, 2])
     (view,) = manager.fetch_collection([2, 0])
@@ -27,7 +27,7 @@ def slot_view(**params: Any) -> tuple[Any, Any]:
 
 
 def page_view(**params: Any) -> tuple[Any, Any]:
-    """A view of 9 and 3 tokens in pages of 4, and the pool."""
+    """Return a view of 9 and 3 tokens in pages of 4, and the pool."""
     manager = make_manager(4, 8, blocks="allocate", params=HEADS | params)
     rows = [claimed(manager, range(n * 10, n * 10 + n)) for n in (9, 3)]
     (view,) = manager.fetch_collection(rows)
@@ -255,7 +255,7 @@ def test_view_of_a_released_request(again: bool) -> None:
 
 
 def test_view_of_a_page_that_was_swapped() -> None:
-    """Deduplication gives the request another page and frees the one that the view has."""
+    """Deduplication gives the request another page and frees the view's page."""
     manager = make_manager(4, 8, blocks="allocate")
     twins = [claimed(manager, range(9)) for _ in range(2)]
     (view,) = manager.fetch_collection(twins)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a batch: where each layer lies in the pool, and what is refused."""
+"""Views of a batch: the place of each layer in the pool, and refused views."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pages(pool: Any, table: Any = ((4, 0), (2, 5)), scales: Any = None, **rest: 
     return PagedKVCacheCollection(inputs, **rest)
 
 
-# -- what a collection holds ---------------------------------------------------------------------
+# -- contents of a collection --------------------------------------------------------------------
 def test_fields_of_slots() -> None:
     pool = numbered()
     view = slots(pool)
@@ -85,7 +85,7 @@ def test_cache_is_empty_when_all_lengths_are_0(lengths: tuple[int, int], empty: 
     assert slots(numbered(), lengths).get_key_cache(0).empty_cache() is empty
 
 
-# -- where a layer lies --------------------------------------------------------------------------
+# -- place of a layer in the pool ----------------------------------------------------------------
 @pytest.mark.parametrize("make", [slots, pages])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
 def test_layer_is_at_the_documented_offset_and_strides(make: Any, dtype: str) -> None:
@@ -160,7 +160,7 @@ def test_pool_that_holds_the_bits_alone() -> None:
     assert view.dtype.name == "bfloat16"
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 LENGTHS, TABLE = u32(0, 0), u32(1, 2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager tells of its caches: which events, with which keys, tokens and names."""
+"""A manager's cache events: their kinds, keys, tokens and names."""
 
 from __future__ import annotations
 
@@ -204,14 +204,14 @@ def test_eight_threads() -> None:
                 mgr.release(name)
                 if i % 20 == 0:
                     mgr.reset_prefix_cache()
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - reported below
             failures.append(error)
 
     def read() -> None:
         try:
             while not stop.is_set():
                 mirror.read(taken(mgr))
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - reported below
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]

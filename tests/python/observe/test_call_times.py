@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histograms of how long calls took: which calls count, and who has them counted."""
+"""Histograms of call durations: the counted calls, and the exporters that count them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_calls_that_raise_do_not_count() -> None:
         assert counts(scrape(exporter)) == [0, 0, 0, 0]
         first, second = claimed(manager, range(12)), claimed(manager, range(50, 62))
         assert manager.maybe_reserve(first)
-        assert not manager.maybe_reserve(second)  # an answer, which took its time
+        assert not manager.maybe_reserve(second)  # a refusal also counts
         assert counts(scrape(exporter)) == [2, 0, 0, 0]
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_timed_without_an_exporter() -> None:
 
 def test_a_port_that_is_taken_times_nothing() -> None:
     manager, other = make_manager(4, 32), make_manager(4, 32)
-    with export(other, port=0) as exporter, pytest.raises(OSError, match="nobody can listen"):
+    with export(other, port=0) as exporter, pytest.raises(OSError, match="cannot listen"):
         export(manager, port=exporter.port)
     run(manager, 0)
     assert counted(manager) == [0, 0, 0, 0]
@@ -101,7 +101,7 @@ def test_the_last_exporter_ends_it() -> None:
     manager = make_manager(4, 32)
     first, second = export(manager, port=0), export(manager, port=0)
     first.close()
-    first.close()  # which is not the second one's
+    first.close()  # the second exporter stays open
     run(manager, 0)
     assert counts(scrape(second)) == [1, 1, 1, 1]
     second.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/grafana.json asks for what exporters serve, and docs/metrics.md names all of it."""
+"""docs/grafana.json queries only exported metrics, and docs/metrics.md names all metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scraped import Samples, of, scrape
 DOCS = Path(__file__).parents[3] / "docs"
 PANELS = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))["panels"]
 TARGETS = [target["expr"] for panel in PANELS for target in panel["targets"]]
-# Families that no panel shows: parts of others, or what is looked up when something is wrong.
+# Families that no panel shows: parts of other families, or numbers for troubleshooting.
 LEFT_OUT = {
     "kvcore_copied_tokens_total",
     "kvcore_peak_used_pages",
@@ -44,7 +44,7 @@ def _panels_module() -> Any:
 
 @pytest.fixture
 def scrapes(tmp_path: Path) -> Iterator[list[Samples]]:
-    """Two scrapes of a manager with groups, states, tiers and tenants, and its scheduler."""
+    """Return two scrapes of a manager with groups, states, tiers and tenants, and its scheduler."""
     params = params_of(
         FullAttention([0]),
         SlidingWindow([1], 4),
@@ -111,7 +111,7 @@ def test_shares_of_tokens_are_those_of_the_counters(scrapes: list[Samples]) -> N
     assert cached > 0
     (target,) = by_title["Hit rate of tenants"]
     (share,) = evaluate(target["expr"], scrapes, 10.0).values()
-    assert share == cached / (cached + computed)  # all requests are its
+    assert share == cached / (cached + computed)  # all requests are this tenant's
     below, device = (
         evaluate(each["expr"], scrapes, 10.0) for each in by_title["Prompt tokens by tier"]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a publisher sends is read by vLLM and SGLang, and what these send is read here."""
+"""vLLM and SGLang read a publisher's events, and kvcore reads the events of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINES = sorted(BATCHES)
 
 
 def told() -> KVEventBatch:
-    """Everything that a manager tells: pages with and without names, evictions, a reset."""
+    """Return all events of a manager: pages with and without names, evictions, a reset."""
     manager = manager_of(num_pages=4)
     run(manager, [1, 2, 3, 4, 5], extra_key="lora", cache_salt="tenant")
     run(manager, [1, 2, 3, 4, 5, 6, 7])
@@ -57,7 +57,7 @@ def test_what_is_sent_by_default_is_read_by_engines(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_refuse_the_array_form(engine: str) -> None:
-    """Why it is not the default."""
+    """This is why the array form is not the default."""
     payload = encode_batch(told(), "array")
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         msgspec.msgpack.decode(payload, type=BATCHES[engine])
@@ -70,7 +70,7 @@ def test_whole_keys_are_read_by_vllm() -> None:
 
 
 def sent_by(engine: str) -> Any:
-    """A batch of an engine, of every kind of event, with the fields that only it has."""
+    """Return an engine's batch with every kind of event and all fields of this engine."""
     kinds = KINDS[engine]
     stored: dict[str, Any] = {"session_id": "s", "lora_id": None, "medium": "GPU"}
     if engine == "vllm":
@@ -98,7 +98,7 @@ def test_what_engines_send_is_read(engine: str) -> None:
 
 
 def test_an_index_follows_the_media_and_hashes_of_sglang() -> None:
-    """Its hashes have a sign, and its host memory a name of its own."""
+    """SGLang's hashes have a sign, and its host memory has its own name."""
     stored = KINDS["sglang"]["BlockStored"]
     events = [
         stored([-1], None, [1, 2], 2, None, "GPU"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishers and subscribers over sockets: late ones, slow ones, and publishers that begin anew."""
+"""Publishers and subscribers over sockets: late peers, slow peers, and restarted publishers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hashes_of(tokens: list[int], mgr: Any) -> list[int]:
 
 
 def receive(subscriber: EventSubscriber, n: int) -> list[Any]:
-    """Receive until so many events are there."""
+    """Receive until `n` events have arrived."""
     events: list[Any] = []
     ends = time.monotonic() + 20
     while len(events) < n and time.monotonic() < ends:
@@ -70,7 +70,7 @@ def raw_socket() -> Iterator[Any]:
 
 
 def test_the_frames_as_others_read_them(raw_socket: Any) -> None:
-    """By the protocol alone: raw sockets and msgpack."""
+    """The test uses only the protocol: raw sockets and msgpack."""
     mgr = manager_of(num_pages=4)
     with publisher_of(mgr) as publisher:
         raw_socket.connect(publisher.endpoints[0])
@@ -149,7 +149,7 @@ def test_what_was_sent_before_the_subscription_arrived_is_asked_for() -> None:
         publisher_of(mgr) as publisher,
         subscriber_of(publisher, replay_timeout=0.2) as subscriber,
     ):
-        for at in subscriber._feeds:  # it does not arrive
+        for at in subscriber._feeds:  # no live batch arrives
             at.disconnect(publisher.endpoints[0])
         assert subscriber.receive(0.0) == []
         for first in (0, 10):
@@ -186,7 +186,7 @@ def test_lost_messages_are_asked_for() -> None:
         events: list[Any] = [event for batch in found for event in batch.events]
         tokens = [event.token_ids for event in events]
         assert tokens == [[first, first + 1] for first in range(0, 50, 10)]
-        # What arrives late was replayed.
+        # A batch that arrives late was already replayed.
         assert feed.take(5, buffer[4][1])
         assert feed._next == 6
 

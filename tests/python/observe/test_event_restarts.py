@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishers that begin anew at the same endpoint: a subscriber says what is cached there now."""
+"""Publishers that restart at the same endpoint: a subscriber reports their current cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 class Own:
-    """A publisher of kvcore over a manager, where a prompt is a page of two tokens."""
+    """A kvcore publisher over a manager; each prompt is a page of two tokens."""
 
     def __init__(self, endpoint: str, replay: str) -> None:
         self.manager = manager_of()
@@ -50,7 +50,7 @@ class Own:
 
 
 class Foreign:
-    """The same without an identity."""
+    """A publisher without an identity."""
 
     def __init__(self, endpoint: str, replay: str) -> None:
         self._publisher = ForeignPublisher(endpoint, replay)
@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[str, str], Any]] = {"kvcore": Own, "foreign": Foreign
 
 
 class Known:
-    """First tokens of the prompts that a subscriber says are cached."""
+    """First tokens of the prompts that a subscriber reports as cached."""
 
     def __init__(self, subscriber: EventSubscriber) -> None:
         self._subscriber = subscriber
@@ -86,7 +86,7 @@ class Known:
                     self.prompts.add(event.token_ids[0])
 
     def becomes(self, expected: set[int]) -> bool:
-        """Receive until this is known, or for too long."""
+        """Receive until exactly these prompts are known; return false after a time limit."""
         ends = time.monotonic() + PATIENCE_S
         while self.prompts != expected and time.monotonic() < ends:
             self.receive()
@@ -100,7 +100,7 @@ class Known:
 def test_what_a_publisher_had_that_began_anew_is_forgotten(
     kind: str, is_live: bool, first_life: int, second_life: int
 ) -> None:
-    """Whatever the number of its batches is beside that of the first one's."""
+    """The second life may send fewer batches than the first, the same number, or more."""
     publisher = KINDS[kind]("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
     endpoint, replay = publisher.endpoint, publisher.replay
     served = {100 * n for n in range(1, first_life + 1)}
@@ -152,7 +152,7 @@ def test_a_connection_that_comes_back_forgets_nothing(kind: str) -> None:
 
 
 def test_where_nobody_answers_a_new_connection_is_not_trusted() -> None:
-    """A publisher without answers cannot show that it is the same."""
+    """A publisher that does not answer cannot prove its identity."""
     publisher = ForeignPublisher(answers=False)
 
     def serve(first: int) -> None:
@@ -183,7 +183,7 @@ def test_where_nobody_answers_a_new_connection_is_not_trusted() -> None:
 
 
 def test_a_replay_that_lost_the_last_known_batch_is_told_by_its_identity() -> None:
-    """Of the same publisher only what is missing is lost; another one, or none, is not believed."""
+    """The same publisher loses only missing batches; other and missing identities get no trust."""
     manager = manager_of()
     with EventPublisher(
         manager, "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", buffer_batches=2
@@ -208,7 +208,7 @@ def test_a_replay_that_lost_the_last_known_batch_is_told_by_its_identity() -> No
 
 
 def test_the_identity_travels_beside_the_frames() -> None:
-    """Frames are vLLM's; the identity is a property of the connection of each answer."""
+    """The frames are vLLM's; the identity is a property of each answer's connection."""
     manager = manager_of()
     with EventPublisher(
         manager, "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topic="kv@pod@model"

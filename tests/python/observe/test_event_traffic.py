@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traffic: who reads events alone knows at every point what is cached, page by page."""
+"""Random traffic: a reader of the events always has the exact set of cached pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = (None, [(1, 4, b"cat")], [(1, 4, b"dog"), (6, 1, b"cat")])
 
 
 class Traffic:
-    """Requests that begin alike; every prompt that was ever cached can be asked for."""
+    """Requests with shared prefixes; the test can query every prompt that was ever cached."""
 
     def __init__(self, seed: int, **options: Any) -> None:
         self.rng = random.Random(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of events, against ones written by hand."""
+"""The bytes of events, against bytes written by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORED = BlockStored(
 )  # fmt: skip
 BATCH = KVEventBatch(1.5, [STORED, BlockRemoved([9], "CPU", None), AllBlocksCleared()], 3)
 
-#: As msgpack has it: fixarray 9n, fixstr an, uint64 cf, uint16 cd, nil c0, float64 cb.
+#: Msgpack codes: fixarray 9n, fixstr an, uint64 cf, uint16 cd, nil c0, float64 cb.
 ARRAY = b"".join(
     [
         b"\x93" + b"\xcb" + struct.pack(">d", 1.5),
@@ -80,7 +80,7 @@ def test_whole_keys_and_what_later_versions_add() -> None:
         assert decode_batch(encode_batch(batch, form)) == batch
     longer = b"\x93\x00\x91\x95\xacBlockRemoved\x91\x09\xa3CPU\xc0\x01\xc0"
     assert decode_batch(longer) == KVEventBatch(0.0, [BlockRemoved([9], "CPU")], None)
-    # Of vLLM before there were media and groups.
+    # The format of vLLM before it had media and groups.
     older = b"\x92\x00\x91\x92\xacBlockRemoved\x91\x09"
     assert decode_batch(older) == KVEventBatch(0.0, [BlockRemoved([9])], None)
     named = b"\x92\x00\x91\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\x09\xa4more\x01"

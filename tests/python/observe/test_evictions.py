@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why cached pages went: each counts once, and what made room is `evicted_pages`."""
+"""Reasons of evictions: each page counts once, and `evicted_pages` counts evictions for room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE = EvictionMetrics(policy=0, window=0, unreachable=0, reset=0)
 
 
 def cache(manager: Any, tokens: Any) -> None:
-    """Serve a prompt and let it go."""
+    """Serve a prompt and release it."""
     context = claimed(manager, tokens)
     manager.fetch([context])
     context.update(0)
@@ -48,7 +48,7 @@ def test_what_a_reset_takes_made_no_room() -> None:
     cached = manager.num_cached_blocks
     manager.reset_prefix_cache()
     found = manager.eviction_metrics["device"]
-    assert found.reset == cached == 6  # two of them of the request that runs
+    assert found.reset == cached == 6  # two pages belong to the running request
     assert manager.num_cached_blocks == 0
     assert found == EvictionMetrics(policy=0, window=0, unreachable=0, reset=6)
     assert manager.metrics.evicted_pages == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told of a manager, asked for over HTTP and read with its own parser."""
+"""A manager's Prometheus metrics, fetched over HTTP and read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_close_ends_the_thread_and_frees_the_port() -> None:
     manager = make_manager(4, 8)
     before = set(threading.enumerate())
     exporter = export(manager, port=0)
-    with pytest.raises(OSError, match=f"nobody can listen at 127.0.0.1:{exporter.port}"):
+    with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1:{exporter.port}"):
         export(manager, port=exporter.port)
     exporter.close()
     exporter.close()
@@ -126,7 +126,7 @@ def test_a_port_is_an_int(port: Any, error: type[Exception]) -> None:
 
 
 def test_scrapes_beside_traffic() -> None:
-    """What is read belongs to one moment: the parts of a pool are the pool."""
+    """A scrape belongs to one moment: the parts of a pool add up to the pool."""
     manager = make_manager(4, 64)
     stopped = threading.Event()
 

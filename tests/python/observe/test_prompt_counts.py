@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hit rate is of prompt tokens; generated tokens and preempted requests count apart."""
+"""The hit rate counts prompt tokens; generated tokens and preempted requests count separately."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_token_that_is_generated_counts_once_it_was_stepped(num_steps: int) ->
             context.update(7)
         counts.append(tokens_of(manager)[2])
         manager.step([context])
-        manager.step([context])  # nothing more was generated
+        manager.step([context])  # no more tokens were generated
     assert counts == [0, num_steps, 2 * num_steps]
     assert tokens_of(manager) == (16, 0, 3 * num_steps)
 
@@ -93,7 +93,7 @@ def test_draft_tokens_that_stay_are_generated() -> None:
     decode(manager, context, 1)
     context.extend([5, 6, 7])
     manager.fetch([context])
-    manager.truncate("r", 18)  # of the drafts one is right
+    manager.truncate("r", 18)  # one draft is right
     context.rewind(18)
     context.update(8)
     manager.step([context])
@@ -147,7 +147,7 @@ def test_a_request_that_is_cut_while_it_is_preempted_counts_its_prompt_once(touc
     decode(manager, context, 5)
     manager.release("r")
     manager.claim("r")
-    if touched:  # by the first call that has both the claim and the context
+    if touched:  # the first call with both the claim and the context counts
         assert manager.maybe_reserve(context)
         manager.release("r")
         manager.claim("r")
@@ -169,7 +169,7 @@ def test_a_request_that_is_preempted_in_its_prompt_goes_on_counting_it() -> None
     decode(manager, other, 1)
     assert tokens_of(manager) == (9 + 8, 8, 1)
     manager.release("other")
-    manager.claim("r")  # the other has computed more of it
+    manager.claim("r")  # the other request has computed more of its tokens
     decode(manager, context, 1)
     assert tokens_of(manager) == (9 + 8 + 1, 8 + 6, 2)
     assert manager.metrics.resumed_tokens == 9
@@ -186,7 +186,7 @@ def test_a_foreign_context_is_known_by_its_start() -> None:
     decode(manager, context, 1)
     found = manager.metrics
     assert (found.resumed_tokens, found.cache_tokens, found.generated_tokens) == (20, 0, 6)
-    assert found.input_tokens - 16 in (0, 1)  # its last token was generated, which it does not say
+    assert found.input_tokens - 16 in (0, 1)  # it does not mark its last token as generated
 
 
 @pytest.mark.parametrize("groups", [None, [FullAttention([0]), SlidingWindow([1], 8)]])

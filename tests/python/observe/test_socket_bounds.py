@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a socket takes is bounded: a message that is too long is dropped, and costs no memory."""
+"""Sockets have a size limit: a message that is too long is dropped, and costs no memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_socket_has_a_bound_before_anybody_reaches_it(
 
     def noting(verb: Any) -> Any:
         def noted(self: Any, endpoint: str) -> Any:
-            if not endpoint.startswith("inproc:"):  # of this process
+            if not endpoint.startswith("inproc:"):  # inproc sockets stay in this process
                 bounds.append((self.type, self.getsockopt(zmq.MAXMSGSIZE)))
             return verb(self, endpoint)
 
@@ -60,12 +60,13 @@ def test_every_socket_has_a_bound_before_anybody_reaches_it(
 def test_a_long_message_to_the_reset_socket_is_dropped(tmp_path: Path) -> None:
     listener = ResetListener(f"ipc://{tmp_path}/kv")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    message = bytes(256 * MIB)  # pages that nobody has written take no memory
+    message = bytes(256 * MIB)  # unwritten pages take no memory
     with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
         sender.setsockopt(zmq.LINGER, 0)
         sender.connect(listener.endpoint)
         sender.send(message, copy=False)
-        while not listener.is_asked():  # what is sent before the connection is made again is lost
+        # messages before the reconnection are lost
+        while not listener.is_asked():
             sender.send(b"x" * 4096)
             time.sleep(0.02)
     assert listener.is_listening
@@ -84,7 +85,7 @@ def test_a_long_request_for_batches_is_dropped_and_the_next_is_answered() -> Non
             at.connect(publisher.replay_endpoints[0])
             at.send_multipart((b"", bytes(8 * MIB)))
             at.send_multipart((b"", bytes(8)))
-            while not at.poll(50):  # what is sent before the connection is made again is lost
+            while not at.poll(50):  # messages before the reconnection are lost
                 at.send_multipart((b"", bytes(8)))
             assert at.recv_multipart()[-2] == bytes(8)
         assert publisher.is_running

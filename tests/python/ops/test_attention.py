@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over pages against the oracle, in every shape that a pool and a batch can have."""
+"""Attention over pages against the oracle, for every shape of pool and batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, threads: i
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("q_dtype", WIDE)
 def test_long_rows_of_every_dtype(dtype: str, q_dtype: str) -> None:
-    """Long enough to be cut into parts for two threads."""
+    """The rows are long enough to be cut into parts for two threads."""
     scene = Scene(
         cached=[1300, 0, 640],
         new=[1, 70, 3],
@@ -94,7 +94,7 @@ def test_windows_and_lengths_around_the_ends_of_pages(page: int, new: int) -> No
 @pytest.mark.parametrize("page", [1, 3, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chunks_that_begin_anywhere_in_a_step_and_in_a_page(page: int, dtype: str) -> None:
-    """Of one token or many at the end, the middle and the beginning of a chunk."""
+    """Steps of one or many tokens begin at the end, middle and start of a chunk."""
     for chunk in (1, 2, 5, 16, 30, 48, 1000):
         cached = [2 * chunk - 1, 2 * chunk, 2 * chunk + 1, chunk - 2] if chunk < 1000 else [37] * 4
         scene = Scene(
@@ -292,12 +292,12 @@ def test_logarithms_go_where_the_caller_says(cascades: bool) -> None:
 
 
 def over(scene: Scene, k: Any, v: Any) -> kvcore.PagedBatch:
-    """The scene's batch over other pools."""
+    """Return the scene's batch over other pools."""
     return kvcore.PagedBatch(k, v, scene.table, scene.batch.cache_lengths)
 
 
 def unaligned(array: Any) -> Any:
-    """A copy at an odd address."""
+    """Return a copy at an odd address."""
     memory = np.empty(array.nbytes + 1, np.uint8)[1:]
     view = memory.view(array.dtype).reshape(array.shape)
     view[...] = array
@@ -332,7 +332,7 @@ def test_strided_tables_are_read_in_their_rows() -> None:
 
 
 def test_page_ids_beyond_two_to_the_32_bytes() -> None:
-    """A sparse mapping: only what is written becomes memory."""
+    """The pool is a sparse mapping: only written pages use memory."""
     pool = np.zeros((70_000, 16, 4, 512), np.float32)  # 9 GB of address space, pages of 128 KiB
     scene = Scene(cached=[35], new=[2], heads=4, dim=512, group=2, seed=3)
     table = np.array([[69_999, 3, 40_000]], np.uint32)

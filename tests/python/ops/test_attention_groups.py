@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a manager with groups attend over what their group keeps, holes in tables or not."""
+"""Layers of a manager with groups attend over their group's tokens, with and without holes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = list(range(50))
 
 
 class Model:
-    """Four layers whose K and V go by layer, position and token, so that a prefix has its own."""
+    """Four layers whose K and V depend on layer, position and token, so each prefix has its own."""
 
     def __init__(self, page: int, **rest: Any) -> None:
         groups = [
@@ -44,7 +44,7 @@ class Model:
         return kvcore.TextGenerationContext(name, tokens, **rest)
 
     def rows(self, layer: int, tokens: list[int], first: int) -> Any:
-        """K and V of the tokens from position `first` on: [2, tokens, heads, dim], float32."""
+        """Return K and V of tokens from position `first` on: [2, tokens, heads, dim], float32."""
         parts = self.by_token[layer][:, tokens] + self.by_place[layer][:, : len(tokens)]
         return parts[:, first:].astype(np.float32)
 

@@ -71,7 +71,7 @@ def test_quantised_latent_rows(dtype: str, kind: str) -> None:
 
 @pytest.mark.parametrize("heads", [1, 128])
 def test_rows_of_656_bytes(heads: int) -> None:
-    """Codes, scales and the rotated part in one row, poison around what is written."""
+    """A row has codes, scales and the rotated part; poison surrounds the written bytes."""
     latent = Latent(30, 2, rank=512, rope=64, page=3, heads=heads)
     rows = np.full((*latent.pool.shape[:2], 656), 0xFF, np.uint8)
     batch = kvcore.PagedBatch(rows, None, latent.table, np.zeros(1, np.uint32), "MLA_FP8")
@@ -99,7 +99,7 @@ def test_append_and_gather_of_split_latent_rows() -> None:
 
 # -- managers ------------------------------------------------------------------------------------
 class Model:
-    """Appends K and V that depend on all tokens up to theirs, and attends."""
+    """Appends K and V that depend on all tokens up to their own, and attends."""
 
     def __init__(self, **params: Any) -> None:
         settings: dict[str, Any] = {"n_kv_heads": 2, "head_dim": 16, "num_layers": 3}
@@ -110,7 +110,7 @@ class Model:
         self.rng = np.random.default_rng(1)
 
     def kv(self, context: Any, begin: int, end: int) -> list[Any]:
-        """K and V [tokens, heads, dim] of a context's tokens."""
+        """Return K and V [tokens, heads, dim] of a context's tokens."""
         tokens = context.tokens
         widths = self.params.row_widths
         heads = self.params.n_kv_heads_per_device
@@ -125,7 +125,7 @@ class Model:
         return self.params.dtype not in NARROW
 
     def seen(self, part: Any) -> Any:
-        """What a pool holds of some K or V, in float64."""
+        """Return the values that a pool stores for some K or V, in float64."""
         group = self.params.kv_scale_granularity
         if group is None:
             return part.astype(numpy_dtype(self.params.dtype)).astype(float)
@@ -133,7 +133,7 @@ class Model:
         return codes.astype(float) * scales.repeat(group, axis=-1)
 
     def run(self, batch: list[Any], threads: int = 1) -> None:
-        """One step: two layers' attention, flat and cascaded, against the oracle."""
+        """Run one step: two layers' attention, flat and cascaded, against the oracle."""
         (inputs,) = self.manager.fetch(batch)
         new = [self.kv(c, c.start_idx, c.active_idx) for c in batch]
         parts = [np.concatenate(part) for part in zip(*new, strict=True)]
@@ -281,7 +281,7 @@ def test_jax_in_jax_out(dtype: str) -> None:
     st.sampled_from(["number", "heads", "tokens"]),
 )
 def test_append_and_gather_with_scales_of_ones_own(dtype: str, layout: str, kind: str) -> None:
-    """What append quantises by a batch's scales, gather and attention read with them."""
+    """append quantises by a batch's scales; gather and attention read with the same scales."""
     scene = Scene(cached=[5, 0], new=[3, 2], dtype=dtype, layout=layout, scales=kind)
     k, v = scene.rng.normal(size=(2, 5, 2, 16)).astype(np.float32)
     ops.append(scene.batch, 0, k, v, scene.offsets)
@@ -292,7 +292,7 @@ def test_append_and_gather_with_scales_of_ones_own(dtype: str, layout: str, kind
         written = np.concatenate([rows[0][5:], rows[1]])
         step = 4 / 127 if dtype == "int8" else 1 / 512
         near = np.abs(part) * (0.13 if dtype == "float8_e5m2" else 0.07) + step
-        outside = np.abs(part) > 0.9  # int8 codes saturate there
+        outside = np.abs(part) > 0.9  # int8 codes saturate at these values
         assert ((np.abs(written - part) <= near) | (outside & (dtype == "int8"))).all()
     o = ops.attention(scene.batch, 0, scene.q, scene.offsets)
     keys, values = ([rows.astype(float) for rows in part] for part in per_row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention cannot answer it refuses by name, and writes nothing."""
+"""attention refuses wrong arguments by name, and writes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention that reads shared beginnings once answers what the flat one does."""
+"""Cascade attention reads shared prefixes once, and has the results of flat attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene
 from kvcore import ops
 
-# Rows and pages that they share, the longest last.
+# Rows, and the number of pages that they share, the longest last.
 GROUPS: list[list[tuple[list[int], int]]] = [
     [],
     [([0, 1, 2, 3, 4], 3)],
@@ -118,12 +118,12 @@ def test_result_goes_where_the_caller_says() -> None:
 
 @pytest.mark.parametrize("rule", [{"window": 30}, {"chunk": 40}])
 def test_rows_share_what_both_of_them_see(rule: dict[str, Any]) -> None:
-    """The longer row holds nothing that the shorter one needs, and may hold other pages there."""
+    """The longer row lacks pages that the shorter row needs, or has other pages at their place."""
     scene = Scene(cached=[90, 50, 70], new=[1, 2, 0], shared=[([0, 1, 2], 3)])
     shared = [prefix([0, 1, 2], 48)]
     expected, _ = scene.expected(**rule)
     scene.table[0, :3] = 2**32 - 1
-    scene.table[2] = 77_777  # runs nothing in this step
+    scene.table[2] = 77_777  # runs no token in this step
     found = ops.cascade_attention(scene.batch, 0, scene.q, scene.offsets, shared, **rule)
     assert_close(found, expected, "float32")
     scene.table[0, 2], other = scene.table[0, 3], scene.table[1, 2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compact_table against numpy: the rows that stay come first, what is behind them is empty."""
+"""compact_table against numpy: the kept rows come first, and the rows after them are empty."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rows_that_stay_move_to_the_front(case: Any, threads: int, has_offsets: 
     assert np.array_equal(lengths, expected[1])
     if has_offsets:
         assert np.array_equal(offsets, expected[2])
-    assert np.array_equal(memory[:, columns:], beside)  # what rows are strided over
+    assert np.array_equal(memory[:, columns:], beside)  # the gaps between strided rows
 
 
 @pytest.mark.parametrize("threads", [1, 3])

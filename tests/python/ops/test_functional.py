@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore.functional against lists of tokens: what it stores, shares and leaves alone."""
+"""kvcore.functional against lists of tokens: stored, shared and unchanged arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvcore.functional import (
 )
 
 
-# -- what the functions do -----------------------------------------------------------------------
+# -- results of the functions --------------------------------------------------------------------
 def test_new_cache_is_empty() -> None:
     cache = make_cache(num_kv_heads=5, dtype="float16")
     assert (cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_dim) == (4, 2, 5, 3)
@@ -173,7 +173,7 @@ def test_offsets_beyond_32_bits() -> None:
 
 # -- any sizes, dtypes, strides and orders of calls ----------------------------------------------
 def random_array(draw: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Random bits in the given shape, with strides of some kind, in memory of their own."""
+    """Return random bits in the given shape, with random strides, in their own memory."""
     seed = draw(st.integers(0, 2**32 - 1))
     kind = draw(st.sampled_from(["plain", "fused", "reversed", "inner", "heads first"]))
     tokens, heads, width = shape
@@ -195,7 +195,7 @@ def random_array(draw: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Arr
 
 
 def strided_cache(draw: Any, cache: PagedKVCache) -> PagedKVCache:
-    """The same empty cache over pools and a table of other strides."""
+    """Return the same empty cache over pools and a table of other strides."""
     blocks, size, heads, width = cache.key_pool.shape
     kind = draw(st.sampled_from(["plain", "layer of six axes", "heads first"]))
     if kind == "plain":
@@ -223,7 +223,7 @@ def blocks_of(cache: PagedKVCache, row: int) -> list[int]:
 def grow(
     cache: PagedKVCache, row: int, keys: Array, values: Array, free: list[int], donate: bool
 ) -> PagedKVCache:
-    """Allocate and append, and check that the arguments changed only where they were donated."""
+    """Allocate and append, and check that the arguments changed only if they were donated."""
     kept, held = snapshot(cache), blocks_of(cache, row)
     ready, consumed = allocate_blocks(
         cache, sequence_idx=row, num_new_tokens=len(keys), free_block_ids=free, donate=donate

@@ -30,7 +30,7 @@ from kvcore.functional import (
 
 # -- other libraries -----------------------------------------------------------------------------
 class Exported:
-    """An array of another library: DLPack, and what else it is given."""
+    """An array of another library with DLPack and other given attributes."""
 
     def __init__(self, array: Any, kind: int = 1, dtype: str = "float32") -> None:
         self.array = array
@@ -65,7 +65,7 @@ def test_a_table_on_a_gpu_is_refused_beside_pools_in_host_memory() -> None:
 
 
 class ExportedBfloat16(Exported):
-    """As jax does it: numpy's DLPack refuses the dtype, ``__array__`` knows it."""
+    """jax's bfloat16: numpy's DLPack refuses the dtype, ``__array__`` supports it."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.array

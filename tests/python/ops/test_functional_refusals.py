@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvcore.functional refuses: the error, its text, and no byte changed."""
+"""Refusals of kvcore.functional: the error, its text, and no changed byte."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_second_allocation_before_the_append_is_refused() -> None:
         make_cache(), sequence_idx=0, num_new_tokens=3, free_block_ids=[3, 1]
     )
     refused(ValueError, cache, allocation(0, 1, [0, 2]), "block_table[0, 0]", "append")
-    # Fewer tokens than allocated: their second block waits still.
+    # The row has fewer tokens than allocated: its second block is still unused.
     cache = append_kv(cache, 0, rows_of([1, 2]), rows_of([1, 2]))
     refused(ValueError, cache, allocation(0, 1, [0, 2]), "block_table[0, 1]", "append")
     assert append_kv(cache, 0, rows_of([3]), rows_of([3])).seq_lengths[0] == 3
@@ -102,7 +102,7 @@ def test_block_ids_that_are_no_integers_are_refused(ids: Any) -> None:
 
 def test_append_into_an_unallocated_block_is_refused() -> None:
     refused(ValueError, filled(), append(1, rows_of([1])), "block_table[1, 0]", "allocate_blocks")
-    # One token fits into the row's last block, the next one has no block.
+    # One token fits into the row's last block, the next token has no block.
     refused(ValueError, filled(), append(0, rows_of([4, 5])), "block_table[0, 2]")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages whose elements lie beyond what 31 and 32 bits count, in pools that are mostly holes."""
+"""Pages whose element offsets exceed 31 and 32 bits, in pools that are mostly holes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvcore import PagedBatch, ops
 
 PAGE, HEADS, DIM = 16, 2, 64
 PAGE_ELEMENTS = PAGE * HEADS * DIM
-#: On both sides of 2^31 and of 2^32 elements.
+#: Page ids on both sides of 2^31 and of 2^32 elements.
 IDS = [bound // PAGE_ELEMENTS + side for bound in (2**31, 2**32) for side in (-1, 0)]
-#: Where an offset that wraps around would land, and neighbours.
+#: Page ids that an offset that wraps around would hit, and neighbours.
 OTHERS = {page % (b // PAGE_ELEMENTS) for page in IDS for b in (2**30, 2**31, 2**32)}
 OTHERS = (OTHERS | {0, 1, IDS[0] - 1, IDS[1] + 1}) - set(IDS)
 PAGES = IDS[-1] + 1
@@ -23,7 +23,7 @@ PAGES = IDS[-1] + 1
 
 @pytest.fixture
 def pools(tmp_path: Path) -> list[Any]:
-    """Two pools of 8 GiB each, of which the file system holds what is touched."""
+    """Return two pools of 8 GiB each; the file system holds only touched pages."""
     shape = (PAGES, PAGE, HEADS, DIM)
     return [np.memmap(tmp_path / name, np.float16, "w+", shape=shape) for name in ("k", "v")]
 

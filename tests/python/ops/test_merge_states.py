@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two partial attentions become the one over all their keys."""
+"""Two partial attention results merge into the attention over all their keys."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_agrees_with_the_oracle(
 @pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("empty", [-np.inf, np.inf])
 def test_empty_states_do_not_count(dtype: str, empty: float) -> None:
-    """Not even where they hold NaN."""
+    """NaN in an empty state has no effect."""
     o_a, lse_a, o_b, lse_b = states(3, (4, 2, 24), dtype)
     o_a[1:3], lse_a[1:3] = np.nan, empty
     o_b[2:], lse_b[2:] = np.nan, empty

@@ -20,7 +20,7 @@ GLOBALS = (1.0, 0.37, 2.0**-12, 5e4, 1e-30, 1e-44, 5e37, 3.4e38)
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether two arrays have the same bits, but for those of NaN."""
+    """Return true if two arrays have the same bits, except for NaN."""
     nan = np.isnan(expected.astype(np.float32))
     bits = f"u{expected.itemsize}"
     return bool(
@@ -65,7 +65,7 @@ def test_codes_ties_zeros_and_ends(dtype: str, global_scale: float) -> None:
 
 def test_every_code_comes_back_as_itself() -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(32, 8)
-    # With 6 in a block its scale is what it was made with.
+    # With a 6 in each block, quantisation returns the original scale.
     codes[:, 7] = codes[:, 7] & 0x0F | 0x70
     scales = np.full((32, 1), 0.5, numpy_dtype("float8_e4m3fn"))
     values = ops.dequantize(codes, scales, "float32")
@@ -93,7 +93,7 @@ def test_error_is_at_most_a_step() -> None:
     back = ops.dequantize(codes, scales, "float32", global_scale=0.01)
     most = np.abs(x).reshape(64, 8, 8, 16).max(-1)
     error = np.abs(back - x).reshape(64, 8, 8, 16).max(-1)
-    # Half a step of the largest codes, and what a scale that was rounded down cuts off.
+    # Half a step of the largest codes, plus the loss from a scale that was rounded down.
     assert (error <= most * (1 / 6 + 1 / 16)).all()
 
 

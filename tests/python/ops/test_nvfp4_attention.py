@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over pools in nvfp4 on the CPU, against the oracle on what their codes stand for."""
+"""Attention over pools in nvfp4 on the CPU, against the oracle on the dequantised values."""
 
 from __future__ import annotations
 

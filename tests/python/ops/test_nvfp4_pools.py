@@ -25,7 +25,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def whole(array: Any) -> Any:
-    """The memory that an array is cut out of, as bytes."""
+    """Return the memory that an array is cut out of, as bytes."""
     while array.base is not None:
         array = array.base
     return array.reshape(-1).view(np.uint8)
@@ -48,7 +48,7 @@ def test_append_writes_codes_and_scales_and_nothing_else(
     before = {name: whole(array).copy() for name, array in pools.arrays.items()}
     ops.append(pools.batch(), 0, k, v, OFFSETS, threads=threads)
     same(pools, expected)
-    for name, array in pools.arrays.items():  # the room between
+    for name, array in pools.arrays.items():  # the gaps between rows
         after = whole(array).copy()
         touched = int((after != before[name]).sum())
         assert touched <= expected[name].view(np.uint8).size
@@ -158,7 +158,7 @@ def test_other_tables_keep_the_pools() -> None:
     same(pools, expected)
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def made(**changed: Any) -> PagedBatch:

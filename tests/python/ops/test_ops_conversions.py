@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""append, scatter and gather between dtypes: bitwise what contiguous arrays give, nothing else."""
+"""append, scatter and gather between dtypes: the bits of contiguous arrays, and no other change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(a: Array, b: Array) -> bool:
 
 
 def poison(shape: tuple[int, ...], dtype: str) -> Array:
-    """Bytes that are NaN wherever the dtype has one."""
+    """Return bytes that are NaN if the dtype has NaN."""
     return np.full((*shape[:-1], shape[-1] * numpy_dtype(dtype).itemsize), 0xFF, np.uint8).view(
         numpy_dtype(dtype)
     )
@@ -37,7 +37,7 @@ def poison(shape: tuple[int, ...], dtype: str) -> Array:
 
 @dataclass
 class Scene:
-    """One layer's pools with everything poisoned, and a batch of rows in scattered pages."""
+    """One layer's poisoned pools, and a batch of rows in scattered pages."""
 
     page: int
     heads: int
@@ -68,7 +68,7 @@ class Scene:
         self.rng = rng
 
     def laid_out(self, array: Array) -> Array:
-        """A copy in the scene's layout, behind some bytes that align nothing."""
+        """Return a copy in the scene's layout, at an odd address if the elements are bytes."""
         shaped = array.transpose(0, 2, 1, 3) if self.layout == "HND" else array
         raw = np.full(array.nbytes + 1, 0xFF, np.uint8)
         start = 1 if array.itemsize == 1 else 0
@@ -87,7 +87,7 @@ class Scene:
         return kvcore.PagedBatch(k, v, self.table, lengths, self.layout, scales[0], scales[1])
 
     def tokens(self, wide: str) -> list[Array]:
-        """K and V cut out of one fused array; some infinities, NaN and zeros in them."""
+        """Return K and V cut out of one fused array, with some infinities, NaN and zeros."""
         total, width = int(self.offsets[-1]), sum(self.dims) + 3
         whole = self.rng.normal(0, 3, (total, self.heads, width))
         special = self.rng.random(whole.shape)
@@ -98,7 +98,7 @@ class Scene:
         return [fused[..., 1 : 1 + self.dims[0]], fused[..., -self.dims[1] :]]
 
     def codes_of(self, x: Array, i: int) -> tuple[Array, Array | None]:
-        """What the pool must hold: quantised as contiguous arrays are."""
+        """Return the pool's expected codes: quantised as contiguous arrays are."""
         if self.kind == "groups":
             return ops.quantize(x, self.narrow, self.group)
         scale = self.factors[i] if self.kind == "heads" else np.ones(self.heads, np.float32)
@@ -115,7 +115,7 @@ class Scene:
         return int(self.table[row, token // self.page]), token % self.page
 
     def expected(self, tokens: list[Array], begin: list[int]) -> tuple[list[Array], list[Array]]:
-        """Pools and scales, whole, after the rows' tokens were written from `begin` on."""
+        """Return all pools and scales after the rows' tokens are written from `begin` on."""
         pools = [pool.copy() for pool in self.pools]
         scales = [each.copy() for each in self.scales]
         for i, x in enumerate(tokens):
@@ -200,7 +200,7 @@ def test_wide_pools_are_read_as_any_wide_dtype(stored: str, back: str) -> None:
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_of_656_bytes(wide: str, threads: int) -> None:
-    """Codes, scales and the rotated part in one row, poison around what is written."""
+    """A row has codes, scales and the rotated part; poison surrounds the written bytes."""
     rng = np.random.default_rng(4)
     rows = np.full((7, 3, 656), 0xFF, np.uint8)
     table = np.array([[5, 1, 7], [0, 6, 2]], np.uint32)

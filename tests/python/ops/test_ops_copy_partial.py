@@ -31,7 +31,7 @@ def partial_copies(draw: st.DrawFn) -> Any:
 
 @given(partial_copies())
 def test_starts_of_pages_are_copied_in_order(case: Any) -> None:
-    """Also where a page is read and written, or written twice."""
+    """A page may be both read and written, or written twice."""
     cache, copies, threads = case
     start = [array.copy() for array in cache.arrays]
     ops.copy_partial(cache.pool, copies, threads=threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verbs of kvcore.ops take beside arrays: documented in one place, read in one place."""
+"""Options of the functions of kvcore.ops: documented in one place, read in one place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERBS = [verb for verb in map(vars(ops).get, ops.__all__) if inspect.isfunction(
 
 
 def described(verb: Callable[..., Any]) -> list[str]:
-    """Names in the section of parameters, in its order."""
+    """Return the names in the section of parameters, in its order."""
     text = inspect.getdoc(verb) or ""
     section = re.split(r"\n\n\w+\n-{3,}\n", text.partition("Parameters\n----------\n")[2])[0]
     lines = [line.partition(" :")[0] for line in section.splitlines() if not line.startswith(" ")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a step side by side, and where its rows begin."""
+"""The packed tokens of a step, and the offsets of its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ lengths_of = st.lists(
 
 
 def batch_of(manager: Any, drawn: list[tuple[int, int, int, bool]]) -> list[Any]:
-    """Contexts whose first tokens are written, and which stand before a chunk."""
+    """Return contexts whose first tokens are written, each before its next chunk."""
     batch = []
     for n, (length, start, active, is_foreign) in enumerate(drawn):
         start %= length

@@ -22,7 +22,7 @@ def pool_of(dtype: str = "float16") -> Any:
 
 
 def digest(page: np.ndarray[Any, Any]) -> int:
-    """The definition in page_bytes.hpp, word by word."""
+    """Compute the definition in page_bytes.hpp, word by word."""
     data = page.tobytes()
     data += bytes(-len(data) % 8)
     total, ones = 0, 2**64 - 1
@@ -59,7 +59,7 @@ def test_pools_of_two_arrays() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_checksum_is_what_the_header_says(dtype: str) -> None:
-    pool = pool_of(dtype)[:, :, :, :, :, :3].copy()  # a page is no multiple of 8 bytes
+    pool = pool_of(dtype)[:, :, :, :, :, :3].copy()  # a page's size is no multiple of 8 bytes
     ids = [7, 0, 7]
     assert ops.checksum(pool, ids).tolist() == [digest(pool[i]) for i in ids]
     assert ops.checksum(pool, ids, threads=2).tolist() == ops.checksum(pool, ids).tolist()
@@ -79,7 +79,7 @@ def test_a_flipped_bit_and_swapped_words_are_noticed() -> None:
 
 
 def short(keys: Any) -> Any:
-    """V of fewer pages than K."""
+    """Return a V with fewer pages than K."""
     return keys[:5].copy()
 
 

@@ -31,7 +31,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def fused(rng: np.random.Generator, tokens: int, heads: int, dims: list[int], dtype: str) -> Any:
-    """K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
+    """Return K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
     whole = random_bytes(rng, (tokens, heads, sum(dims) + 3), dtype)
     starts = np.cumsum([1, *dims])
     return [whole[:, :, a:b] for a, b in pairwise(starts)]
@@ -75,7 +75,7 @@ def test_append_writes_the_new_positions_and_nothing_else(
     drawn: Any, threads: int, holes: bool
 ) -> None:
     batch, tokens, offsets, page, _ = drawn
-    if holes:  # pages that windows have left behind
+    if holes:  # pages that windows gave back
         for row, length in enumerate(batch.cache_lengths):
             batch.lookup_table[row, : length // page] = 2**32 - 1
     pools = [pool for pool in (batch.key_pool, batch.value_pool) if pool is not None]
@@ -290,7 +290,7 @@ def test_bad_gathers_are_refused() -> None:
 
 
 def test_page_ids_beyond_two_to_the_31_bytes() -> None:
-    """A sparse mapping: only what is written becomes memory."""
+    """The pool is a sparse mapping: only written pages use memory."""
     pool = np.zeros((70_000, 16, 4, 512), np.float32)  # 9 GB of address space, pages of 128 KiB
     table, lengths = np.array([[69_999, 3, 40_000]], np.uint32), np.array([15], np.uint32)
     batch = kvcore.PagedBatch(pool, None, table, lengths)

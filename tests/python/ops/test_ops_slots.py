@@ -28,7 +28,7 @@ def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
 
 
 def fused(rng: np.random.Generator, tokens: int, heads: int, dims: list[int], dtype: str) -> Any:
-    """K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
+    """Return K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
     whole = random_bytes(rng, (tokens, heads, sum(dims) + 3), dtype)
     return [whole[:, :, a:b] for a, b in pairwise(np.cumsum([1, *dims]))]
 
@@ -94,7 +94,7 @@ def test_slots_of_a_managers_batch_write_what_append_writes(page: int) -> None:
     assert slots[23:].tolist() == [-1] * 7
     assert padded[30:].tolist() == [7] * 10
     assert ops.build_slots(inputs, offsets).tolist() == slots[:23].tolist()
-    longer = [np.concatenate([rows, rows[:17]]) for rows in (k, v)]  # as a padded graph has it
+    longer = [np.concatenate([rows, rows[:17]]) for rows in (k, v)]  # as in a padded graph
     assert ops.append_slots(inputs, 1, longer[0], longer[1], padded[:30]) == 0
     assert np.array_equal(inputs.blocks, expected)
 
@@ -168,7 +168,11 @@ U32 = np.uint32
     ("call", "error", "match"),
     [
         (lambda b: ops.append_slots(b, 1, ROWS, ROWS, np.array([0])), IndexError, "layer is 1"),
-        (lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.array([1, 2, 1])), ValueError, "before"),
+        (
+            lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.array([1, 2, 1])),
+            ValueError,
+            "named twice",
+        ),
         (lambda b: ops.append_slots(b, 0, ROWS, ROWS, np.arange(4)), ValueError, r"least \(4, 1"),
         (lambda b: ops.append_slots(b, 0, ROWS, None, np.arange(2)), TypeError, "v is a NoneType"),
         (lambda b: ops.append_slots(b, 0, ROWS, ROWS[:1], np.arange(2)), ValueError, "tokens have"),
@@ -292,7 +296,7 @@ def test_poisoned_pages_are_nan(dtype: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_fills_and_copies_leave_other_pages_alone(threads: int) -> None:
-    """Enough bytes to be written around the caches; pages of an odd size at odd addresses."""
+    """The fills are large enough to bypass the CPU caches; pages have odd sizes and addresses."""
     pool = np.zeros((97, 100_001), np.uint8)
     ids = np.arange(1, 97, 2)
     ops.fill_pages(pool, ids, 0x5A, threads=threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels where the system has no thread left: slower, the same bytes, and the process lives."""
+"""Kernels when the system has no free thread: slower, the same bytes, and the process survives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-# Every verb that takes threads, before and after there is no memory for the stack of one more.
+# Call every function with `threads`, with and without memory for one more thread's stack.
 _PROGRAM = """
 import hashlib, resource, threading
 import numpy as np

@@ -75,7 +75,7 @@ def test_pages_move_between_layouts(case: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_cache_goes_and_comes_back(name: str) -> None:
-    """Enough bytes to be written around the caches, on one thread and on two."""
+    """The copies are large enough to bypass the CPU caches, on one thread and on two."""
     rng = np.random.default_rng(3)
     sizes: dict[str, Any] = {"pages": 40, "layers": 2, "page_size": 16, "heads": 4, "head_dim": 256}
     source = PoolLayout(random_bytes(rng, (40, 2, 2, 16, 4, 256), "bfloat16"), "max")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of pages for attention kernels of others, on the CPU and on emulated GPUs."""
+"""Lists of pages for other attention kernels, on the CPU and on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_of(table: Any, lengths: Any, page: int = 4, pages: int = 9) -> PagedBa
 
 
 def drawn(seed: int) -> tuple[PagedBatch, Any, list[list[int]], list[int]]:
-    """A batch of random rows, its offsets, and the pages and lengths that are to be found."""
+    """Return a batch of random rows, its offsets, and the expected pages and lengths."""
     rng = np.random.default_rng(seed)
     rows, page, pages = int(rng.integers(0, 600 if seed == 0 else 6)), int(rng.integers(1, 20)), 50
     new = rng.integers(0, 3, rows)
@@ -59,7 +59,7 @@ def test_rows_are_listed_one_behind_the_other(seed: int) -> None:
 
 
 def test_layers_list_their_own_pages() -> None:
-    """Those behind a window are page 0, which is there."""
+    """Entries that the window left are page 0, which is a valid page."""
     groups = FullAttention([0]), SlidingWindow([1], 4)
     params = KVCacheParams("float16", 1, 8, num_layers=2, page_size=2, groups=groups)
     manager = PagedKVCacheManager(params, 1, 64, num_pages=40)

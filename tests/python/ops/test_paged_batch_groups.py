@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PagedBatch over the pools of all layers: who names a layer gets its table, place and window."""
+"""PagedBatch over the pools of all layers: a call with a layer uses its table, place and window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: dict[str, KVCacheParams] = {
 
 
 class Twins:
-    """A manager's own pool beside arrays of the caller, which the same calls write and read."""
+    """A manager's own pool and the caller's arrays; the same calls write and read both."""
 
     def __init__(self, params: KVCacheParams, layout: str = "NHD", **scales: Any) -> None:
         options: dict[str, Any] = {"num_pages": PAGES, "enable_runtime_checks": True}

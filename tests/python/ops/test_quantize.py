@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantising against numpy in float64 and ml_dtypes, in every library that takes part."""
+"""Quantising against numpy in float64 and ml_dtypes, with arrays of every supported library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcore.support.dtypes import numpy_dtype
 WIDE = ("float32", "float16", "bfloat16")
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
-# Half a step of the code grid, as a fraction of the largest value of the group.
+# Half a code step, as a fraction of the group's largest value.
 HALF_STEP = {"float8_e4m3fn": 16 / 448, "float8_e5m2": 4096 / 57344, "int8": 0.5 / 127}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row offsets come as any integers, in every verb that takes them."""
+"""Every function with row offsets accepts integers of any dtype."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that several elements have in common is refused wherever it is written."""
+"""Calls refuse to write an array whose elements share memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_token_for_all() -> Any:
 
 
 def sliding() -> Any:
-    """Pages that begin in the middle of the one before."""
+    """Return pages that begin in the middle of the previous page."""
     return as_strided(pool(), strides=(12, 12, 12, 4))
 
 
@@ -239,7 +239,7 @@ def test_devices_and_parts_of_a_pool_have_memory_of_their_own() -> None:
 
 
 def test_answer_is_that_of_counting_addresses() -> None:
-    """Against every address of every element, over all small shapes and strides."""
+    """Compare with every address of every element, over all small shapes and strides."""
     sizes, steps = (1, 2, 3), (-3, -2, 0, 1, 2, 3, 4, 6)
     cases = itertools.product(
         itertools.product(sizes, repeat=3), itertools.product(steps, repeat=3)

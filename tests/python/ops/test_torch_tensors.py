@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch go in where numpy's arrays do, or are refused with the reason."""
+"""Functions that take numpy arrays also take torch's tensors, or refuse them with a reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_exchange() -> None:
         pytest.skip("this torch has no exchange table")
 
 
-# -- what is seen --------------------------------------------------------------------------------
+# -- accepted tensors ----------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_shares_its_memory(dtype: str) -> None:
     tensor = torch.ones((3, 4), dtype=torch.uint8).to(getattr(torch, dtype))
@@ -89,7 +89,7 @@ def test_what_has_plain_memory_is_seen(tensor: Any) -> None:
     assert host_array(tensor, "k").tolist() == [1.0, 1.0, 1.0]
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 def fake() -> Any:
     mode = require("torch._subclasses.fake_tensor").FakeTensorMode()
     with mode:
@@ -174,9 +174,9 @@ def test_models_find_their_layers_in_every_step() -> None:
     assert not keys[0][0].any()
 
 
-# -- what was seen before -------------------------------------------------------------------------
+# -- reused memory --------------------------------------------------------------------------------
 def stored(k: Any, offsets: Any = (0, 1)) -> Any:
-    """Return what an append leaves of one token's keys."""
+    """Return the stored keys of one appended token."""
     pool, table = torch.zeros(1, 1, *k.shape[1:]), np.zeros((1, 1), np.uint32)
     batch = PagedBatch(pool, torch.zeros_like(pool), table, np.zeros(1, np.uint32))
     ops.append(batch, 0, k, torch.zeros(k.shape), offsets)
@@ -194,7 +194,7 @@ def test_tensors_of_a_call_may_have_been_given_other_memory() -> None:
 
 
 def test_tensors_of_a_call_may_lie_where_others_did() -> None:
-    for i in range(24):  # of the same bytes, so that they do
+    for i in range(24):  # equal sizes, so that memory is reused
         shape = (1, 2, 8) if i % 2 else (1, 4, 4)
         assert (stored(torch.full(shape, float(i))) == i).all()
     memory = torch.arange(16.0)
@@ -258,7 +258,7 @@ def test_memory_of_a_table_is_kept_by_who_owns_it_now() -> None:
     assert any_array(two, "table", memory) is not memory
     before = sys.getrefcount(memory)
     del one, first
-    assert sys.getrefcount(memory) == before - 1  # by what one owned
+    assert sys.getrefcount(memory) == before - 1  # `one` held one reference
     del two
     assert sys.getrefcount(memory) == before - 1
     assert second.tolist() == [0, 1, 2, 3]
@@ -370,6 +370,6 @@ def test_pools_stay_when_their_tensors_are_given_other_memory() -> None:
     seen[:] = 1
     assert kept.sum() == seen.size
     del kept
-    seen[:] = 2  # nobody else has the memory now
+    seen[:] = 2  # no other object uses the memory now
     ops.append(batch, 0, torch.ones(1, 1, 16), torch.ones(1, 1, 16), [0, 1])
     assert seen.flat[-1] == 2

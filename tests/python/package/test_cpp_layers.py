@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Includes of the C++ sources only go down, and every header can be read by itself."""
+"""Includes of the C++ sources go only down, and every header can be included by itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from conftest import require_program
 ROOT = Path(__file__).resolve().parents[3]
 CPP = ROOT / "cpp"
 
-# The rooms of the control path from the lowest up: each may include those in front of it.
+# The rooms of the control path, lowest first: each room may include the rooms before it.
 CONTROL = (
     *("support", "keys", "pages", "tree", "layers", "level", "request", "observe", "store"),
     *("transfer", "cache"),
 )
-# What each room may include beside its own headers and the words that all rooms have in common. A
-# room is a folder of cpp/src with the public headers that belong to it.
+# The rooms that each room may include, in addition to its own headers and the words that all rooms
+# have in common. A room is a folder of cpp/src with the public headers that belong to it.
 MAY_INCLUDE = {
     "words": set(),
     "simd": {"support"},
@@ -32,7 +32,7 @@ MAY_INCLUDE = {
     "cuda": {"data", "simd", "support"},
     **{room: set(CONTROL[:i]) for i, room in enumerate(CONTROL)},
 }
-# A page has no key, and a tree no extra key: these rooms see less than the order allows.
+# A page has no key, and a tree no extra key: these rooms may include less than the order allows.
 MAY_INCLUDE["pages"] = {"support"}
 MAY_INCLUDE["tree"] = {"pages", "support"}
 PUBLIC = {
@@ -53,13 +53,13 @@ PUBLIC = {
     "routing": {"prefix_index"},
     "cuda": {"cuda"},
 }
-# What a room must not see, not even through what it includes.
+# The rooms that a room must not include, not even indirectly.
 NEVER_SEES = {room: {"data", "store/disk"} for room in CONTROL}
 
 FIRST = re.compile(r'\A(?://.*\n|\s)*#include "([^"]+)"')
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
-# Not headers: they are read inside an unnamed namespace, once for each instruction set, and can
-# include nothing there. What they need stands in front of them in data/kernels/isa_table.hpp.
+# These files are no headers: they are included in an unnamed namespace, once for each instruction
+# set, and include no file. data/kernels/isa_table.hpp includes their headers before them.
 PARTS = {
     "data/attention/attend.hpp",
     "data/attention/blocks.hpp",
@@ -86,7 +86,7 @@ def sources(cpp: Path) -> Iterator[Path]:
 
 
 def room_of(name: str) -> str:
-    """Return the room of a file as an include names it."""
+    """Return the room of a file; `name` is its path in includes."""
     first, _, rest = name.partition("/")
     if name.startswith("store/disk/"):
         return "store/disk"
@@ -98,7 +98,7 @@ def room_of(name: str) -> str:
 
 
 def name_of(path: Path, cpp: Path) -> str:
-    """Return a file's name as an include would say it."""
+    """Return a file's path in includes."""
     for folder in (cpp / "include", cpp / "src"):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
@@ -111,7 +111,7 @@ def includes_of(path: Path) -> list[str]:
 
 
 def violations(cpp: Path) -> list[str]:
-    """Return a line for each include that goes up, or sideways."""
+    """Return a line for each include that does not go down."""
     graph = {name_of(path, cpp): includes_of(path) for path in sources(cpp)}
     found = []
     for name, includes in graph.items():
@@ -183,9 +183,9 @@ def test_files_that_start_threads_run_under_thread_sanitizer() -> None:
 
 
 def headers() -> list[str]:
-    """Return what can be included by itself, but is not the first line of some source.
+    """Return the headers that no source includes first.
 
-    Those the linter shows: it reads each source by itself.
+    The linter covers all other headers, because it reads each source by itself.
     """
     first = {found[1] for p in sources(CPP) if (found := FIRST.search(p.read_text()))}
     names = [name_of(p, CPP) for p in sources(CPP) if p.suffix == ".hpp"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports go down: the layers of the package, read off its sources without running them."""
+"""Imports go only down the layers of the package; the test reads the sources, and runs no code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-#: What is in the checkout: wheels leave the Cython sources out.
+#: The checkout's sources: wheels do not contain the Cython sources.
 ROOT = Path(__file__).resolve().parents[3] / "python" / "kvcore"
 
-#: From the bottom up: rooms (folders) and modules of the package's face. A module imports its own
-#: layer and those before it. "" is the package itself, from which the layers after it take the
-#: public names. A room inside a room has a layer of its own where it is named here.
+#: Layers of rooms (folders) and top-level modules, lowest first. A module imports its own layer and
+#: the layers before it. "" is the package itself: later layers import the public names from it. A
+#: room inside a room has its own layer if it is named here.
 LAYERS = (
     ("_core",),
     ("support", "errors", "device", "policies", "results", "metrics"),
@@ -32,7 +32,7 @@ LAYERS = (
     ("apps.cli", "__main__"),
 )
 
-#: What is imported by a name that is made up at run time.
+#: Modules that are imported by a name computed at run time.
 BY_NAME = {
     "kvcore": {
         *("kvcore.functional", "kvcore.keys", "kvcore.moving", "kvcore.routing"),
@@ -63,18 +63,18 @@ def name_of(path: Path) -> str:
 
 
 def sources() -> dict[str, Path]:
-    """Every module that has a source here, by its name."""
+    """Return the path of every module's source, by the module's name."""
     found = [path for kind in ("py", "pyx", "pxi") for path in ROOT.rglob(f"*.{kind}")]
     return {name_of(path): path for path in found}
 
 
 def resolved(module: str, name: str | None, known: set[str]) -> str:
-    """What ``from module import name`` loads: the module of that name, where there is one."""
+    """Return the module that ``from module import name`` loads: ``module.name`` if it exists."""
     return f"{module}.{name}" if name and f"{module}.{name}" in known else module
 
 
 def imports_of_python(path: Path, known: set[str]) -> Iterator[str]:
-    """At the top, in functions and for type checkers alone."""
+    """Yield the imports at the top, in functions, and for type checkers only."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -86,14 +86,14 @@ def imports_of_python(path: Path, known: set[str]) -> Iterator[str]:
 def imports_of_cython(path: Path, known: set[str]) -> Iterator[str]:
     for part in filter(Path.exists, (path, path.with_suffix(".pxd"))):
         text = part.read_text(encoding="utf-8")
-        code = re.sub(r'""".*?"""', "", text, flags=re.S)  # whose examples import kvcore
+        code = re.sub(r'""".*?"""', "", text, flags=re.S)  # docstring examples import kvcore
         for module, names, whole in _CYTHON.findall(code):
             for name in names.split(", "):
                 yield whole or resolved(module, name.split(" ")[0], known)
 
 
 def import_graph() -> Graph:
-    """Each module of the package with those that it imports."""
+    """Return each module of the package with the modules that it imports."""
     paths = sources()
     known = paths.keys() | {f"kvcore.{name}" for layer in LAYERS for name in layer if name}
     graph: Graph = {}
@@ -147,7 +147,7 @@ def test_modules_are_imported_by_name_in_known_places_alone() -> None:
 
 
 def test_one_module_loads_the_backends_of_devices() -> None:
-    """So that ``import kvcore`` does not, and another kind of device is one module more."""
+    """``import kvcore`` loads no backend, and another kind of device is one module more."""
     above = {
         module
         for module, imported in import_graph().items()

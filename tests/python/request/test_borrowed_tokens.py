@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are read where they lie, or copied where they cannot be: the same pages come of both."""
+"""Tokens are read in place, or copied if that is impossible: both ways give the same pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[list[int]], Any]] = {
 
 
 class Buffered:
-    """A context over the front of a buffer, which it lets go while it is read."""
+    """A context over the start of a buffer; it drops the buffer while a call reads it."""
 
     def __init__(self) -> None:
         self.request_id: Hashable = "a"
@@ -56,7 +56,7 @@ class Buffered:
 
     @property
     def start_idx(self) -> int:
-        if self.lets_go:  # behind the tokens, in front of the call that reads them
+        if self.lets_go:  # after `tokens`, before the call that reads them
             self.buffer = np.full(len(self.buffer), -1, np.int32)
         return self._start
 

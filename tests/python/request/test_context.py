@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextGenerationContext: every rule of tokens and indices, and that it never does worse."""
+"""TextGenerationContext: every rule of tokens and indices; refused calls change nothing."""
 
 from __future__ import annotations
 

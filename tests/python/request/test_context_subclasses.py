@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts of a subclass are what contexts are: nothing is lost, and nothing overridden unseen."""
+"""Contexts of a subclass work as contexts: no attribute is lost, and no override is ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toy_engine import make_manager
 
 
 class Sequence(TextGenerationContext):
-    """An engine's own request."""
+    """An engine's own request class."""
 
     stop: int
     seen: list[int]
@@ -114,7 +114,7 @@ def test_a_context_that_is_replaced_while_it_dies_does_no_harm() -> None:
     update_batch(batch, [5, 6])
     manager.step(batch)
     batch[0] = TextGenerationContext("a", [1, 2, 5])
-    manager.fetch(batch)  # here the first one dies: the manager knew it as the request's context
+    manager.fetch(batch)  # frees the first context, which the manager had recorded
     assert batch == []
     manager.check_integrity()
 
@@ -135,7 +135,7 @@ def test_a_subclass_says_how_it_is_pickled() -> None:
 
 
 class Kept(TextGenerationContext):
-    """Pickled with what it adds."""
+    """A context that is pickled with its additional attribute."""
 
     note = ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and other inputs that share token ids: what requests with extra keys share."""
+"""Images and other inputs that share token ids: the pages that requests with extra keys share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyedContext(Context):
 
 
 def hit_of(manager: Any, tokens: list[int], keys: Keys | None = None) -> int:
-    """Tokens that a new request reuses, as planned and as reserved; it is gone afterwards."""
+    """Return the tokens that a new request reuses, as planned and as reserved, and release it."""
     context = claimed(manager, tokens, extra_keys=keys)
     plan = manager.plan(context)
     assert manager.maybe_reserve(context)
@@ -44,15 +44,15 @@ def hit_of(manager: Any, tokens: list[int], keys: Keys | None = None) -> int:
     return context.start_idx
 
 
-# -- what is shared ------------------------------------------------------------------------------
+# -- shared pages --------------------------------------------------------------------------------
 def test_a_key_counts_from_its_start_on() -> None:
     manager = make_manager(4, 32)
     put_in_cache(manager, PROMPT, extra_keys=CAT)
     assert hit_of(manager, PROMPT, CAT) == 12
-    assert hit_of(manager, PROMPT, DOG) == 6  # the start of page 1 is copied, up to the image
+    assert hit_of(manager, PROMPT, DOG) == 6  # copies the start of page 1, up to the image
     assert hit_of(manager, PROMPT) == 6
     assert hit_of(manager, PROMPT, [(7, 5, b"cat")]) == 6
-    assert hit_of(manager, PROMPT, [(6, 5, b"cat")]) == 6  # as long as that is another image
+    assert hit_of(manager, PROMPT, [(6, 5, b"cat")]) == 6  # the other length makes it another image
     assert hit_of(manager, [*PROMPT[:13], 50], CAT) == 12
     manager = make_manager(4, 32, partial_page_reuse=False)
     put_in_cache(manager, PROMPT, extra_keys=CAT)
@@ -128,7 +128,7 @@ def test_questions_leave_nothing_behind() -> None:
 def test_what_was_written_for_other_images_is_told_apart_by_dedup() -> None:
     manager = make_manager(4, 32)
     contexts = [claimed(manager, PROMPT, extra_keys=k) for k in (CAT, DOG, CAT)]
-    assert manager.maybe_reserve_batch(contexts) == 3  # none sees the others
+    assert manager.maybe_reserve_batch(contexts) == 3  # the requests share no page
     manager.fetch(contexts)
     kvcore.update_batch(contexts, [0, 0, 0])
     swaps = manager.step(contexts)
@@ -154,7 +154,7 @@ def test_the_host_tier_keeps_images_apart() -> None:
     manager, pool = tiered()
     prompt = [*SYSTEM, *[IMAGE] * 14]
     assert serve(manager, pool, prompt, extra_keys=[(6, 14, b"cat")]) == 0
-    serve(manager, pool, range(100, 130))  # 8 pages: nothing of it is left on the device
+    serve(manager, pool, range(100, 130))  # 8 pages: the device keeps no page of the first prompt
     assert manager.match_prefix(prompt, extra_keys=[(6, 14, b"cat")]) == 0
     drop_unused()
     assert serve(manager, pool, prompt, extra_keys=[(6, 14, b"dog")]) == 4
@@ -229,7 +229,7 @@ def test_rewind_drops_the_keys_behind() -> None:
     context.rewind(14)
     assert context.extra_keys == tuple(keys)
     context.rewind(8)
-    assert context.extra_keys == tuple(keys[:2])  # the image is cut, its start is not
+    assert context.extra_keys == tuple(keys[:2])  # the image's end is cut, its start is not
     context.rewind(6)
     assert context.extra_keys == tuple(keys[:1])
     context.extend(PROMPT[6:])
@@ -248,7 +248,7 @@ def test_truncate_and_write_again() -> None:
     context = prefilled(manager, PROMPT, sampled=50, extra_keys=CAT)
     manager.truncate(context.request_id, 5)
     context.rewind(6)
-    context.extend(PROMPT[6:])  # the same ids, and no image any more
+    context.extend(PROMPT[6:])  # the same ids without an image
     assert manager.maybe_reserve(context)
     manager.fetch([context])
     context.update(0)
@@ -275,7 +275,7 @@ def test_a_context_moves_on_to_another_manager() -> None:
 
 def test_contexts_are_pickled_and_copied_with_their_keys() -> None:
     context = make_context(PROMPT, extra_keys=CAT)
-    context.rewind(8)  # within the image
+    context.rewind(8)  # inside the image
     for again in (pickle.loads(pickle.dumps(context)), copy.copy(context)):
         assert again.extra_keys == context.extra_keys == tuple(CAT)
         assert again.tokens.tolist() == PROMPT[:8]
@@ -354,7 +354,7 @@ def test_a_fork_in_front_of_the_image_may_have_another() -> None:
     assert [c.extra_keys for c in children] == [tuple(DOG), tuple(CAT), None]
 
 
-# -- the tree by itself --------------------------------------------------------------------------
+# -- the tree without a manager ------------------------------------------------------------------
 def test_a_tree_keeps_keys_apart() -> None:
     tree = kvcore.PrefixTree(page_size=2)
     assert tree.insert([1, 2, 5, 5], [7, 8], extra_keys=[(2, 2, b"a")]).tolist() == [7, 8]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many images a process remembers: those of living requests and of its caches, whoever asks."""
+"""A process keeps only the images of living requests and of its caches, with any callers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvcore.native.contexts import drop_unused, num_stand_ins
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
-FEWEST = 4096  # that are swept
+FEWEST = 4096  # a sweep begins at this number of images
 
 
 def known() -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis drives requests with extra keys; pages are shared exactly where all agrees."""
+"""Hypothesis drives requests with extra keys; requests share exactly the pages that agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def marks_of(context: Any) -> list[Mark]:
 
 
 class KeyedMachine(RuleBasedStateMachine):
-    """A pool in which nothing is evicted: hits are known exactly."""
+    """A pool that evicts no page, so the test can compute each hit exactly."""
 
     num_pages = 600
     host_pages = 0
@@ -53,7 +53,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     # -- drawing ---------------------------------------------------------------------------------
     def prompt(self, data: st.DataObject) -> tuple[list[int], Keys]:
-        """Of its own, or a cut of another request's with some of its keys."""
+        """Draw a new prompt, or extend a cut of another request's prompt with some of its keys."""
         tokens: list[int] = data.draw(TOKENS, "tokens")
         keys: Keys = data.draw(keys_for(len(tokens)), "keys")
         if not self.live or data.draw(st.booleans(), "fresh"):
@@ -205,7 +205,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
 
 class CrowdedMachine(KeyedMachine):
-    """A small pool and a host tier: at most what was ever written is found, and all of it right."""
+    """A small pool with a host tier: hits are right, and cover at most the written pages."""
 
     num_pages = 40
     host_pages = 24

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extra keys: what is refused, that refusals change nothing, and that no token id collides."""
+"""Extra keys: refused values, refusals that change nothing, and token ids that cannot collide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvcore.native.contexts import num_stand_ins
 
 PROMPT = [1, 2, 3, 4, 9, 9, 9, 9]
 CAT = [(4, 4, b"cat")]
-LOWEST = -(2**30)  # of token ids where extra keys are used
+LOWEST = -(2**30)  # the lowest token id where extra keys are used
 RESERVED = -(2**31)
 
 WRONG: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
@@ -122,7 +122,7 @@ def test_keys_whose_code_meddles() -> None:
     assert context.tokens.tolist() == PROMPT
 
 
-# -- token ids that stand-ins could be taken for -------------------------------------------------
+# -- token ids that could be mistaken for stand-ins ----------------------------------------------
 def test_negative_ids_are_tokens_like_any_other() -> None:
     manager = make_manager(2, 64)
     ids = [-1, LOWEST, LOWEST + 1, 7, -5, 6, 7, 8]
@@ -198,7 +198,7 @@ def test_an_appended_id_is_refused_by_the_manager_that_knows_keys_alone(append: 
     for manager in (knows, other):
         context = claimed(manager, [21, 22, 23])
         manager.fetch([context])
-        manager.fetch([context])  # the batch that it knows
+        manager.fetch([context])  # the manager recognises this batch
         appends[append](context)
         if manager is other:
             manager.fetch([context])
@@ -242,7 +242,7 @@ def test_a_foreign_context_is_looked_at_from_what_is_cached_on() -> None:
         manager.fetch([context])
         context.update(token)
         manager.step([context])
-    context.ids[-2] = RESERVED  # in the tree since the last step: it is not read again
+    context.ids[-2] = RESERVED  # in the tree since the last step, so it is not read again
     manager.fetch([context])
     context.ids[-1] = RESERVED
     refused(lambda: manager.fetch([context]))

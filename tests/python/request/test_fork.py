@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that go on from what another one has written: shared pages, copied on write."""
+"""Requests that continue from another request's tokens: shared pages, copied on write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foreign_context import Context
 from written_pool import WrittenPool
 
 
-# -- what a fork gets ------------------------------------------------------------------------------
+# -- pages of a fork -------------------------------------------------------------------------------
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 16, 128])
 @pytest.mark.parametrize("written", [1, 2, 3, 4, 5, 6, 8, 12])
 def test_child_holds_the_written_pages_of_its_parent(page_size: int, written: int) -> None:
@@ -158,7 +158,7 @@ def test_fork_at_the_end_of_a_page_copies_nothing(blocks: Any) -> None:
 def test_batch_of_the_whole_family_needs_a_page_per_child(
     count: int, caching: bool, blocks: Any
 ) -> None:
-    """Not one more, however the copies are done: the last one goes on in the old page."""
+    """Each child needs exactly one page, with any copies: the last request keeps the old page."""
     manager, pool, rows = family(2 + count, count=count, blocks=blocks, caching=caching)
     assert manager.num_free_blocks == count
     pool.run(rows[::-1])
@@ -229,7 +229,7 @@ def test_whole_family_sees_what_it_wrote_for_many_steps() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_forks_of_forks_outlive_each_other(order: Any, blocks: Any) -> None:
     manager, pool, rows = family(24, prompt=5, blocks=blocks)
-    rows += forks(manager, rows[1])  # of a fork that has written nothing itself
+    rows += forks(manager, rows[1])  # forks a fork that has written no token itself
     pool.run([rows[2]], sampled=4)
     rows += forks(manager, rows[2])
     left = list(rows)

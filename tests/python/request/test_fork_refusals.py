@@ -38,7 +38,7 @@ class Scene:
         self.manager.fork(self.parent.request_id, *children)
 
     def snapshot(self) -> dict[str, object]:
-        """Everything a caller can see."""
+        """Return everything that a caller can see."""
         manager = self.manager
         mine: list[Any] = [self.parent, self.twin, self.salted]
         given: list[Any] = [*mine, self.good, self.other]
@@ -134,7 +134,7 @@ CASES = [
 
 
 class WithTokens(Context):
-    """A context whose token array is whatever the test says."""
+    """A context that returns the test's token array."""
 
     def __init__(self, request_id: str, tokens: Any) -> None:
         super().__init__(request_id, [*WRITTEN, 7])
@@ -173,7 +173,7 @@ def test_parent_with_impossible_indices_is_named() -> None:
 
 
 class Calling(Context):
-    """Calls something while the manager reads its tokens."""
+    """Calls a function while the manager reads its tokens."""
 
     call: Callable[[], object] | None = None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks beside the prefix cache, other replicas, other contexts and other threads."""
+"""Forks with the prefix cache, other replicas, other contexts and other threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from together import THREADS, run_together
 from written_pool import WrittenPool
 
 
-# -- and the cache ---------------------------------------------------------------------------------
+# -- forks and the cache ---------------------------------------------------------------------------
 def test_page_that_a_fork_holds_is_cached_and_stays_with_the_fork() -> None:
-    """Forked after the model ran: the parent's step fills a page that the child still holds."""
+    """The fork happens after the model ran: the parent's step fills a page that the child holds."""
     manager = make_manager(4, 4, blocks="allocate")
     pool = WrittenPool(manager)
     parent = claimed(manager, range(7))
@@ -117,7 +117,7 @@ def test_part_of_a_page_that_a_fork_wrote_is_reused() -> None:
     assert manager.num_free_blocks == 16
 
 
-# -- copies owed -----------------------------------------------------------------------------------
+# -- pending copies --------------------------------------------------------------------------------
 def test_copy_owed_to_a_shared_page_outlives_the_parent() -> None:
     manager = make_manager(4, 16)
     put_in_cache(manager, range(12))

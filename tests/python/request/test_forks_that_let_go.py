@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks that let go of a page in one call: who has to copy it depends on what the others read."""
+"""Forks release a page in one call: the tokens that the others read decide who copies it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 def test_fork_copies_a_page_that_the_copy_before_reads_further(
     order: tuple[int, int], reserve: bool, pool: bool
 ) -> None:
-    """The parent was truncated and not set back, so its copy reads more than the child keeps."""
+    """The parent was truncated but not rewound, so its copy reads more than the child keeps."""
     pair = Lockstep(16, 4, max_seq_len=64, pool=pool)
     parent = pair.new(list(range(6)))
     pair.claim(parent, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints of a format: another one where the bytes of pages are others, and only there."""
+"""Fingerprints of a format differ exactly if the bytes of pages differ."""
 
 from __future__ import annotations
 

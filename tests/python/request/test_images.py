@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two images in a prompt of 70 tokens, at 11 + 10 and 30 + 18: who shares what, from end to end."""
+"""Two images in a prompt of 70 tokens, at 11 + 10 and 30 + 18: shared pages from end to end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from state_model import ARRAYS
 
 Keys = list[tuple[int, int, bytes]]
 
-PLACE = 5  # what an image has for each of its tokens
+PLACE = 5  # the token id of all tokens of an image
 PROMPT = [*range(1000, 1011), *[PLACE] * 10, *range(1021, 1030), *[PLACE] * 18, *range(1048, 1070)]
 N, PAGE = 70, 16
 
@@ -42,7 +42,7 @@ def make(kind: str, **options: Any) -> kvcore.PagedKVCacheManager:
 
 
 def served(manager: kvcore.PagedKVCacheManager, tokens: list[int], keys: Keys | None = None) -> int:
-    """Run a prompt and let go of it; return its hit, which is the one that was planned."""
+    """Run and release a prompt; return its hit, which must equal the planned hit."""
     context = make_context(tokens, extra_keys=keys)
     manager.claim(context.request_id)
     planned = manager.plan(context).hit_tokens
@@ -69,7 +69,7 @@ def test_pages_in_front_of_the_first_image_that_differs_are_shared(
     kind: str, partial: bool
 ) -> None:
     manager = make(kind, partial_page_reuse=partial, num_pages=200)
-    cut = partial and kind != "state"  # a hit inside a page ends where the image begins
+    cut = partial and kind != "state"  # a hit may end inside a page, where the image begins
     assert served(manager, PROMPT, CAT_DOG) == 0
     assert served(manager, PROMPT, CAT_DOG) == 64
     assert served(manager, PROMPT, CAT_COW) == (30 if cut else 16)
@@ -84,7 +84,7 @@ def test_pages_in_front_of_the_first_image_that_differs_are_shared(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_system_prompt_in_front_of_different_images_stays_shared(kind: str) -> None:
     manager = make(kind, num_pages=200)
-    system, at = list(range(500, 548)), 51  # three pages, and three tokens more
+    system, at = list(range(500, 548)), 51  # three pages, and three more tokens
     for n, image in enumerate((b"one", b"two", b"three")):
         prompt = [*system, 1, 2, 3, *[PLACE] * 20, 7]
         hit = served(manager, prompt, [(at, 20, image)])
@@ -102,7 +102,7 @@ def test_equal_ids_behind_different_images_are_never_shared(kind: str) -> None:
         manager.fetch(contexts)
         for context in contexts:
             context.update(9)
-        assert len(manager.step(contexts)) == 0  # not even by dedup
+        assert len(manager.step(contexts)) == 0  # not even deduplication shares a page
     pages = [set(manager.get_req_blocks(context.request_id)) for context in contexts]
     assert not pages[0] & pages[1]
     assert manager.shared_prefixes(contexts) == []
@@ -153,8 +153,8 @@ def test_a_moved_request_takes_its_images_along(target: str) -> None:
     other.fetch([moved])
     moved.update(8)
     other.step([moved])
-    # A hit of 64 reads a page of the window that the source had given back, and none of a chunk.
-    # Of states the last one has moved, which is no checkpoint.
+    # A hit of 64 reads a window page that the source had given back, but no page of a chunk.
+    # Only the last state has moved, and it is no checkpoint.
     hit = 0 if target in ("window", "state") else 64
     assert other.match_prefix(PROMPT, extra_keys=CAT_DOG) == hit
     for wrong in (OWL_DOG, None):
@@ -189,7 +189,7 @@ def test_keys_change_in_the_pages_that_an_image_touches_and_behind() -> None:
 
 
 def test_the_third_element_of_a_key_is_what_overlaps_its_page() -> None:
-    """Bytes, their start relative to the page, and their length; nil where there are none."""
+    """An overlap has bytes, a start relative to the page, and a length; no overlap is nil."""
     cat, dog = [(b"cat", 11, 10)], [(b"dog", -2, 18)]
     overlaps: list[Any] = [cat, [(b"cat", -5, 10), (b"dog", 14, 18)], dog, None]
     assert keys_of_pages(CAT_DOG, 64, PAGE) == overlaps
@@ -200,7 +200,7 @@ def test_the_third_element_of_a_key_is_what_overlaps_its_page() -> None:
         key = page_key(key, tokens, listed)
         chain.append(key)
     assert page_keys(PROMPT, PAGE, extra_keys=CAT_DOG) == chain
-    last = chain[2], PROMPT[48:64], None  # no image, and all the same another key than without
+    last = chain[2], PROMPT[48:64], None  # no image, but still another key than without images
     assert page_key(*last) == chain[3] != page_keys(PROMPT, PAGE)[3]
 
 
@@ -214,7 +214,7 @@ def test_bytes_of_a_key_are_those_of_canonical_cbor() -> None:
     parent, tokens = bytes(range(32)), PROMPT[16:32]
     item = head(4, 3) + head(2, 32) + parent
     item += head(4, 16) + b"".join(head(0, token) for token in tokens)
-    # cat at -5 is CBOR's 4 below -1.
+    # cat at -5 is the value 4 of CBOR's negative type.
     item += head(4, 2) + head(4, 2) + head(2, 3) + b"cat" + head(1, 4)
     item += head(4, 2) + head(2, 3) + b"dog" + head(0, 14)
     assert page_key(parent, tokens, [[b"cat", -5], [b"dog", 14]]) == sha256(item).digest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chained content keys: the bytes that the scheme says, whoever asks and however."""
+"""Chained content keys: the bytes of the documented scheme, in every process and call order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slow_keys import digest, encoded, slow_keys, slow_root, vllm_keys
 
 VECTOR = "2464a2d934d06889ea9ce93b71642eaf2348923006a6214c1d6b1340eb482213"
 
-#: Each length of a CBOR integer, both signs, and where one gets longer.
+#: Both signs and each length of a CBOR integer, with the values where the length grows.
 TOKENS = st.integers(-(2**31), 2**31 - 1) | st.sampled_from(
     [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, -1, -24, -25, -256, -257, -65536, -65537]
 )
@@ -40,7 +40,7 @@ NAMES = st.none() | st.text(max_size=20)
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[list[int], int, list[tuple[int, int, bytes]]]:
-    """Tokens, a page size and extra keys in any order, some twice."""
+    """Draw tokens, a page size and extra keys in any order, some of them twice."""
     tokens = draw(st.lists(TOKENS, max_size=200))
     size = draw(st.integers(1, 40) | st.just(len(tokens) + 1))
     if not tokens:
@@ -77,7 +77,7 @@ def test_keys_are_those_of_the_scheme(
     expected = slow_keys(tokens, size, extra_keys=extra_keys, **given_names)
     assert root_key(**given_names) == slow_root(seed, salt, extra_key)
     assert page_keys(tokens, size, extra_keys=extra_keys, **given_names) == expected
-    # One page after the other, of the lists that are public as well.
+    # One page after the other, with the lists that are also public.
     key = root_key(**given_names)
     for i, extra in enumerate(keys_of_pages(extra_keys, len(tokens), size)):
         key = page_key(key, tokens[i * size : (i + 1) * size], extra)
@@ -98,7 +98,7 @@ def test_oracle_encodes_as_a_library_does(item: Any) -> None:
 
 
 def test_every_length_of_a_page_is_hashed_right() -> None:
-    """Around the blocks of the hash, and the room in which a page is gathered."""
+    """Lengths are around the hash's blocks, and around the buffer in which a page is gathered."""
     for n in [*range(130), 600, 637, 638, 639, 640, 641, 1279, 1280, 1281, 5000]:
         for token in (1, 100, 1000, 100_000, -1):
             tokens = [token] * n
@@ -140,7 +140,7 @@ for scheme in ("kvcore", "vllm"):
 
 @pytest.mark.parametrize("variable", ["PYTHONHASHSEED", "KVCORE_ISA"])
 def test_keys_are_the_same_in_every_process(variable: str) -> None:
-    """Whatever its seed of hash(), and without the instructions of its processor."""
+    """The seed of hash() and the processor's instructions do not matter."""
     values = {"PYTHONHASHSEED": ("1", "2"), "KVCORE_ISA": ("baseline", "")}[variable]
     answers = set()
     for value in values:
@@ -176,7 +176,7 @@ def test_keys_are_those_of_vllm(
     num_embeds: int | None,
 ) -> None:
     images, end = [], 0
-    for gap, length, name in gaps:  # in order, without an overlap
+    for gap, length, name in gaps:  # in order, without overlaps
         if end + gap < len(tokens):
             images.append((end + gap, length, name))
         end += gap + length
@@ -234,7 +234,7 @@ def test_embeddings_count_by_their_bytes(dtype: str) -> None:
 def test_a_chain_has_the_keys_of_the_whole_sequence(
     prompt: tuple[list[int], int, list[tuple[int, int, bytes]]], data: st.DataObject
 ) -> None:
-    """In whatever pieces it comes; copies and chains that were cut go on."""
+    """The sequence may come in any pieces; copied and truncated chains continue."""
     tokens, size, extra_keys = prompt
     expected = slow_keys(tokens, size, cache_salt="s", extra_keys=extra_keys)
     chain = KeyChain(size, cache_salt="s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extra keys that overlap each page, which chained page keys are made of."""
+"""The extra keys that overlap each page, from which chained page keys are computed."""
 
 from __future__ import annotations
 

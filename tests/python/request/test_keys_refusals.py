@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no prompt, no key and no scheme is refused with the value, the bound and the remedy."""
+"""Invalid prompts, keys and schemes are refused with the value, the bound and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kvcore import keys
 
-#: For calls that no type checker lets through.
+#: For calls that a type checker refuses.
 ANY: Any = keys
 
 
@@ -112,7 +112,7 @@ def test_lists_in_lists_come_to_an_end() -> None:
 
 
 def test_subclasses_are_what_their_content_is() -> None:
-    """Whatever they say of themselves."""
+    """Methods that subclasses override do not matter."""
 
     class Bytes(bytes):
         def __len__(self) -> int:

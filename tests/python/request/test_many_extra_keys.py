@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thousands of extra keys: what they cost grows as their number, and what would not is refused."""
+"""Thousands of extra keys: the cost grows with their number, and costlier keys are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = [*range(N)]
 
 
 def over(n: int, tokens: int = N) -> list[tuple[int, int, bytes]]:
-    """Keys that all reach to the end, the last of them over all tokens from its start on."""
+    """Return keys that all reach to the end; the last key covers all tokens from its start on."""
     return [(i, tokens - i, b"%d" % i) for i in range(n)]
 
 
@@ -53,7 +53,7 @@ def test_more_keys_over_a_token_than_a_page_may_name_are_refused(call: str) -> N
 
 
 def test_keys_that_end_make_room_for_others() -> None:
-    """In any order: of each token at most as many as there may be."""
+    """Keys may come in any order, if no token has more keys than the limit."""
     keys = [(i, MOST, b"%d" % i) for i in range(N - MOST)]
     context = TextGenerationContext("r", TOKENS, extra_keys=keys[::-1])
     assert context.extra_keys == tuple(keys)
@@ -71,7 +71,7 @@ def test_rewinding_token_by_token_leaves_the_keys_in_front() -> None:
         assert context.extra_keys == tuple(keys[:n])
     context.rewind(1)
     assert context.extra_keys == tuple(keys[:1])
-    assert before == tuple(keys)  # what was read before does not change
+    assert before == tuple(keys)  # a tuple that was read before does not change
     manager = manager_of()
     manager.claim("r")
     assert manager.maybe_reserve(context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every pair of names for one thing: two names are equal where, and only where, the things are."""
+"""Every pair of names for the same data: two names are equal exactly if the data are equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvcore.stores import MemoryStore
 PAGE = 4
 PARAMS = KVCacheParams("float32", 1, 4, 1, page_size=PAGE, enable_prefix_caching=True)
 
-#: Few of each, so that two draws often agree in all but one thing.
+#: Few values of each kind, so that two draws often agree in all but one value.
 TEXTS = st.sampled_from([None, "", "a", "b", "ab", "\udc80", "a\0"])
 KEYS = st.lists(
     st.tuples(
@@ -57,7 +57,7 @@ def without(request: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def common(one: list[Any], other: list[Any]) -> int:
-    """Leading items that are equal."""
+    """Return the number of leading items that are equal."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -67,7 +67,7 @@ def keys_of(request: dict[str, Any], **options: Any) -> list[bytes]:
 
 
 def nearly(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The request with another length, start, order or number of its extra keys."""
+    """Yield the request with another length, start, order or number of its extra keys."""
     keys = request["extra_keys"] or [(0, 4, b"i")]
     yield request | {"extra_keys": keys[::-1]}
     yield request | {"extra_keys": [*keys, *keys]}
@@ -82,7 +82,7 @@ def nearly(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_a_tree_takes_pages_for_each_other_where_their_keys_are_equal(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """The stand-ins of extra keys in it, and the chained keys of pages."""
+    """A tree compares the stand-ins of extra keys; names compare the chained keys of pages."""
     for second in (other, *nearly(one)):
         tree = PrefixTree(PAGE)
         pages = len(one["tokens"]) // PAGE
@@ -99,7 +99,7 @@ def test_a_tree_takes_pages_for_each_other_where_their_keys_are_equal(
 def test_stores_and_events_have_the_keys_of_requests(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """Whoever commits first: names in the store, in events and of the request are the same."""
+    """In either order of commits, the store, the events and the request have the same names."""
     store = MemoryStore(1 << 20)
     for request in (one, other):
         with PagedKVCacheManager(
@@ -127,7 +127,7 @@ def test_stores_and_events_have_the_keys_of_requests(
 
 
 def test_extra_keys_of_other_lengths_share_nothing_through_a_store() -> None:
-    """A picture that stands for 8 tokens in one prompt and for 12 in another."""
+    """An image has 8 tokens in one prompt and 12 in another."""
     store = MemoryStore(1 << 20)
 
     def manager() -> PagedKVCacheManager:
@@ -164,7 +164,7 @@ def test_extra_keys_of_other_lengths_share_nothing_through_a_store() -> None:
 def test_a_chain_and_a_cut_context_keep_whole_lengths(
     request: dict[str, Any], data: st.DataObject
 ) -> None:
-    """An extra key that a cut ends in the middle of is the same one as before."""
+    """An extra key keeps its identity if a cut ends in the middle of it."""
     n = data.draw(st.integers(1, len(request["tokens"])))
     context = of_context(request)
     context.rewind(n)
@@ -197,7 +197,7 @@ def test_trees_of_pairs_and_of_wide_tokens_compare_tokens(
 
 # -- namespaces ------------------------------------------------------------------------------------
 def test_namespaces_are_the_roots_of_keys() -> None:
-    """Also where a name has lone surrogates, or is "", or is cut elsewhere."""
+    """Names may have lone surrogates, be "", or be split at another place."""
     names = [None, "", "a", "b", "ab", "\udc80", "\ud800", "é", "a\0", "\0a"]
     pairs = list(itertools.product(names, names))
     roots = {root_key(extra_key=a, cache_salt=b) for a, b in pairs}
@@ -229,7 +229,7 @@ def test_a_name_is_a_text_wherever_it_is_given(wrong: Any) -> None:
 
 
 def test_names_with_lone_surrogates_are_sent() -> None:
-    """A client may choose its salt: one that msgpack cannot have must not end a publisher."""
+    """A client may choose its salt: a salt that msgpack cannot encode must not end a publisher."""
     require("msgspec")
     from kvcore.observe.wire import KVEventBatch, decode_batch, encode_batch, wire_event
 
@@ -270,7 +270,7 @@ def test_a_router_finds_pages_by_keys_and_by_their_hashes(
 
 # -- bytes -----------------------------------------------------------------------------------------
 def test_states_with_one_fingerprint_have_one_order_of_bytes() -> None:
-    """Arrays in any order: a checkpoint that one manager stored is what another one reads."""
+    """Arrays may be in any order: a manager reads the checkpoint that another manager stored."""
     arrays = {"b": ((2,), "float32"), "a": ((3,), "int8"), "c": ((1,), "float32")}
     store = MemoryStore(1 << 20)
     fingerprints = set()

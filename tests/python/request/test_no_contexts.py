@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no context, and what is no batch, is a TypeError that says so."""
+"""Calls raise a clear TypeError for an object that is no context or no batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fork reads the context that its parent was last reserved, fetched or committed with."""
+"""A fork reads the context of its parent's last reservation, fetch or commit."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_calls_that_were_done_replace_the_context(use: Use, kind: Any) -> None:
 
 
 def test_batch_fetched_again_is_recorded_again() -> None:
-    """A batch that was fetched last is known without looking; not so once another one came."""
+    """The last fetched batch is recognised without a look at it, until another batch comes."""
     manager = make_manager(4, 16)
     context = prefilled(manager, WRITTEN)
     batch = [context]

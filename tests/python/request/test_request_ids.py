@@ -22,14 +22,14 @@ PROMPT = list(range(10))
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """An id as engines write them."""
+    """An id as engines write ids."""
 
     user: str
     turn: int
 
 
 class Touchy:
-    """An id that calls something the n-th time it is hashed or compared from now."""
+    """An id that calls a function the n-th time it is hashed or compared from now."""
 
     def __init__(self, name: str) -> None:
         self.name, self.left = name, 0
@@ -53,7 +53,7 @@ class Touchy:
 
 
 class BrokenId(Exception):  # noqa: N818
-    """What an id raises."""
+    """The error that an id raises."""
 
 
 def fail() -> None:
@@ -61,7 +61,7 @@ def fail() -> None:
 
 
 def check_all_slots_are_there(manager: kvcore.PagedKVCacheManager, free: int) -> None:
-    """As many requests as the manager takes, less those that are claimed, can be claimed."""
+    """Claims fill every free slot, and one more claim is refused."""
     names = [f"late-{n}" for n in range(free)]
     for name in names:
         manager.claim(name)
@@ -94,7 +94,7 @@ def test_one_thread_of_many_claims_an_id() -> None:
 
 @pytest.mark.usefixtures("switch_often")
 def test_threads_serve_requests_with_ids_of_python() -> None:
-    """Slots come and go while other threads' ids are hashed."""
+    """Requests come and go while other threads' ids are hashed."""
     manager = make_manager(4, 400, max_batch_size=400, enable_runtime_checks=False)
 
     def work(number: int) -> None:
@@ -150,7 +150,7 @@ def test_id_that_releases_itself_while_it_is_released(uses: int) -> None:
 
 @pytest.mark.parametrize("verb", ["fetch", "maybe_reserve_batch", "step", "shared_prefixes"])
 def test_id_that_moves_a_context_read_before_it(verb: str) -> None:
-    """The other manager's handle must not be taken for one of this manager."""
+    """The other manager's handle must not count as a handle of this manager."""
     manager, other = make_manager(max_batch_size=SLOTS), make_manager(max_batch_size=SLOTS)
     first = kvcore.TextGenerationContext("first", PROMPT)
     name = Touchy("late")
@@ -186,7 +186,7 @@ def test_id_that_empties_the_batch(verb: str) -> None:
 
 
 def test_id_that_claims_many_while_a_batch_is_read() -> None:
-    """What is known of the claims may move in memory."""
+    """The claims' data may move in memory."""
     manager = make_manager(1, 2000, max_batch_size=2000, enable_runtime_checks=False)
     late = Touchy("late")
     batch = [prefilled(manager, [n]) for n in range(20)]
@@ -261,7 +261,7 @@ VERBS: dict[str, Callable[[Scene], object]] = {
 def test_id_that_raises_leaves_no_trace(
     verb: Callable[[Scene], object], *, is_claimed: bool
 ) -> None:
-    """Whichever use of the id fails, the call has done nothing then."""
+    """If any use of the id fails, the call changes nothing."""
     for uses in range(1, 12):
         scene = Scene(is_claimed=is_claimed)
         before = scene.state()

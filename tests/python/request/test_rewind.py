@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts cut back into pages that are committed or shared: those are copied, never rewritten."""
+"""Contexts rewound into committed or shared pages: those pages are copied, never rewritten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from builders import claimed, make_manager, prefilled
 
 
 def cut_back(num_pages: int, n: int, **rest: Any) -> tuple[kvcore.PagedKVCacheManager, Any]:
-    """A request with 4 committed pages of 4 tokens, rewound to `n` tokens."""
+    """Return a request with 4 committed pages of 4 tokens, rewound to `n` tokens."""
     manager = make_manager(4, num_pages, **rest)
     context = prefilled(manager, range(16))
     assert len(manager.get_req_blocks(context.request_id)) == 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose tokens count: those of a tenant's requests, computed or taken from the cache."""
+"""Token counts of tenants: computed tokens, and tokens taken from the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_tokens_count_for_the_tenant_that_runs_them() -> None:
     assert tokens_of(manager) == {"a": (8, 0), "b": (0, 0)}
     run(manager, context_of("2", [*range(8), 50], "b"))
     assert tokens_of(manager) == {"a": (8, 0), "b": (1, 8)}
-    run(manager, context_of("3", [*range(8), 60]))  # nobody's
+    run(manager, context_of("3", [*range(8), 60]))  # a request without a tenant
     assert tokens_of(manager) == {"a": (8, 0), "b": (1, 8)}
     assert (manager.metrics.input_tokens, manager.metrics.cache_tokens) == (10, 16)
     manager.reset_metrics()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants with reservations and ceilings: which requests they admit, and what counts for whom."""
+"""Tenants with reservations and ceilings: the requests they admit, and the pages that each owns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held(manager: PagedKVCacheManager) -> dict[str, int]:
 
 def test_reserved_pages_are_not_available_to_others() -> None:
     manager = manager_of({"a": (6, None)})
-    # Ten pages are left to one that has no quota.
+    # Ten pages are left to a tenant without a quota.
     assert reserved(manager, context_of("x", range(20), "b"))
     other = context_of("y", range(100, 102))
     assert not reserved(manager, other)
@@ -64,7 +64,7 @@ def test_held_pages_count_for_their_tenant_to_the_end() -> None:
     pin.release()
     assert held(manager) == {"a": 4, "b": 0}
     manager.check_integrity()
-    assert not reserved(manager, context_of("x", range(100, 106), "a"))  # 6 in all at most
+    assert not reserved(manager, context_of("x", range(100, 106), "a"))  # the ceiling is 6 pages
     kept.let_go()
     assert held(manager) == {"a": 0, "b": 0}
     assert reserved(manager, context_of("y", range(100, 106), "a"))
@@ -114,7 +114,7 @@ def test_a_shared_page_counts_for_who_committed_it() -> None:
     assert held(manager) == {"a": 4, "b": 1}  # "2" still holds them
     manager.release("2")
     assert held(manager) == {"a": 0, "b": 0}
-    # Five pages are more than its ceiling, but four of them are cached as another one's.
+    # Five pages exceed its ceiling, but four of them are cached and belong to another tenant.
     assert reserved(manager, context_of("3", [*range(8), 60], "b"))
     assert held(manager) == {"a": 4, "b": 1}
 
@@ -129,7 +129,7 @@ def test_a_cached_page_goes_to_who_takes_it_where_its_tenant_has_no_room() -> No
     manager.release("3")
     manager.release("2")
     run(manager, context_of("4", range(7), "a"))
-    assert held(manager) == {"a": 1, "b": 3}  # whose they are from then on
+    assert held(manager) == {"a": 1, "b": 3}  # these pages belong to "b" from now on
 
 
 def test_duplicates_move_the_count() -> None:
@@ -173,8 +173,8 @@ def test_twins_are_committed_only_where_quotas_leave_room(is_room: bool) -> None
     second.update(1)
     manager.step([first])
     manager.release("1")
-    assert reserved(manager, context_of("3", range(50, 62)))  # all that "c" has not reserved
-    manager.step([second])  # whose twins would be held as well
+    assert reserved(manager, context_of("3", range(50, 62)))  # all pages that "c" has not reserved
+    manager.step([second])  # its duplicates would also be held
     assert manager.num_free_blocks == 8
     assert held(manager) == {"a": 4 if is_room else 2, "c": 0}
     assert reserved(manager, context_of("4", range(70, 86), "c"))
@@ -193,7 +193,7 @@ def test_forks_are_their_parents_unless_they_say() -> None:
     assert held(manager) == {"a": 4, "b": 0}
     for child in children:
         assert reserved(manager, child)
-    assert held(manager) == {"a": 6, "b": 2}  # "c3" has two of nobody's
+    assert held(manager) == {"a": 6, "b": 2}  # two pages of "c3" belong to no tenant
     manager.release("p")
     manager.release("c1")
     assert held(manager) == {"a": 3, "b": 2}
@@ -219,12 +219,12 @@ def test_pins_count_for_who_committed_and_stay_within_quotas() -> None:
         assert pin.num_tokens == 8
         assert held(manager) == {"a": 4, "b": 0}
     run(manager, context_of("2", range(100, 103), "a"))
-    with manager.pin(list(range(8))) as pin:  # two pages are its ceiling's
+    with manager.pin(list(range(8))) as pin:  # two pages fit its ceiling
         assert pin.num_tokens == 4
         assert held(manager) == {"a": 4, "b": 0}
     assert held(manager) == {"a": 2, "b": 0}
     assert reserved(manager, context_of("3", range(200, 206), None))
-    with manager.pin(list(range(8))) as pin:  # one page is what "b" has not reserved
+    with manager.pin(list(range(8))) as pin:  # one page is not reserved by "b"
         assert pin.num_tokens == 2
     assert reserved(manager, context_of("4", range(300, 320), "b"))
 
@@ -256,7 +256,7 @@ def test_pages_of_all_bundles_count_and_those_behind_windows_do_not() -> None:
     manager.fetch([context])
     context.update(1)
     manager.step([context])
-    assert held(manager) == {"a": 12}  # of ten in the window two are left
+    assert held(manager) == {"a": 12}  # two of ten window pages are left
     given_back = manager.group_metrics[1].given_back
     assert given_back == 8
 
@@ -362,11 +362,11 @@ def test_a_scheduler_admits_others_and_preempts_the_same_tenant() -> None:
 
 
 def test_a_batch_may_take_a_page_over_whose_owner_has_no_room_for_it() -> None:
-    """Until its row is looked at, the pages of that hit count for their owner."""
+    """The pages of that hit count for their owner until the call reaches the hit's row."""
     manager = manager_of({"c": (0, 4), "b": (0, None)})
     first = context_of("first", range(8), "c")
     run(manager, first)
-    manager.release("first")  # four pages of c's that nobody holds
+    manager.release("first")  # no request holds these four pages of "c"
     assert reserved(manager, context_of("full", range(50, 58), "c"))
     batch = [context_of("any", [70, 71]), context_of("taker", range(10), "b")]
     for context in batch:

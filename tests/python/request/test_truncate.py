@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Written tokens forgotten: rejected drafts, pages reserved ahead, committed and shared pages."""
+"""Truncated tokens: rejected drafts, pages reserved ahead, committed pages and shared pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOLS = pytest.mark.parametrize("blocks", [None, "allocate"])
 
 
 def drafted(page_size: int, **rest: Any) -> tuple[Manager, WrittenPool, Any]:
-    """A request whose prompt is committed, with draft tokens that have been run."""
+    """Return a request whose prompt is committed, and whose draft tokens have run."""
     manager = make_manager(page_size, 64, **rest)
     pool = WrittenPool(manager)
     context = claimed(manager, range(PROMPT))
@@ -54,7 +54,7 @@ def test_pages_behind_the_cut_are_free_and_the_next_write_copies(
     assert manager.match_prefix(list(range(PROMPT))) == whole * page_size
     if n == 0:
         context.rewind(1)
-    first, begun = divmod(max(0, n - 1), page_size)  # where the last token is run again
+    first, begun = divmod(max(0, n - 1), page_size)  # the last token runs again at this place
     assert manager.plan(context).new_pages == int(n == 0 or first < whole)
     pool.run([context], sampled=70)
     copies = n > 0 and first < whole and begun > 0
@@ -259,7 +259,7 @@ def test_fork_has_what_is_left_of_its_parent() -> None:
     parent = prefilled(manager, range(12), sampled=12)
     manager.truncate(parent.request_id, 6)
     child = make_context([*range(6), 70])
-    manager.fork(parent.request_id, child)  # whether the parent's context was set back or not
+    manager.fork(parent.request_id, child)  # works with or without a rewind of the parent
     assert child.start_idx == 6
     assert pages_of(manager, child) == pages_of(manager, parent)
 
@@ -273,7 +273,8 @@ def test_kept_pages_are_cut_too() -> None:
     set_back(manager, twins[1], 3)
     assert manager.num_free_blocks == 13
     kept = pages_of(manager, twins[1])
-    assert manager.plan(twins[1]).new_pages == 0  # nobody else reads its twin of the cached page
+    # No other request reads its duplicate of the cached page
+    assert manager.plan(twins[1]).new_pages == 0
     for token in range(5):
         pool.run(twins, sampled=token)
     assert pages_of(manager, twins[1])[0] == kept[0]
@@ -287,7 +288,7 @@ def test_kept_pages_are_cut_too() -> None:
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("forked", [False, True])
 def test_speculative_decoding(page_size: int, foreign: bool, forked: bool) -> None:
-    """Drafts are accepted in part, in pages that forks share and the cache keeps."""
+    """Some drafts are accepted, in pages that forks share and the cache keeps."""
     draw = random.Random(page_size)
     manager = make_manager(page_size, 160 // page_size + 40, blocks="allocate")
     pool = WrittenPool(manager)

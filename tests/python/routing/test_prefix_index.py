@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers hold: beside a dictionary of sets, out of order, twice, and from many threads."""
+"""Pages of workers, against a dictionary of sets: out of order, twice, and from many threads."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MEDIA = ("GPU", "CPU", "STORAGE")
 
 
 class BlockStored(SimpleNamespace):
-    """As vLLM's."""
+    """vLLM's event."""
 
 
 class BlockRemoved(SimpleNamespace):
-    """As vLLM's."""
+    """vLLM's event."""
 
 
 class AllBlocksCleared(SimpleNamespace):
-    """As vLLM's."""
+    """vLLM's event."""
 
 
 def stored(*pages: Any, medium: str | None = "GPU", group: int | None = None) -> BlockStored:
@@ -80,7 +80,7 @@ def test_it_is_a_dictionary_of_sets(actions: list[Any], most: int | None) -> Non
             there[worker].clear()
             if verb == "clear":
                 index.clear(worker)
-            else:  # and comes again, in another place
+            else:  # removes the worker and adds it again at another place
                 index.remove_worker(worker)
                 index.add_worker(worker)
         assert index.pages_of(worker) == len({page for page, _ in there[worker]})
@@ -112,7 +112,7 @@ def test_keys_are_what_managers_and_events_call_pages() -> None:
 def test_events_count_once_and_in_their_order() -> None:
     batches = [
         batch(stored(1, 2, 3), stored(4, medium="CPU")),
-        batch(removed(3), stored(3, medium="DISK")),  # what nobody knows is far away
+        batch(removed(3), stored(3, medium="DISK")),  # an unknown medium counts as far away
         batch(stored(5, medium=None), removed(1, medium="CPU")),
         batch(AllBlocksCleared(), stored(1, 2)),
         batch(stored(3), removed(2)),
@@ -144,7 +144,7 @@ def test_a_batch_says_whether_it_is_in_the_index() -> None:
     assert index.missing("a") == range(1)
     assert index.apply("a", batch(stored(1)), 0)
     assert index.match([1, 2]).tolist() == [2]
-    assert not index.apply("a", batch(removed(1)), 0)  # it came before
+    assert not index.apply("a", batch(removed(1)), 0)  # an older event changes nothing
     assert index.match([1, 2]).tolist() == [2]
     assert not index.missing("a")
 
@@ -156,7 +156,7 @@ def test_too_many_early_batches_begin_anew() -> None:
         assert not index.apply("a", batch(stored(i)), i)
     assert index.match([1]).tolist() == [1]
     assert index.apply("a", batch(stored(1026)), 1026)
-    assert index.match([1]).tolist() == [0]  # it may have been removed by the one that is lost
+    assert index.match([1]).tolist() == [0]  # the lost event may have removed the page
     assert index.pages_of("a") == 1025
     assert not index.missing("a")
     index.restart("a", 7)
@@ -171,7 +171,7 @@ def test_a_bad_event_changes_nothing() -> None:
             index.apply("a", batch(stored(1), stored(-1)), number)
     assert index.num_pages == 0
     assert not index.missing("a")
-    bare = BlockStored(block_hashes=[7])  # of an older format
+    bare = BlockStored(block_hashes=[7])  # an older format
     assert index.apply("a", batch(bare, SimpleNamespace()), 0)
     assert index.match([7]).tolist() == [1]
 
@@ -266,7 +266,7 @@ def test_policies_weigh_what_is_there_and_what_runs() -> None:
         router = Router(index, policy)
         chosen[policy] = "".join(str(router.choose(i, keys)) for i in range(6))
     assert chosen == {
-        "prefix": "bcbcbc",  # of the two that have most, the one with less to do
+        "prefix": "bcbcbc",  # the less loaded of the two workers with most pages
         "least-loaded": "abcabc",
         "round-robin": "abcabc",
         "prefix+load": "bcabca",
@@ -285,14 +285,14 @@ def test_routers_follow_workers_that_come_and_go() -> None:
     assert "".join(str(router.choose(i, range(5))) for i in range(3)) == "aba"
     index.remove_worker("a")
     assert router.choose(3, range(7)) == "b"
-    router.finish(0)  # of a worker that is gone
+    router.finish(0)  # its worker is gone
     index.add_worker("c")
-    index.add_worker("a")  # which still runs a request
+    index.add_worker("a")  # the worker still runs a request
     assert (router.load_of("a"), router.load_of("b"), router.load_of("c")) == (5, 12, 0)
     assert "".join(str(router.choose(i, range(4))) for i in range(4, 7)) == "cca"
     for request in (2, 6, 1, 3, 4, 5):
         router.finish(request)
-    assert router.choose("last", [1]) == "b"  # all are idle, this one for longest
+    assert router.choose("last", [1]) == "b"  # all are idle, "b" for the longest time
     assert [router.load_of(worker) for worker in "abc"] == [0, 1, 0]
 
 

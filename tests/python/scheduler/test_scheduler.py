@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests are admitted in order, run in chunks, go and come back, and generate what they would."""
+"""Requests are admitted in order, run in chunks, are preempted, and generate the right tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_tokens(batch: Batch) -> list[int]:
 # -- admission and chunks ------------------------------------------------------------------------
 def test_requests_are_admitted_in_order_and_none_is_overtaken() -> None:
     engine = ToyEngine(make_manager(8, blocks=None))
-    # The second needs six of the eight pages: the third, which would fit, waits behind it.
+    # The second request needs six of the eight pages. The third would fit, but it waits.
     sizes = [(12, 3), (22, 2), (2, 1)]
     requests = [make_request(n, range(n, n + size), k) for n, (size, k) in enumerate(sizes)]
     for request in requests:
@@ -47,7 +47,7 @@ def test_prompts_run_in_chunks_within_the_budget_of_a_step() -> None:
     engine.run_all()
     sums = [sum(new_tokens(batch)) for batch in engine.batches]
     assert max(sums) == 5
-    assert sums[:6] == [5] * 6  # as long as there are prompts, every step is full
+    assert sums[:6] == [5] * 6  # every step is full while prompts are left
     assert [len(batch.requests) for batch in engine.batches[:3]] == [0, 0, 1]
 
 
@@ -213,7 +213,7 @@ def test_pages_move_through_the_host_tier() -> None:
     assert engine.manager.metrics.h2d_blocks_copied > 0
 
 
-# -- ends ----------------------------------------------------------------------------------------
+# -- ends of requests ----------------------------------------------------------------------------
 def test_stop_tokens_end_a_sequence_at_once() -> None:
     text = alone([1, 2, 3], 8)
     engine = ToyEngine(make_manager(32, blocks=None))
@@ -331,7 +331,7 @@ def test_copies_of_a_batch_that_was_not_booked_come_with_the_next_one() -> None:
     again = scheduler.next_batch()
     assert failed is not None
     assert again is not None
-    assert len(failed.copies) == 1  # of the page in the middle of which they part
+    assert len(failed.copies) == 1  # copies the page in which parent and child part
     assert again.copies.tolist() == failed.copies.tolist()
     scheduler.update(again, [1, 2])
     booked = scheduler.next_batch()

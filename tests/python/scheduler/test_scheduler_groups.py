@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference scheduler over managers whose layers have windows: what it reserves, and when."""
+"""The reference scheduler over managers whose layers have windows: reservations and their times."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_windows_get_pages_for_the_chunk_that_runs() -> None:
     ended = serve(scheduler)
     assert [r.finish_reason for r in ended] == ["length"]
     assert manager.metrics.peak_used_pages <= pages_per_sequence(params, 403, 16)
-    assert manager.metrics.peak_used_pages < 100 + 2 * 10  # of windows 2 x 100 otherwise
+    assert manager.metrics.peak_used_pages < 100 + 2 * 10  # unbounded windows: 2 x 100
 
 
 @pytest.mark.parametrize("num_steps", [1, 5])
@@ -76,7 +76,7 @@ def test_windows_get_pages_for_the_chunk_that_runs() -> None:
     ids=["window", "alone", "chunk", "small-window", "small-full", "three-sizes"],
 )
 def test_a_pool_for_the_longest_request_serves_all(groups: Any, num_steps: int) -> None:
-    """Those that are preempted come back in chunks too, as far as windows have pages."""
+    """Preempted requests also return in chunks, as far as windows have pages."""
     params, preemptions = make_params(*groups), 0
     for budget in (1, 7, 32):
         most = max(budget, num_steps)

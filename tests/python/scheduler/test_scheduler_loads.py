@@ -22,7 +22,7 @@ CACHED = 12
 
 
 class Slow(DictStore):
-    """Answer a read once `together` reads wait, or once the store is told to."""
+    """Answer a read once `together` reads wait, or once the test releases the store."""
 
     def __init__(self, together: int = 1) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def run_all(scheduler: Scheduler) -> Iterator[Any]:
 
 def test_loads_of_many_requests_are_under_way_together() -> None:
     store = filled(Slow())
-    store.barrier = Barrier(COUNT)  # passes only where all requests are read for at once
+    store.barrier = Barrier(COUNT)  # passes only if reads of all requests are in flight at once
     with manager_of(store) as manager:
         scheduler = Scheduler(manager, max_batch_tokens=16)
         requests = [Request(TextGenerationContext(n, p), 2) for n, p in enumerate(PROMPTS)]
@@ -143,7 +143,7 @@ def test_a_request_that_is_loaded_gives_its_pages_to_those_that_run() -> None:
 
 
 class Unsearched(list[Request]):
-    """A queue in which nobody looks for a request one by one."""
+    """A queue that refuses a search for a request."""
 
     def _refuse(self, *given: Any) -> Any:
         raise AssertionError("the queue is searched")

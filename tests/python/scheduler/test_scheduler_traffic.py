@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever comes to a scheduler, each request generates what it does alone."""
+"""With any other requests, a request generates the tokens that it generates by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ requests_of = st.lists(
         st.lists(st.integers(0, 2), min_size=1, max_size=9),  # prompt, often shared
         st.integers(1, 6),  # tokens
         st.integers(1, 3),  # sequences
-        st.integers(0, 12),  # steps before it comes
+        st.integers(0, 12),  # steps before it arrives
     ),
     min_size=1,
     max_size=8,

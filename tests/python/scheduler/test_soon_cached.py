@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts wait for one that is being computed, because it will save half of their tokens."""
+"""A prompt waits for another prompt in computation that will save half of its tokens or more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request(name: str, tokens: list[int], **fields: Any) -> Request:
 
 
 def waits(first: Request, second: Request) -> bool:
-    """Whether the second waits while the prompt of the first runs."""
+    """Return true if the second request waits while the prompt of the first runs."""
     manager = make_manager(4, 64)
     scheduler = Scheduler(manager)
     scheduler.add(first)

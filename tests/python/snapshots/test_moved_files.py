@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of moved requests that were changed, cut or made up: refused, and nothing has changed."""
+"""Changed, cut or made-up files of moved requests are refused, and the manager is unchanged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def with_header(header: Any, body: bytes, *, signs: bool = True) -> bytes:
-    """A file of that header, with checksums that are right: its writer meant it."""
+    """Return a file with that header and correct checksums, as if its writer intended it."""
     if signs and isinstance(header.get("__metadata__"), dict):
         header["__metadata__"].pop("header_sha256", None)
         header["__metadata__"]["header_sha256"] = tensors._digest(header)
@@ -59,7 +59,7 @@ def with_text(text: bytes, body: bytes) -> bytes:
 
 
 def assert_exact_or_refused(data: bytes) -> bool:
-    """Import it; True where that is refused, else its content is what was written."""
+    """Return true if the import is refused; otherwise check that the contents are right."""
     manager = target()
     before = (manager.num_free_blocks, manager.num_cached_blocks)
     try:
@@ -107,7 +107,7 @@ def test_lengths_of_headers(length: int) -> None:
 
 
 def changes(header: dict[str, Any]) -> dict[str, Any]:
-    """Headers made up by somebody who knows how to sign them."""
+    """Return headers that were made up and then signed correctly."""
     name = "layers.1.k"
     metadata = header["__metadata__"]
 
@@ -203,7 +203,7 @@ def test_signed_headers_that_say_something_else(change: str) -> None:
 def test_the_checksum_of_the_header_is_compared() -> None:
     header, body = header_of(valid())
     header["__metadata__"]["cache_salt"] = '"another"'
-    with pytest.raises(ValueError, match="the header does not match its checksum"):
+    with pytest.raises(ValueError, match="the checksum of the header does not match its text"):
         moving.read_sequence(with_header(header, body, signs=False))
 
 
@@ -256,7 +256,7 @@ def test_tensors_are_read_only_views() -> None:
         assert not array.flags.writeable
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
-    data[-1] ^= 1  # the caller's own: it is not copied
+    data[-1] ^= 1  # the caller's data is not copied
     last = header_of(valid())[0]["tokens"]
     assert last["data_offsets"][1] == len(data) - 8 - int.from_bytes(data[:8], "little")
     assert saved.tokens[-1] != moving.read_sequence(valid()).tokens[-1]
@@ -300,7 +300,7 @@ def test_headers_that_are_no_header(text: bytes) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_mutated_files(data: Any) -> None:
-    """Bytes changed, moved and cut, in the header and in the tensors."""
+    """Change, move and cut bytes, in the header and in the tensors."""
     changed = bytearray(valid())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(changed) - 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that do not fit where they are imported, or that others change meanwhile."""
+"""Requests that do not fit where they are imported, or that other threads change meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from moved_requests import (
     written_request,
 )
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def state_of(manager: PagedKVCacheManager) -> Any:
@@ -257,7 +257,7 @@ def test_a_context_that_stands_further_on_is_refused_and_stays() -> None:
 
 
 def between(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[int]:
-    """Have `act` run once, in the middle of the copy of an export."""
+    """Run `act` once, in the middle of the copy of an export."""
     ran: list[int] = []
     read = Pools.read
 

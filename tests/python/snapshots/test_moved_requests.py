@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests are exported out of one manager and go on in another one."""
+"""Requests are exported from a manager and continue in another manager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from moved_requests import (
 )
 from state_model import ARRAYS, prefill, prompt, state_manager, state_params, step_states
 
-# ---- what moves ----------------------------------------------------------------------------------
+# ---- contents of a move --------------------------------------------------------------------------
 
 TARGETS: dict[str, dict[str, Any]] = {
     "the same": {},
@@ -195,7 +195,7 @@ def test_windows_hold_only_what_is_read_again() -> None:
     assert manager.import_sequence(context, saved)
     assert manager.total_num_pages - manager.num_free_blocks == 5 + 2
     assert manager.match_prefix(PROMPT) == 16
-    assert manager.match_prefix(PROMPT[:12]) == 0  # whose windows the file does not have
+    assert manager.match_prefix(PROMPT[:12]) == 0  # the file lacks the windows of this prefix
 
 
 def test_where_pages_lack_tokens_nothing_is_cached_for_others() -> None:
@@ -233,7 +233,7 @@ def test_states_move() -> None:
     moved = saved.context("r")
     assert other.import_sequence(moved, saved)
     for token in range(9):
-        step_states(other, moved, token=token)  # which compares the state with its tokens
+        step_states(other, moved, token=token)  # compares the state with its tokens
         step_states(source, context, token=token)
     assert other.export_sequence("r") != data
     other.release("r")
@@ -244,7 +244,9 @@ def test_states_move_between_steps_alone() -> None:
     manager = state_manager(state_params())
     context = prefill(manager, "r", prompt((0, 9)))
     manager.fetch([context])
-    with pytest.raises(ValueError, match="its state is at a later token; export it between step and"):
+    with pytest.raises(
+        ValueError, match="its state is at a later token; export it between step and"
+    ):
         manager.export_sequence("r")
 
 

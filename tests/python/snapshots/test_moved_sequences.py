@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved sequences that somebody has changed: imports check them again."""
+"""Imports check saved sequences again, because a caller may have changed them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traffic on two managers between which requests move: both read what was written."""
+"""Random traffic on two managers that exchange requests: both read the written values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sized(params: KVCacheParams, page_size: int) -> KVCacheParams:
     return replace(params, page_size=page_size)
 
 
-#: Where requests come from, and where they go to; both ways.
+#: The formats of the source and of the target; requests move both ways.
 PAIRS = {
     **{f"{name}, page 2 and 3": (SHAPES[name], sized(SHAPES[name], 3)) for name in SHAPES},
     **{

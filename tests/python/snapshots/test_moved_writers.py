@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How exported requests get into files: whole or not at all, and as open() would write them."""
+"""Exported requests are written to files completely or not at all, with open()'s modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from programs import HELPERS
 
 
 class ShortWrites(io.RawIOBase):
-    """A raw file that takes few bytes at a time, and after some none."""
+    """A raw file that takes few bytes at a time, and later returns `answer`."""
 
     def __init__(self, most: int = 2**40, answer: Any = None) -> None:
         self.found, self.most, self.answer = b"", most, answer
@@ -69,7 +69,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "target.kv", tmp_path / "r.kv"
     link.symlink_to("folder/target.kv")
-    for _ in range(2):  # where the target is not there, and where it is
+    for _ in range(2):  # first the link's target is missing, then it exists
         manager.export_sequence("r", link)
         assert link.is_symlink()
         assert target.read_bytes() == manager.export_sequence("r")
@@ -106,7 +106,7 @@ while True:
 
 
 def kill_writer(path: Path, seconds: float) -> None:
-    """Have a process write the file again and again, and kill it after some time."""
+    """Start a process that writes the file again and again, and kill it after some time."""
     environment = os.environ | {
         "PYTHONPATH": HELPERS + os.pathsep + os.environ.get("PYTHONPATH", "")
     }

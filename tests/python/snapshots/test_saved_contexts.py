@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts and inputs without a pool are pickled and copied; what was changed in between is not."""
+"""Contexts and inputs without a pool are pickled and copied; changed pickles are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_pickle_has_no_claim() -> None:
     with pytest.raises(ValueError, match="is not claimed"):
         other.fetch([again])
     other.claim("r")
-    (inputs,) = other.fetch([again])  # nothing of it is written there
+    (inputs,) = other.fetch([again])  # this manager has no written tokens of the request
     assert (again.start_idx, inputs.cache_lengths.tolist()) == (0, [0])
     manager.fetch([context])
     assert context.start_idx == 10
@@ -96,7 +96,7 @@ def state() -> dict[str, Any]:
         ),
         ({"version": 2}, ValueError, "of version 2, must be of version 1"),
         ({"version": None}, ValueError, "version None"),
-        ({"more": 1}, ValueError, "with other fields than that has: more"),
+        ({"more": 1}, ValueError, "with extra or missing fields: more"),
         ({"start_idx": 3}, ValueError, "0 <= start_idx < active_idx <= tokens"),
         ({"start_idx": -1}, ValueError, "0 <= start_idx < active_idx <= tokens"),
         ({"active_idx": 4}, ValueError, "0 <= start_idx < active_idx <= tokens"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots on disk: whole after any kill, refused or skipped where damaged, beside traffic."""
+"""Snapshots on disk: complete after any kill, refused or skipped if damaged, during traffic."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_where_a_snapshot_cannot_be(tmp_path: Path) -> None:
     moving.check_snapshot(tmp_path / "target")
 
 
-# ---- what does not fit ---------------------------------------------------------------------------
+# ---- snapshots that do not fit -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_continues_a_damaged_page_is_left_out(tmp_path: Path) -> None:
     manager.snapshot(path)
     page = 2 * 2 * 4 * 2 * 4 * 4
     data = bytearray(path.read_bytes())
-    data[(64 << 10) + page + 7] ^= 1  # the second page of what all of them begin with
+    data[(64 << 10) + page + 7] ^= 1  # the second page of the prefix that all prompts share
     path.write_bytes(data)
     with pytest.raises(ValueError, match="row 1 of tensor 'pages'"):
         moving.check_snapshot(path)
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     header = json.loads(data[8 : 64 << 10])
     begin, end = header["states"]["data_offsets"]
-    at = (64 << 10) + end - (end - begin) // saved.num_states  # of the last one
+    at = (64 << 10) + end - (end - begin) // saved.num_states  # the last state
     data[at] ^= 1
     path.write_bytes(data)
     restored = other.restore(path)
@@ -205,7 +205,7 @@ def test_the_file_is_one_of_safetensors(tmp_path: Path) -> None:
 
 
 def serve(manager: PagedKVCacheManager, seed: int, stop: threading.Event, reads: list[int]) -> None:
-    """Run requests with few prompts, and compare what they read with what was written."""
+    """Run requests with few prompts, and compare the values they read with the written values."""
     draw = random.Random(seed)
     while not stop.is_set():
         name = f"{seed}"
@@ -343,7 +343,7 @@ def test_an_exception_in_the_middle_leaves_nothing_half_written(
 def test_metadata_that_is_nested_deeply_is_damage(
     depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below what Python's parser refuses by itself, comparing and printing would raise."""
+    """At depths that Python's parser accepts, comparing and printing would raise."""
     nested = "[" * depth + "]" * depth
     text = tensors.json_text
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix caches are saved and come back: every page, in every kind of pool, where it was."""
+"""Prefix caches are saved and restored: every page, in every kind of pool, at its place."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_every_kind_of_group(shape: str, tmp_path: Path) -> None:
 
 
 def run(manager: Any, tokens: list[int]) -> None:
-    """Leave the pages of a prompt cached, of which nothing is written."""
+    """Leave the pages of a prompt cached, without written contents."""
     manager.claim("r")
     context = TextGenerationContext("r", tokens)
     manager.fetch([context])
@@ -137,7 +137,7 @@ def test_holes_stay_holes_and_are_filled_where_they_were_not(tmp_path: Path) -> 
     manager, path = Traffic(params, 1).manager, tmp_path / "cache.kv"
     long = [5] * 41
     run(manager, long)
-    run(manager, [7] * 31)  # there is no room for windows that were passed
+    run(manager, [7] * 31)  # the pool has no room for windows that were passed
     manager.snapshot(path)
     lanes = [each[0] for each in contents_of(path).values()]
     assert sum(lane[0] for lane in lanes) == 35
@@ -171,7 +171,7 @@ def test_checkpoints_come_back(tmp_path: Path) -> None:
     context = TextGenerationContext("r", tokens)
     (inputs,) = other.fetch([context])
     assert context.start_idx == 20
-    run_states(other.states, inputs.states, [context])  # compares with the tokens
+    run_states(other.states, inputs.states, [context])  # compares the state with the tokens
 
 
 def test_without_slots_there_are_no_checkpoints(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_what_an_import_left_to_itself_is_not_saved(tmp_path: Path) -> None:
         assert isinstance(name, int)
 
 
-# ---- what fits -----------------------------------------------------------------------------------
+# ---- sizes that fit ------------------------------------------------------------------------------
 
 
 def test_a_smaller_pool_takes_what_is_used_last(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_snapshot_leaves_out_pages_that_quotas_leave_no_room_to_hold(tmp_path:
         for i, name in enumerate(names):
             written_request(manager, name, [10 + i, 9])
 
-    with pytest.raises(InsufficientBlocksError):  # requests of no tenant take all they can
+    with pytest.raises(InsufficientBlocksError):  # requests without a tenant take all they can
         fill()
     path = tmp_path / "cache.kv"
     saved = manager.snapshot(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that a DiskStore reads into rows of arrays: what a host tier is filled by."""
+"""A DiskStore reads pages into rows of arrays, as the host tier needs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvcore.errors import KVCacheError
 from kvcore.stores import DiskStore
 from stored_pages import content, key, open_disk, quota
 
-_PAGE = 8192  # in place: whole blocks
+_PAGE = 8192  # whole blocks, for reads in place
 _STATE = 1000
 _STATE_PART = 63
 
@@ -25,7 +25,7 @@ def _bytes(number: int, part: int = 0, size: int = _PAGE) -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
-    """Hold pages 0 to 7, of which the odd ones have states too."""
+    """Store pages 0 to 7; the odd pages also have states."""
     store = open_disk(tmp_path, 16, _PAGE + _STATE)
     pages: list[Any] = []
     for number in range(8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk store in Python: what it refuses, who may open it, and what it leaves behind."""
+"""The disk store in Python: refused calls, one owner per directory, no leftovers after close."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def open_files() -> set[str]:
     for each in Path("/proc/self/fd").iterdir():
         try:
             found.add(str(each.readlink()))
-        except FileNotFoundError:  # the one that lists them
+        except FileNotFoundError:  # the descriptor of this listing
             continue
     return found
 
@@ -217,7 +217,7 @@ def test_a_handle_that_is_dropped_leaves_its_memory_until_the_end(tmp_path: Path
     assert get(store, *range(32)) == 32
     handle = store.put_from([key(40)], [memory := bytearray(content(40))])
     with pytest.raises(BufferError):
-        memory.append(1)  # the handle holds it
+        memory.append(1)  # the handle keeps the buffer alive
     store.close()
     assert handle.done()
     assert handle.result() == 1

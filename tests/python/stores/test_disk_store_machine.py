@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk store against a dictionary, with restarts and with pages that make room for others."""
+"""The disk store against a dictionary, with restarts and with evictions of pages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PARTS = st.frozensets(st.integers(0, 2), min_size=1)
 
 
 class DiskStoreMachine(RuleBasedStateMachine):
-    """One batch at a time, of pages in the order given, on one thread of the store."""
+    """Writes one batch at a time, with pages in the given order, on one thread of the store."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.expected: OrderedDict[int, frozenset[int]] = OrderedDict()  # oldest use first
-        self.written: list[int] = []  # in this order; what a restart knows of uses
+        self.written: list[int] = []  # in this order, which a restart restores as the order of uses
         self.store = self.opened()
 
     def opened(self) -> DiskStore:
@@ -48,7 +48,7 @@ class DiskStoreMachine(RuleBasedStateMachine):
             if parts <= self.expected.get(number, frozenset()):
                 self.expected.move_to_end(number)
                 continue
-            # A page that is replaced keeps its slot until the new one is written.
+            # A replaced page keeps its slot until the new page is written.
             if len(self.expected) == PAGES:
                 self.expected.popitem(last=False)
             self.expected.pop(number, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host tier by hand: what is stored and loaded, counted exactly, and what a page holds."""
+"""The host tier by hand: exact counts of stored and loaded pages, and their contents."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from builders import claimed, error_of, make_context
 from tier_steps import A, B, C, moved, serve, tiered
 
 
-# -- what is stored and loaded -------------------------------------------------------------------
+# -- stored and loaded pages ---------------------------------------------------------------------
 def test_pages_are_stored_as_they_are_committed_and_come_back() -> None:
     manager, pool = tiered()
     assert (manager.total_num_host_pages, manager.host_committed_block_pct) == (32, 0.0)
     assert serve(manager, pool, A) == 0
     assert moved(manager) == (5, 0)
     assert manager.host_committed_block_pct == 5 / 32
-    serve(manager, pool, B)  # 8 pages: nothing of A is left on the device
+    serve(manager, pool, B)  # 8 pages: the device keeps no page of A
     assert manager.match_prefix(list(A)) == 0
     assert serve(manager, pool, A) == 16
     assert moved(manager) == (5 + 7, 4)
@@ -37,7 +37,7 @@ def test_what_was_loaded_is_found_on_the_device_and_not_stored_again() -> None:
     assert moved(manager) == (before[0], 4)
     second = claimed(manager, A)
     assert manager.maybe_reserve(second)
-    assert second.start_idx == 16 + 3  # from the device, the last tokens out of a whole page
+    assert second.start_idx == 16 + 3  # from the device; copies the last tokens from a whole page
     assert moved(manager) == (before[0], 4)
 
 
@@ -82,7 +82,7 @@ def test_one_token_is_left_to_run_and_a_chunk_moves_on() -> None:
 def test_reserving_twice_changes_nothing_and_a_longer_hit_is_taken_later() -> None:
     manager, pool = tiered(num_pages=24)
     serve(manager, pool, range(8))
-    serve(manager, pool, range(100, 196))  # crowds it out
+    serve(manager, pool, range(100, 196))  # evicts the first prompt from the device
     context = claimed(manager, range(20))
     assert manager.maybe_reserve(context)
     assert (context.start_idx, moved(manager)[1]) == (8, 2)
@@ -196,7 +196,7 @@ def test_least_recently_used_pages_go_first_and_a_load_is_a_use() -> None:
     serve(manager, pool, range(16))
     serve(manager, pool, range(50, 66))
     assert serve(manager, pool, range(16)) == 12
-    serve(manager, pool, range(90, 106))  # in place of the second
+    serve(manager, pool, range(90, 106))  # replaces the second prompt
     assert serve(manager, pool, range(16)) == 12
     assert serve(manager, pool, range(50, 66)) == 0
 
@@ -221,7 +221,7 @@ def test_ten_thousand_loads_leave_no_page_behind() -> None:
     assert manager.host_committed_block_pct == 0
 
 
-# -- every other verb ----------------------------------------------------------------------------
+# -- all other calls -----------------------------------------------------------------------------
 def test_reset_forgets_the_tier_and_what_is_in_use() -> None:
     manager, pool = tiered(num_pages=16)
     serve(manager, pool, A)

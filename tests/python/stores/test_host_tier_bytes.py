@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host tier gives back, byte by byte: every kind of pool, any number of devices."""
+"""A host tier returns all bytes of every kind of pool, with any number of devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvcore import ops
 
 
 def fill(manager: Any, context: Any, seed: int) -> None:
-    """Random bytes in every page of a request, on all devices, scales included."""
+    """Write random bytes into every page of a request, on all devices, scales included."""
     rng = np.random.default_rng(seed)
     pages = manager.get_req_blocks(context.request_id)
     for part in parts(manager, manager.get_replica(context)):
@@ -36,7 +36,7 @@ def content(manager: Any, context: Any, pages: int) -> list[Any]:
 
 
 def strided(shape: tuple[int, ...]) -> Any:
-    """A page is no run of bytes: rows have a gap, and heads lie outside tokens."""
+    """Return a pool with gaps between rows, and heads outside of tokens: pages are no byte runs."""
     pages, kv, layers, size, heads, dim = shape
     memory = np.zeros((layers, kv, pages + 1, heads, size, dim + 3), np.float32)
     return memory[:, :, 1:, :, :, :dim].transpose(2, 1, 0, 4, 3, 5)
@@ -95,7 +95,7 @@ def check_round_trip(manager: Any, page_size: int, replica: int) -> None:
     own = list(manager.get_req_blocks(again.request_id))
     for seen, wanted in zip(content(manager, again, 3), expected, strict=True):
         np.testing.assert_array_equal(seen, wanted)
-    for part in parts(manager, replica):  # and nothing else was written
+    for part in parts(manager, replica):  # no other page was written
         rest = np.delete(part.view(np.uint8), own[:3], axis=0)
         assert (rest == 0xFF).all()
     manager.check_integrity()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where there is no host tier, and copies that fail."""
+"""Managers without a host tier, and copies that fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tier_steps import A, B, C, moved, serve, tiered
 from written_pool import WrittenPool
 
 
-# -- where there is none -------------------------------------------------------------------------
+# -- without a host tier -------------------------------------------------------------------------
 def test_a_manager_without_a_pool_has_no_tier() -> None:
     manager = make_manager(4, 8, params=with_host(4, 32), blocks=None)
     assert (manager.total_num_host_pages, manager.host_committed_block_pct) == (32, 0.0)
@@ -43,7 +43,7 @@ def test_more_space_than_can_be_mapped_is_refused() -> None:
 
 # -- a mover that fails --------------------------------------------------------------------------
 class Failing:
-    """Stands in for a device that cannot copy."""
+    """Replaces a device with a device that cannot copy."""
 
     def __init__(self, manager: Any) -> None:
         self.run, self.fails = manager._mover.run, False
@@ -81,7 +81,7 @@ def test_pages_that_were_not_copied_are_never_found(caplog: pytest.LogCaptureFix
     with pytest.raises(OSError, match="no copy"):
         manager.fetch([again])
     mover.fails = False
-    pool.run([again])  # nothing of what did not arrive is taken for written
+    pool.run([again])  # pages that did not arrive do not count as written
     assert manager.metrics.h2d_blocks_copied == 4
     manager.release(again.request_id)
     serve(manager, pool, C)
@@ -91,7 +91,7 @@ def test_pages_that_were_not_copied_are_never_found(caplog: pytest.LogCaptureFix
 
 
 def meddle_once(manager: Any, use: Callable[[], object]) -> None:
-    """Has the next copies fail, once others have done something beside them."""
+    """Make the next copies fail, after another call has run during them."""
     mover = manager._mover
     copy = mover.run
 
@@ -104,7 +104,7 @@ def meddle_once(manager: Any, use: Callable[[], object]) -> None:
 
 
 def test_a_request_that_others_used_while_loads_failed_is_theirs() -> None:
-    """One batch loads for its first request and finds the other's pages on the device."""
+    """A batch loads for its first request, and the second request's pages are on the device."""
     manager, pool = tiered(num_pages=16)
 
     def cut(other: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_request_that_others_used_while_loads_failed_is_theirs() -> None:
         manager.reset_prefix_cache()
         serve(manager, pool, A)
         serve(manager, pool, C)
-        serve(manager, pool, B)  # of A some pages are in the tier alone
+        serve(manager, pool, B)  # some pages of A are only in the tier
         loaded, other = claimed(manager, A), claimed(manager, B)
         meddle_once(manager, functools.partial(use, other))
         with pytest.raises(OSError, match="no copy"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a Redis Cluster: each on the node of its slot, wherever that goes."""
+"""Pages in a Redis Cluster: each page is on the node of its slot, also after the slot moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from together import run_together
 
 require("redis")
 
-pytestmark = pytest.mark.xdist_group("redis cluster")  # started once
+pytestmark = pytest.mark.xdist_group("redis cluster")  # the cluster starts once
 
 KEYS = [bytes([i]) * 32 for i in range(40)]
 
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def store(cluster: RedisCluster, request: Any) -> Iterator[RedisStore]:
-    """With names of its own."""
+    """Return a store with its own names."""
     url = f"{cluster.url}?prefix={request.node.name[:60]}&timeout=10"
     with contextlib.closing(RedisStore(url)) as opened:
         yield opened
@@ -80,7 +80,7 @@ def test_a_slot_that_moves_is_found_again(cluster: RedisCluster, store: RedisSto
     slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
     here = next(i for i, names in enumerate(cluster.names()) if name in names)
     there = (here + 1) % 3
-    # While it moves, names that have gone are asked for elsewhere.
+    # While the slot moves, the old node redirects requests for names that have moved.
     clients[there].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.ids[here])
     clients[here].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.ids[there])
     port = cluster.servers[there].port
@@ -124,7 +124,7 @@ def test_a_replica_takes_the_place_of_a_node_that_dies(tmp_path: Path) -> None:
             assert served < 40
             cluster.wait(lambda: read(store, KEYS)[0] == 40)
             assert store.health().breaker == "closed"
-            # The node that it was told of goes as well: the others are known.
+            # The node of the store's URL is also killed: the store has the addresses of the others.
             cluster.servers[1].kill()
             cluster.wait(lambda: sum(store.contains(KEYS)) > 0 or read(store, KEYS)[0] == 0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of Redis servers among the texts that name tiers."""
+"""URLs of Redis servers in the names of tiers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that are too slow by little and little, or say what is none of the protocol's."""
+"""Servers that answer too slowly in small pieces, or whose replies break the protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Callable[[RedisStore], object], object]] = {
 
 
 class FakeServer:
-    """Answers pieces of bytes, each with the next reply, the last one for ever, after some time."""
+    """Answers each received piece with the next reply after some time; repeats the last reply."""
 
     def __init__(self, replies: list[bytes], seconds: float = 0.0) -> None:
         self._replies, self._seconds = replies, seconds
@@ -49,7 +49,7 @@ class FakeServer:
             while client.recv(1 << 16):
                 time.sleep(self._seconds)
                 reply = next(replies)
-                client.sendall(reply[:1])  # in pieces, too
+                client.sendall(reply[:1])  # sends the reply in pieces
                 client.sendall(reply[1:])
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def fake() -> Iterator[Callable[..., int]]:
 
 
 def test_one_time_is_for_all_that_a_call_does(fake: Callable[..., int]) -> None:
-    """Connecting, the password, the database and the answer, each a bit late."""
+    """Connecting, the password, the database and the reply are each a bit late."""
     port = fake(b"+OK\r\n", seconds=0.2)
     url = f"redis://user:secret@127.0.0.1:{port}/3?timeout=0.3"
     with contextlib.closing(RedisStore(url)) as store:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a server that others use as well, and that fails: nothing raises, nothing is wrong."""
+"""Pages in a server that others also use, and that fails: no call raises, and no page is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def open_store() -> Iterator[Callable[..., RedisStore]]:
-    """Opens stores that are closed after the test."""
+    """Return a function that opens stores, and close them after the test."""
     with contextlib.ExitStack() as stack:
 
         def open_one(tier: str, **options: Any) -> RedisStore:
@@ -94,7 +94,7 @@ def test_names_reveal_the_key_alone_and_the_first_value_stays(
     client = server.client()
     assert client.keys() == [b"kvcore:" + KEYS[0].hex().encode()]
     assert client.ttl(client.keys()[0]) == -1
-    # Others with another prefix meet nowhere, and forget their own alone.
+    # Stores with another prefix share no page, and clear only their own pages.
     apart = open_store(f"{server.url}?prefix=mine&ttl=60")
     assert apart.contains(KEYS[:1]) == [False]
     apart.put_from(KEYS[:3], [page(i) for i in range(3)])
@@ -128,7 +128,7 @@ def test_parts_of_pages_are_one_value(server: RedisServer, open_store: Open) -> 
         [None] * 5 + [np.zeros(1, np.uint8)],
     ):
         assert store.get_into(KEYS[:1], [lacking]).result() == 0
-    assert store.put_from(KEYS[:1], [parts]).result() == 1  # it has more
+    assert store.put_from(KEYS[:1], [parts]).result() == 1  # the stored page has more parts
     both = [np.zeros_like(each) for each in parts]
     assert store.get_into(KEYS[:1], [both]).result() == 1
     assert all(np.array_equal(*each) for each in zip(parts, both, strict=True))
@@ -151,7 +151,7 @@ def test_values_that_others_have_spoilt_are_misses(server: RedisServer, open_sto
         client.set(name, bad)
         assert read(store, KEYS[:3])[0] == 1
         assert client.get(name) is None
-        assert np.array_equal(read(store, KEYS[2:3])[1][0], page(2))  # the connection goes on
+        assert np.array_equal(read(store, KEYS[2:3])[1][0], page(2))  # the connection still works
     assert store.health().corrupt == 7
     client.rpush(name, "a list")
     assert read(store, KEYS[:3])[0] == 0
@@ -171,7 +171,7 @@ def test_a_server_that_is_gone_is_a_miss_until_it_is_back(
         assert store.put_from(KEYS[:1], [page(0)]).result() == 0
         assert store.remove(KEYS[:1]) == store.clear() == store.capacity().pages == 0
     assert store.health().breaker == "open"
-    assert store.health().errors == 5  # then it was not asked
+    assert store.health().errors == 5  # after five errors the store makes no more calls
     assert len(caplog.records) == 1
     assert f"127.0.0.1:{server.port}" in caplog.text
     server.start()
@@ -183,7 +183,7 @@ def test_a_server_that_is_gone_is_a_miss_until_it_is_back(
 
 
 def test_a_restarted_server_is_not_an_error(server: RedisServer, open_store: Open) -> None:
-    """Connections that were idle meanwhile are made again."""
+    """The store reconnects idle connections."""
     store = open_store(server.url)
 
     def ask(_: int) -> None:
@@ -224,7 +224,7 @@ def test_a_new_connection_to_a_server_that_hangs_times_out(
 
 
 def test_a_slow_batch_ends_as_a_whole(tmp_path: Path, open_store: Open) -> None:
-    """The time-out is for the batch, not for each piece of it that arrives."""
+    """The time-out is for the whole batch, not for each piece that arrives."""
     with RedisServer(tmp_path) as server, Trickle(server.port, seconds=0.05) as slow:
         store = open_store(f"redis://127.0.0.1:{slow.port}?timeout=0.3")
         open_store(server.url).put_from(KEYS[:1], [page(0, 1 << 20)])
@@ -235,7 +235,7 @@ def test_a_slow_batch_ends_as_a_whole(tmp_path: Path, open_store: Open) -> None:
 
 
 def test_a_full_server_does_not_store(tmp_path: Path, open_store: Open) -> None:
-    with RedisServer(tmp_path, "--maxmemory", "3mb") as server:  # the server itself takes one
+    with RedisServer(tmp_path, "--maxmemory", "3mb") as server:  # the server uses 1 MB itself
         store = open_store(server.url)
         stored = store.put_from(KEYS, [page(i, 400_000) for i in range(20)]).result()
         assert 0 < stored < 20
@@ -284,7 +284,7 @@ def test_tls(tmp_path: Path, open_store: Open) -> None:
         served, found = read(store, KEYS[:5], 300_000)
         assert served == 5
         assert all(np.array_equal(*each) for each in zip(pages, found, strict=True))
-        unknown = open_store(url)  # whose certificate nobody has vouched for
+        unknown = open_store(url)  # its certificate is not trusted
         assert unknown.contains(KEYS[:1]) == [False]
         assert unknown.health().errors == 1
 
@@ -367,7 +367,7 @@ def test_wrong_arguments_change_nothing(server: RedisServer, open_store: Open) -
 
 # ---- helpers ----------------------------------------
 class Trickle:
-    """Passes on what a server says, a little at a time."""
+    """Forwards the server's replies, a little at a time."""
 
     def __init__(self, port: int, seconds: float) -> None:
         self._seconds, self._target = seconds, port

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is given out in pieces: none twice, none lost."""
+"""Memory that an arena gives out in pieces: no piece twice, and no piece lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_half_stays_for_batches() -> None:
     kept.clear()
     del found
     gc.collect()
-    assert free_bytes(arena) == arena.size - (1 << 10)  # a view keeps what it is of
+    assert free_bytes(arena) == arena.size - (1 << 10)  # a view keeps its piece
     view[:] = 7
     arena.close()
     arena.close()

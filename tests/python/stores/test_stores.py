@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every store of pages does, those of kvcore and those of users."""
+"""Rules of all stores of pages: kvcore's stores and users' stores."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_finished_handles_are_done() -> None:
     assert handle.result() == 3
 
 
-# -- texts that name tiers -------------------------------------------------------------------------
+# -- names of tiers --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "tier"),
     [
@@ -164,7 +164,7 @@ def test_a_page_larger_than_the_memory_store_evicts_nothing() -> None:
     assert put(store, 1, 2) == 2
     assert store.put_from([key(3)], [bytes(4 * PAGE + 1)]).result() == 0
     assert get(store, 1, 2) == 2
-    assert store.put_from([key(1)], [bytes(4 * PAGE)]).result() == 1  # of another size: replaces
+    assert store.put_from([key(1)], [bytes(4 * PAGE)]).result() == 1  # a new size replaces the page
     assert store.get_into([key(1)], [bytearray(4 * PAGE)]).result() == 1
     assert store.capacity().pages == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``tiers=`` takes and refuses, and what a manager with tiers has then."""
+"""The values that ``tiers=`` takes and refuses, and the tiers that a manager has."""
 
 from __future__ import annotations
 

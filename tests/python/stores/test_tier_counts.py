@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hits and misses of tiers are pages: together all that prompts lacked above the tier."""
+"""Hits and misses of a tier count pages: their sum is the pages that no upper tier had."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvcore.stores import MemoryStore
 from moved_requests import moving_params
 from tiered_requests import DictStore, tiered_manager
 
-LENGTH, PAGES = 42, 10  # a prompt, and its pages that a hit could have
+LENGTH, PAGES = 42, 10  # the tokens of a prompt, and the most pages that it can hit
 
 
 def serve(manager: PagedKVCacheManager, number: int) -> None:
     context = TextGenerationContext(number, [1000 * number + i for i in range(LENGTH)])
     manager.claim(number)
-    for _ in range(2):  # asking twice is one question
+    for _ in range(2):  # two calls count as one lookup
         assert manager.maybe_reserve(context)
     manager.fetch([context])
     context.update(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that a disk is reading into the host tier, and what others do meanwhile."""
+"""A batch that a disk reads into the host tier, and other calls during the read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = (len(LONG) - 1) // 4 * 4
 
 
 class Gate:
-    """Reads of disk stores begin at once, and end when it is opened."""
+    """Reads of disk stores begin at once, and end when the test opens the gate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_asked, self.may_go = Event(), Event()
@@ -76,14 +76,14 @@ def test_what_a_released_request_waited_for_is_the_next_one_s(tier: str, gate: G
         _begun(manager, gate)
         manager.release("r")
         gate.may_go.set()
-        # One that comes at once waits for what is under way, and reads nothing again.
+        # A request that comes at once waits for the read in flight, and reads no page again.
         assert run_fetched(manager) == ALL
         assert manager.tier_metrics["disk"].hits == ALL // 4
         manager.check_integrity()
 
 
 def run_fetched(manager: PagedKVCacheManager) -> int:
-    """Serve the prompt by a fetch, which waits for its pages."""
+    """Serve the prompt with a fetch, which waits for its pages."""
     context = TextGenerationContext("again", LONG)
     manager.claim("again")
     cached = int(manager.fetch([context])[0].cache_lengths[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state machine over groups of layers with a host tier: layers read what was written for them."""
+"""A state machine over groups of layers with a host tier: layers read the written values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_requests(machine: TieredGroupsMachine) -> bool:
 
 
 class TieredGroupsMachine(RuleBasedStateMachine):
-    """Contents are checked by each step, conservation laws by each call."""
+    """Each step checks contents, each call checks conservation laws."""
 
     traffic: Traffic
 

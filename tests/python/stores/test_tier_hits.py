@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stores give back, byte by byte: every kind of pool, groups, states, devices, namespaces."""
+"""Bytes that stores return, for every kind of pool, groups, states, devices and namespaces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Tiers = Callable[[], list[Any]]
 
 @pytest.fixture(params=["memory", "own", "disk", "disk below memory"])
 def tiers(request: pytest.FixtureRequest, tmp_path: Path) -> Tiers:
-    """Return stores that go on where they were, managers come and go."""
+    """Return stores that keep their pages when managers come and go."""
     memory, own = MemoryStore(1 << 22), DictStore()
     kinds: dict[str, Tiers] = {
         "memory": lambda: [memory],
@@ -228,7 +228,7 @@ def test_states_come_back(tiers: Tiers, interval: int | None) -> None:
         first.release("a")
         assert first.flush(timeout=60)
     with manager() as second:
-        prefill(second, "b", tokens + [77] * 3)  # checks what is in its slot
+        prefill(second, "b", tokens + [77] * 3)  # checks the state in its slot
         assert second.metrics.cache_tokens >= 24
         assert second.state_metrics.loaded_checkpoints == 1
         second.release("b")

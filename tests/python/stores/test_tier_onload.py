@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that go on while their pages are brought, and prefixes brought ahead."""
+"""Requests that continue while their pages are loaded, and prefixes loaded ahead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = (len(LONG) - 1) // 4 * 4
 
 
 class Gated(DictStore):
-    """Reads when it is told to."""
+    """A store that reads when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def poll_until(manager: PagedKVCacheManager, count: int = 1) -> list[Any]:
 def test_a_request_has_a_longer_hit_once_its_pages_have_arrived(store: Gated) -> None:
     with manager_of(store) as manager:
         context = begun(manager)
-        assert manager.maybe_reserve(context)  # again: still on their way
+        assert manager.maybe_reserve(context)  # the pages are still in flight
         assert manager.poll() == []
         store.may_go.set()
         assert poll_until(manager) == ["r"]
@@ -108,7 +108,7 @@ def test_a_batch_that_was_fetched_before_waits_for_one_that_has_come_again(store
         context = TextGenerationContext("r", LONG[:3])
         batch = [context]
         manager.claim("r")
-        for _ in range(2):  # from the second call on the batch is known
+        for _ in range(2):  # the second call recognises the batch
             manager.fetch(batch)
         manager.release("r")
         batch[0] = again = begun(manager, "again")
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[type[Exception], Any]] = {
 
 
 def fetch_with_long(manager: PagedKVCacheManager, context: Any) -> None:
-    """Fetch it with a request for which there are no pages."""
+    """Fetch the context with a request for which the pool has no pages."""
     other = TextGenerationContext("long", [1] * 120)
     manager.claim("long")
     try:

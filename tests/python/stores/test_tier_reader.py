@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks which store for what: a made-up core and stores that say what a test wants."""
+"""The reader's calls to each store, with a made-up core and stores that the test scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def key(column: int) -> bytes:
 
 
 class Pages:
-    """The host tier's memory."""
+    """The memory of the host tier."""
 
     def memory(self, replica: int) -> Any:
         return np.zeros((100, 8), np.uint8)
@@ -54,7 +54,7 @@ class FakeFill:
 
 
 class FakeSearch:
-    """Columns of one part, and a window over the last `window` columns with another."""
+    """Columns with one part, and a window over the last `window` columns with another part."""
 
     def __init__(self, have: int = 0, most: int = 10, window: int = 0, room: int = 100) -> None:
         self.replica, self.have, self.legal, self.most = 0, have, have, most
@@ -86,7 +86,7 @@ class FakeSearch:
 
 
 class FakeStore:
-    """Has parts of columns, which it may not know before it has read them."""
+    """A store with parts of columns; it may need a read to find out which parts it has."""
 
     is_private = False
 
@@ -140,7 +140,7 @@ class FakeStore:
 
 
 class Handle:
-    """Is done when a test says so."""
+    """A handle that the test ends."""
 
     def __init__(self) -> None:
         self.over = Event()
@@ -178,7 +178,7 @@ def test_each_page_is_read_from_the_first_store_that_has_it() -> None:
     reader_of(upper, lower).bring(search)
     assert upper.read_columns == [[0, 1], [4]]
     assert lower.read_columns == [[2, 3], [5]]
-    assert [each.finished for each in search.fills] == [(6, True)]  # the upper one lacks some
+    assert [each.finished for each in search.fills] == [(6, True)]  # the upper store lacks parts
 
 
 def test_what_the_first_store_has_needs_no_writing() -> None:
@@ -278,7 +278,7 @@ def test_an_interrupted_thread_gives_memory_back_once_the_store_is_done(
     class Late(Handle):
         def wait(self, timeout: float | None = None) -> bool:
             if timeout is None:
-                self.over.set()  # the store has ended what it read
+                self.over.set()  # the store has ended its read
             return super().wait(timeout)
 
     given_back: list[bool] = []
@@ -324,7 +324,7 @@ def test_pages_on_their_way_are_known_by_replica_and_key() -> None:
     other = flights.begin(0, [b"c", b"b"])
     assert other is not None
     assert not other.is_set()
-    assert flights.begin(0, [b"c"]) is None  # what was refused took nothing
+    assert flights.begin(0, [b"c"]) is None  # the refused call took no key
     flights.end(0, [b"a", b"b"])
     assert other.is_set()
     assert flights.begin(0, [b"b"]) is None

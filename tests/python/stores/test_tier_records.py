@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: what kvcore puts around pages in stores that do not check them."""
+"""Records: the bytes that kvcore adds to pages in stores that do not check them."""
 
 from __future__ import annotations
 

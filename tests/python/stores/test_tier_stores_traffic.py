@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random requests over groups of layers with stores below: every layer reads what was written."""
+"""Random requests over groups of layers with lower stores: every layer reads the written values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERBS = ["claim", "claim", "step", "step", "step", "step", "release", "fork", "c
 
 
 def tiers_of(kind: str, folder: Path, kept: list[Any]) -> list[Any]:
-    """Return stores; those of `kept` are there already when the next manager comes."""
+    """Return stores; the stores in `kept` stay for the next manager."""
     if not kept:
         kept += [MemoryStore(1 << 22), DictStore(), MemoryStore(20_000)]
     disk = f"disk:{folder}:4MiB"
@@ -41,7 +41,7 @@ def test_layers_read_what_was_written_for_them(kind: str, shape: str, tmp_path: 
     kept: list[Any] = []
     params = with_host_tier(SHAPES[shape], 40)
     found = 0
-    for seed in (3, 3, 4):  # the second manager has the prompts of the first
+    for seed in (3, 3, 4):  # the second manager has the first manager's prompts
         tiers = tiers_of(kind, tmp_path, kept)
         traffic = Traffic(params, seed, 40, tiers=tiers, async_onload=seed == 4)
         traffic.act(VERBS, 80)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads use one manager with a host tier together; each reads what was written for it."""
+"""Threads share one manager with a host tier; each request reads its own values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 def serve(manager: Any, number: int, rounds: int, replicas: int) -> None:
-    """Run prompts that all threads share; how many are refused depends on who runs when."""
+    """Run prompts that all threads share; the number of refusals depends on the threads' order."""
     draw, pool = random.Random(number), WrittenPool(manager)
     for n in range(rounds):
         prompt = [draw.randrange(6)] * draw.randint(1, 24) + [7] * draw.randint(1, 4)
@@ -58,4 +58,4 @@ def test_threads_store_and_load_each_others_pages(
     assert min(metrics.h2d_blocks_copied, metrics.d2h_blocks_copied) > 10, metrics
     assert manager.num_free_blocks == 24 * replicas
     manager.reset_prefix_cache()
-    assert manager.host_committed_block_pct == 0, "a host page is held by nobody"
+    assert manager.host_committed_block_pct == 0, "a host page has no holder"

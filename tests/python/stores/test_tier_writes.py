@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written to stores and when: flush, back-pressure, resets, close."""
+"""Writes to stores: flush, back-pressure, resets, close."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = (len(LONG) - 1) // 4 * 4
 
 
 class Slow(DictStore):
-    """Writes when it is told to."""
+    """A store that writes when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_flush_tells_what_was_not_stored() -> None:
     with tiered_manager(Full()) as manager:
         run(manager, LONG)
         assert not manager.flush(timeout=60)
-        assert manager.flush(timeout=60)  # since then nothing was lost
+        assert manager.flush(timeout=60)  # no page was lost since the first flush
 
 
 def test_a_step_waits_a_bounded_time_for_stores() -> None:
@@ -79,7 +79,7 @@ def test_a_step_waits_a_bounded_time_for_stores() -> None:
     params = moving_params()
     tiers = [f"host:{12 * params.bytes_per_page}", store]
     with tiered_manager(*tiers, store_timeout=60, max_write_wait=0.01) as manager:
-        for i in range(8):  # more than the host tier holds: what was not taken in time is lost
+        for i in range(8):  # more than the host tier holds: pages not taken in time are lost
             run(manager, [i] * 17, i)
         store.may_go.set()
         manager.flush(timeout=60)
@@ -147,7 +147,7 @@ def test_close_flushes_and_ends_everything(tmp_path: Path) -> None:
     assert not [*kvcore_threads()]
     assert not own.is_closed
     assert len(own.pages) == 10
-    assert inputs[0].blocks.shape[0] == 32  # who has a pool keeps it
+    assert inputs[0].blocks.shape[0] == 32  # a caller that has the pool keeps it
     calls: list[Any] = [
         lambda: manager.maybe_reserve(context),
         lambda: manager.fetch([context]),

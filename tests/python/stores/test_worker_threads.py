@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An owner knows each of its threads, also where an interrupt meets the start of one."""
+"""An owner keeps track of each of its threads, also if an interrupt hits the start of a thread."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_workers_make_calls_and_end_after_interrupted_starts(
             except KeyboardInterrupt:
                 assert made == []
             else:
-                assert met == []  # a thread of an interrupted start makes the call
+                assert met == []  # a thread of an earlier interrupted start makes the call
                 assert first is not None
                 assert first.wait(60)  # the thread is free for the next call
                 break
@@ -118,7 +118,7 @@ def test_workers_make_calls_and_end_after_interrupted_starts(
 
 
 def closed_in_time(manager: PagedKVCacheManager) -> bool:
-    """Whether ``close`` returns, which it does in another thread where it hangs."""
+    """Return true if ``close`` returns; another thread calls it, in case it hangs."""
     threads = Threads("closing")
     threads.start(manager.close)
     return threads.join(60)
@@ -136,7 +136,7 @@ def test_a_manager_closes_after_an_interrupt_met_the_start_of_a_worker(
     manager = tiered_manager(store, async_onload=True)
     with monkeypatch.context() as patch:
         met = interrupt_starts(patch, f"kvcore {name}", moment, lambda: True)
-        for i, prompt in enumerate([*prompts, LONG]):  # the last one is written to the store
+        for i, prompt in enumerate([*prompts, LONG]):  # the last prompt is written to the store
             try:
                 run(manager, prompt, f"r{i}")
             except KeyboardInterrupt:
@@ -184,7 +184,7 @@ def test_an_interrupt_leaves_no_thread_of_vllm_offloading(
     met = interrupt_starts(monkeypatch, "ordered", moment, lambda: True)
     with pytest.raises(KeyboardInterrupt):
         ordered_calls("ordered")
-    gc.collect()  # the pool, whose thread ends with it
+    gc.collect()  # frees the pool, and its thread ends
     if moment != "before":
         met[0].join(60)
     assert threads_named("ordered") == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When pages go to the host tier, which of them, and what leaves it first: seen from Python."""
+"""Times and choices of writes to the host tier, and its eviction order, as Python sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tiered(num_pages: int = 8, host_pages: int = 40, **options: Any) -> Any:
 
 
 def serve(manager: Any, name: str, prompt: list[int]) -> int:
-    """Run a prompt that leaves; what it reads was written for it. Returns what it reused."""
+    """Run and release a prompt, and check the values it reads. Return its reused tokens."""
     context = TextGenerationContext(name, prompt)
     manager.claim(name)
     assert manager.reserve(context)
@@ -104,7 +104,7 @@ def test_a_copy_that_fails_raises_once_and_keeps_no_page(verb: str) -> None:
     with pytest.raises(OSError, match="no link"):
         getattr(manager, verb)(argument)
     manager.check_integrity()
-    assert getattr(manager, verb)(argument), "what was offered goes without a copy"
+    assert getattr(manager, verb)(argument), "offered pages are evicted without a copy"
     assert tries == [7]
     mover.run = run
     assert manager.metrics.d2h_blocks_copied == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages whose contents are wrong leave the cache, and stay with those who hold them."""
+"""Pages with wrong contents leave the cache, and stay with the requests that hold them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = list(range(16))
 
 
 def cached(manager: kvcore.PagedKVCacheManager, tokens: list[int]) -> list[int]:
-    """Ids of the cached pages of some tokens."""
+    """Return the ids of the cached pages of some tokens."""
     return list(map(int, manager.match_prefix(tokens, return_pages=True)[1]))
 
 
@@ -148,7 +148,7 @@ def test_held_pages_are_not_handed_out() -> None:
     assert manager.maybe_reserve(other)
     assert not set(manager.get_req_blocks(other.request_id)) & set(pages[:2])
     held.let_go()
-    with pytest.raises(kvcore.InvalidHandleError, match="let go"):
+    with pytest.raises(kvcore.InvalidHandleError, match="released before"):
         held.let_go()
     assert manager.num_free_blocks == 2
 
@@ -196,7 +196,7 @@ def test_held_pages_come_from_managers_alone() -> None:
 
 
 def run_on(manager: kvcore.PagedKVCacheManager, context: kvcore.TextGenerationContext) -> None:
-    """One step, with the copies that it owes."""
+    """Run one step, with its pending copies."""
     assert manager.maybe_reserve(context)
     manager.take_copies()
     manager.fetch([context])
@@ -208,7 +208,7 @@ def test_a_fork_of_a_copy_of_a_forgotten_page_is_not_cached() -> None:
     manager = make_manager(4, 32)
     put_in_cache(manager, range(8))
     bad = cached(manager, list(range(8)))[1]
-    parent = claimed(manager, [0, 1, 2, 3, 4, 5, 99])  # copies two tokens of the page
+    parent = claimed(manager, [0, 1, 2, 3, 4, 5, 99])  # copies two tokens of the bad page
     run_on(manager, parent)
     child = make_context([*parent.tokens[:7], 55, 56])
     manager.fork(parent.request_id, child)
@@ -332,13 +332,13 @@ def test_a_forgotten_page_of_a_twin_fills_no_window(is_wrong: bool, hit: int) ->
     tokens = list(range(20))
     put_in_cache(manager, tokens)
     with manager.pin(tokens):
-        filler = claimed(manager, range(100, 112))  # the windows in front of the end go
+        filler = claimed(manager, range(100, 112))  # evicts the windows before the end
         assert manager.maybe_reserve(filler)
         manager.release(filler.request_id)
     assert manager.match_prefix(tokens[:8]) == 0
     context = claimed(manager, tokens[:8])
     run_on(manager, context)
-    assert manager.match_prefix(tokens[:8]) == 4  # what the request has left there
+    assert manager.match_prefix(tokens[:8]) == 4  # the pages that the request left in the cache
     if is_wrong:
         manager.forget([manager.get_req_blocks(context.request_id, bundle=1)[3]])
     manager.release(context.request_id)
@@ -352,7 +352,7 @@ def test_windows_of_a_twin_do_not_go_to_a_forgotten_page() -> None:
         "float32", 1, 2, 2, page_size=2, enable_prefix_caching=True, groups=groups
     )
     manager = kvcore.PagedKVCacheManager(params, 8, 64, num_pages=40, blocks=None, dedup=False)
-    contexts = [make_context(range(11)), make_context([0, 1])]  # the second one's page is a twin
+    contexts = [make_context(range(11)), make_context([0, 1])]  # the second page is a duplicate
     for context in contexts:
         manager.claim(context.request_id)
         run_on(manager, context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random requests while pages go bad and are forgotten, and others are held by their ids."""
+"""Random requests while bad pages are forgotten, and other callers hold pages by their ids."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BAD = "bad"
 
 
 class ForgetMachine(RuleBasedStateMachine):
-    """What is in each slot of each page is known: the tokens up to there, or that it is bad."""
+    """The test records for each slot of each page the tokens up to it, or that it is bad."""
 
     def __init__(self) -> None:
         super().__init__()
         self.manager = make_manager(PAGE, PAGES, first_page=FIRST)
         self.pool: dict[tuple[int, int], Any] = {}
         self.live: list[kvcore.TextGenerationContext] = []
-        self.right: dict[Any, int] = {}  # tokens in front of what is bad
+        self.right: dict[Any, int] = {}  # the number of tokens before the first bad token
         self.holds: list[kvcore.HeldPages] = []
 
     def pick(self, data: st.DataObject) -> kvcore.TextGenerationContext:
@@ -65,7 +65,7 @@ class ForgetMachine(RuleBasedStateMachine):
         for i in range(min(context.start_idx, right)):
             assert self.pool[row[i // PAGE], i % PAGE] == tokens[: i + 1]
         for i in range(context.start_idx, context.active_idx):
-            # What is computed from something bad is bad.
+            # Values computed from bad values are bad.
             self.pool[row[i // PAGE], i % PAGE] = tokens[: i + 1] if right > i else BAD
         context.update(token)
         self.manager.step([context])
@@ -95,7 +95,7 @@ class ForgetMachine(RuleBasedStateMachine):
         n = min(right, n, context.start_idx)
         try:
             self.manager.truncate(context.request_id, n)
-        except ValueError:  # it was not fetched yet
+        except ValueError:  # the request was not fetched yet
             return
         context.rewind(max(n, 1))
         context.start_idx = min(n, context.start_idx)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is forgotten first: each policy in a tree and in managers, and who may choose it."""
+"""Eviction order of each policy, in a tree and in managers, and the choice of a policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_tree_evicts_branches_in_the_order_of_its_policy(
 
 
 def serve(mgr: Any, prompt: list[int], name: str, **terms: Any) -> None:
-    """What a request does that computes its prompt and one token."""
+    """Serve a request that computes its prompt and one token."""
     context = TextGenerationContext(name, prompt, **terms)
     mgr.claim(name)
     assert mgr.reserve(context)
@@ -53,7 +53,7 @@ def serve(mgr: Any, prompt: list[int], name: str, **terms: Any) -> None:
 
 
 def victims_of(mgr: Any, known: dict[int, list[int]], count: int = 3) -> list[int]:
-    """Whose prompts go first, as unseen requests take pages one by one and keep them."""
+    """Return the prompts that lose pages first, while unseen requests take pages one by one."""
     gone: list[int] = []
     while len(gone) < count:
         name = f"unseen {mgr.num_free_blocks}"
@@ -70,7 +70,7 @@ def test_a_manager_counts_a_use_per_request(
     eviction: str, uses: tuple[int, ...], victims: list[int]
 ) -> None:
     mgr = make_manager(page_size=1, num_pages=8, eviction=eviction)
-    # A page behind which a hit leaves one token to run.
+    # A prompt has one page, and a hit on it leaves one token to run.
     prompts = {token: [token, 5] for token in (A, B, C)}
     for i, token in enumerate(uses):
         serve(mgr, prompts[token], f"r{i}")
@@ -122,7 +122,7 @@ def test_cost_counts_each_page_of_a_run_from_the_floor_when_it_came() -> None:
     evict(mgr, [C])  # the floor is the worth of a page of depth 1
     decode(mgr, context)
     mgr.release("grows")
-    evict(mgr, [A, 7, 7])  # the last page came later than the page before it
+    evict(mgr, [A, 7, 7])  # the last page came later than the previous page
     mgr.release("held")
     assert victims_of(mgr, {A: [A], B: [B]}, 2) == [A, B]
 
@@ -145,18 +145,18 @@ GROUPS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", GROUPS)
 @pytest.mark.parametrize("eviction", NAMES)
 def test_whatever_a_policy_keeps_is_there_for_who_needs_it(eviction: str, kind: str) -> None:
-    """Pages of the highest priority too, for ever or for a time: a policy says no to nobody."""
+    """A policy refuses no request: it evicts even pages of the highest priority, with any ttl."""
     rng, now = random.Random(eviction + kind), [0.0]
     mgr = manager_of(params_of(*GROUPS[kind]), 40, eviction=eviction, clock=lambda: now[0])
     mgr.claim("held")
-    assert mgr.reserve(TextGenerationContext("held", [7] * 8))  # 4 pages, or twice as many
+    assert mgr.reserve(TextGenerationContext("held", [7] * 8))  # 4 pages, or 8 with windows
     for turn in range(60):
         prompt = [rng.randrange(2) for _ in range(rng.randint(1, 16))]
         terms: dict[str, Any] = {"priority": rng.choice([0, 50, 100])}
         terms |= rng.choice([{}, {"ttl": 5}, {"retention": [(0, None, 100, 1e6)]}])
         serve(mgr, prompt, f"r{turn}", **terms)
         now[0] += rng.random()
-        # All pages that are free, of which a window has one for its first chunk.
+        # All free pages; the window takes a page for its first chunk.
         free = mgr.num_free_blocks
         columns = {"flat": free, "window": free - 1, "windows alone": 20}[kind]
         unseen = TextGenerationContext("unseen", [50 + turn] * (2 * columns), active_idx=1)
@@ -174,7 +174,7 @@ def test_reserving_again_and_matching_are_no_use() -> None:
     serve(mgr, [A, 5], "a")
     serve(mgr, [B, 5], "b")
     serve(mgr, [B, 5], "b again")
-    # Asked often, and reserved often by one request: that is one use more, by which it is older.
+    # Matches do not count as uses, and all reservations of one request count as one use.
     held = TextGenerationContext("held", [A, 6])
     mgr.claim("held")
     for _ in range(5):
@@ -268,7 +268,7 @@ def test_pages_keep_the_highest_priority_they_were_given() -> None:
     tree = PrefixTree(1, eviction="priority")
     tree.insert([1, 2], [1, 2], priority=10)
     tree.insert([3], [3], priority=20)
-    tree.insert([1], [1], priority=90)  # the first page alone
+    tree.insert([1], [1], priority=90)  # only the first page
     tree.insert([3], [3], priority=5)
     tree.insert([4], [4])
     assert [tree.evict(1).item() for _ in range(4)] == [2, 3, 4, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixTree as an engine's own cache uses it: handles of what it puts in, look-ahead, listings."""
+"""PrefixTree as an engine's own cache uses it: handles of inserted pages, lookahead, listings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 4
 
 
 def common(a: list[int], b: list[int]) -> int:
-    """Tokens that two sequences begin with."""
+    """Return the number of leading tokens that two sequences share."""
     n = 0
     while n < min(len(a), len(b)) and a[n] == b[n]:
         n += 1
@@ -27,7 +27,7 @@ def test_insert_tells_what_was_known_and_a_handle() -> None:
     tree = PrefixTree(2)
     ids, known, handle = tree.insert([1, 2, 3, 4], [7, 8], return_handle=True)
     assert (ids.tolist(), known, handle.num_pages) == ([7, 8], 0, 2)
-    # What the tree has is given again with its own ids, and goes on.
+    # The tree returns its own ids for pages that it has, and appends the new page.
     ids, known, handle = tree.insert([1, 2, 3, 4, 5, 6], [7, 8, 9], return_handle=True)
     assert (ids.tolist(), known, handle.num_pages) == ([7, 8, 9], 2, 3)
     ids, known, handle = tree.insert([1, 2, 3, 4, 5, 6], [10, 11, 12], return_handle=True)
@@ -128,7 +128,7 @@ def test_reset_forgets_all_but_what_is_pinned() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_it_agrees_with_a_list_of_prefixes(seed: int) -> None:
-    """An oracle that knows no tree: page after page, by the tokens up to its end."""
+    """The oracle has no tree: it looks up each page by the tokens up to the page's end."""
     draw = random.Random(seed)
     tree = PrefixTree(PAGE)
     known: dict[tuple[int, ...], int] = {}

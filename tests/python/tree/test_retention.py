@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priorities of requests, for how long they last, and whose they are."""
+"""Priorities of requests, their duration, and their owners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvcore import TextGenerationContext, policies
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,7 +29,7 @@ _names = itertools.count()
 
 
 def serve(mgr: Any, prompt: list[int], **rest: Any) -> None:
-    """What a request does that computes its prompt and one token."""
+    """Serve a request that computes its prompt and one token."""
     context = TextGenerationContext(f"r{next(_names)}", prompt, **rest)
     mgr.claim(context.request_id)
     assert mgr.reserve(context)
@@ -39,7 +39,7 @@ def serve(mgr: Any, prompt: list[int], **rest: Any) -> None:
 
 
 def lost(mgr: Any, prompts: list[list[int]], n: int) -> list[int]:
-    """Which prompts lose pages first, as unseen requests take one page each."""
+    """Return the prompts that lose pages first, while unseen requests take one page each."""
     order: list[int] = []
     full = {i: mgr.match_prefix(prompt) for i, prompt in enumerate(prompts)}
     while len(order) < n:
@@ -116,11 +116,11 @@ def test_the_time_begins_with_the_last_use() -> None:
     held.update(7)
     mgr.step([held])
     clock.now = 8
-    mgr.release("held")  # until 18
+    mgr.release("held")  # its time ends at 18
     serve(mgr, B, priority=10)
     clock.now = 17
     assert lost(mgr, [A, B], 1) == [1]
-    serve(mgr, [*A, 99], ttl=10)  # until 27, for the pages it found
+    serve(mgr, [*A, 99], ttl=10)  # the pages it found are kept until 27
     serve(mgr, C, priority=10)
     clock.now = 26
     assert lost(mgr, [A, C], 1) == [1]
@@ -163,7 +163,7 @@ def test_a_page_is_in_the_range_of_its_first_token() -> None:
     serve(mgr, list(range(20, 24)), priority=30)
     first, second = list(range(12)), list(range(20, 24))
     assert lost(mgr, [first, second], 2) == [0, 1]
-    assert mgr.match_prefix(first) == 8  # the third page went, at 10; the first is at 50
+    assert mgr.match_prefix(first) == 8  # evicts the third page (priority 10), not the first (50)
 
 
 def test_the_time_of_a_request_that_grows_goes_on() -> None:
@@ -197,7 +197,7 @@ def test_forks_ask_for_themselves() -> None:
     serve(mgr, B, priority=50)
     mgr.release("parent")
     mgr.release("child")
-    # Its own page is the child's; those in front stay what the parent said until it is gone.
+    # The child's page has the child's priority, the others the parent's until the parent is gone.
     assert lost(mgr, [[*A, 8], B], 1) == [1]
 
 
@@ -252,7 +252,7 @@ def test_a_clock_is_asked_once_per_call_outside_of_any_lock() -> None:
 
     class Meddling(Clock):
         def __call__(self) -> float:
-            assert mgr.contains("r")  # would wait for ever under a lock
+            assert mgr.contains("r")  # a lock would make this call wait for ever
             return super().__call__()
 
     meddling = Meddling()

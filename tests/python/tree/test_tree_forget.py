@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of a PrefixTree whose contents are wrong leave it, and come back once nobody pins them."""
+"""Pages of a PrefixTree with wrong contents leave it, and return when no handle pins them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = 2
 
 
 class Oracle:
-    """Paths of tokens, each with the id of its last page; what is forgotten and pinned still."""
+    """Paths of tokens with the ids of their last pages, and forgotten pages that are pinned."""
 
     def __init__(self) -> None:
         self.pages: dict[tuple[Any, ...], int] = {}
@@ -49,7 +49,7 @@ class Pair:
         self.rng = random.Random(f"{seed} {policy}")
         self.tree = PrefixTree(PAGE, policy, token_dtype=np.int64 if wide else np.int32)
         self.wide, self.oracle = wide, Oracle()
-        # Ids are any int32, and each belongs to somebody: to the user, or to the tree.
+        # Ids are any int32, and each id has an owner: the user or the tree.
         self.mine = [self.rng.randrange(-(2**31), 2**31) for _ in range(40)]
         self.held: list[tuple[Any, str, list[int], list[int]]] = []
         self.left: list[int] = []  # forgotten, not given back yet
@@ -111,7 +111,7 @@ class Pair:
         self.mine += evicted
 
     def go_on(self) -> None:
-        """Behind what is forgotten nothing is put in; behind all else it is."""
+        """No page is inserted after a forgotten page; after any other page an insert works."""
         if not self.held or not self.mine:
             return
         handle, name, tokens, pages = self.rng.choice(self.held)
@@ -177,7 +177,7 @@ def test_pinned_pages_stay_with_those_who_pinned_them() -> None:
     assert tree.take_forgotten().size == 0
     assert tree.pages_of(handle).tolist() == [0, 1, 2]
     assert tree.pages_of(handle, 2).tolist() == [2]
-    assert tree.insert(list(range(6)), [7, 8, 9]).tolist() == [0, 8, 9]  # computed anew
+    assert tree.insert(list(range(6)), [7, 8, 9]).tolist() == [0, 8, 9]  # pages 1, 2 are replaced
     tree.pin(handle)
     tree.unpin(handle)
     assert tree.take_forgotten().size == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixTree of 64-bit tokens and of pairs; what is put in behind a handle, pinned at once."""
+"""PrefixTree of 64-bit tokens and of pairs; inserts after a handle, pinned at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIG = 2**40
 
 
 def longest(known: list[list[Any]], wanted: list[Any], page: int) -> int:
-    """Whole pages that one of these sequences shares with the wanted one."""
+    """Return the largest number of whole pages that a known sequence shares with `wanted`."""
     best = 0
     for each in known:
         n = 0
@@ -75,7 +75,7 @@ def test_runs_of_pairs_begin_with_the_token_in_front() -> None:
         assert runs[7,].tokens.dtype == dtype
         names = {(run.extra_key, run.cache_salt) for run in runs.values()}
         assert names == {("lora", "salt"), (None, None)}
-        # An extra key that looks like the first token of another tree's name is another name.
+        # An extra key and the first token of another name differ, even if they look the same.
         assert tree.match([big, 1, 2], "lora")[1].num_pages == 0
 
 
@@ -84,7 +84,7 @@ def test_pages_behind_a_handle_cost_nothing_in_front() -> None:
         tree = PrefixTree(2, "lfu", paired=pairs)
         front = [0] if pairs else []
         _, _, first = tree.insert([*front, 1, 2, 3, 4], [1, 2], "x", return_handle=True, pin=True)
-        more = [*front, 5, 6, 7, 8]  # the token in front of pairs is not read
+        more = [*front, 5, 6, 7, 8]  # the token before the pairs is not read
         _, known, end = tree.insert(more, [3, 4], return_handle=True, after=first, pin=True)
         assert (known, end.num_pages) == (0, 4)
         ids, known, again = tree.insert(more[:-2], [9], return_handle=True, after=first)
@@ -94,7 +94,7 @@ def test_pages_behind_a_handle_cost_nothing_in_front() -> None:
         assert tree.pages_of(end, 3).tolist() == [4]
         assert tree.pages_of(end, 4).tolist() == []
         tree.unpin(first)
-        assert tree.evict(9).size == 0  # what comes behind keeps it
+        assert tree.evict(9).size == 0  # later pages keep it
         assert tree.pages_of(first).tolist() == [1, 2]
         tree.unpin(end)
         assert tree.num_evictable == 4
@@ -144,7 +144,7 @@ def test_memory_that_python_has_not_leaves_no_trace(pin: bool) -> None:
         tree = PrefixTree(2, token_dtype=np.int64)
         after = tree.insert([1, 2, 3, 4], [1, 2], "x", return_handle=True, pin=True)[2]
         try:
-            memory.set_nomemory(first, first + 1)  # of the allocations from now on, this one
+            memory.set_nomemory(first, first + 1)  # only allocation `first` from now on fails
             try:
                 tree.insert([5, 6], [3], after=after, return_handle=True, pin=pin)
             finally:

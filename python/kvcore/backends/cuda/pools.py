@@ -66,8 +66,8 @@ class GpuPools:
     def pinned(self, entries: int) -> NDArray[np.uint32]:
         """Allocate pinned memory, uint32 [entries], as an array that all its views reference.
 
-        A fetch reads the reference count of the array to detect views that are still in use. So
-        ``pinned_zeros`` is not suitable: it returns a view.
+        A fetch reads the reference count of the array to detect views that are still in use.
+        ``pinned_zeros`` is not suitable, because it returns a view.
         """
         memory = kernels().PinnedMemory(self._devices[0], max(1, entries) * _ENTRY)
         return np.frombuffer(memory, np.uint32, entries)

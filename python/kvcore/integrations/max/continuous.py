@@ -112,7 +112,7 @@ class SlotTable:
             if n > self._pages.num_free:
                 raise CapacityError(
                     f"batch_size is {n}, {self._pages.num_free} of {self._pages.num_blocks} "
-                    f"are free; release a sequence first"
+                    f"slots are free; release a sequence first"
                 )
             free = self._pages.allocate(self._pages.num_free)
             free = free[np.argsort((free - self._next) % self._pages.num_blocks)]
@@ -190,8 +190,7 @@ class SlotTable:
         for slot, serial in zip(ids, serials, strict=True):
             if self._serials.get(slot) != serial:
                 raise InvalidHandleError(
-                    f"sequence {slot} was released after this view of it was made; "
-                    f"fetch it again"
+                    f"sequence {slot} was released after this view of it was made; fetch it again"
                 )
 
     # ---- queries -------------------------------------------------------------------------

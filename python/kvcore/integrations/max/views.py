@@ -527,7 +527,7 @@ class KVCacheCollection(ABC):
         if self.kv_params.is_mla:
             raise ValueError(
                 "the pool holds latent rows (is_mla) and has no value cache; "
-                "call get_key_cache for the rows"
+                "its rows are in get_key_cache"
             )
         part = len(self._parts) - 1
         return self._layer(part, 1 - part, layer_idx)

@@ -54,7 +54,7 @@ class BlockHashes(MutableSequence[bytes]):
         self.prompt = self.prompt[:0]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError("hashes are computed from tokens and cannot be set; call clear()")
+        raise TypeError("hashes are computed from tokens and cannot be set; clear() removes them")
 
     insert = __setitem__
 

@@ -40,7 +40,7 @@ _CACHED = re.compile(
     """,
     re.VERBOSE,
 )
-# A field with one of these words is about the cache, unless its whole name is known.
+# A field with any of these words is about the cache, unless its whole name is known.
 _KV = re.compile(r"(?<!q)(?<!rw)kv|cache|key_?value")
 _PLAIN_WORDS = re.compile(
     _KV.pattern + r"|cross|compress|window|sliding|loop|recur|latent|index|shar.*lay"
@@ -206,7 +206,7 @@ def without_assumed(
     TypeError
         `assume` is not a mapping.
     ValueError
-        A value is not "ignored", or the config lacks one of the fields.
+        A value is not "ignored", or the config lacks a field.
     """
     if assume is None:
         return config, ()

@@ -7,6 +7,25 @@ cdef object copied(object array):
     return np.array(array) if isinstance(array, np.ndarray) else array.copy()
 
 
+@cython.final
+cdef class PoolViews:
+    """Hold views of the layers of one pool for ``kvcore.ops``. All inputs over the pool share them.
+
+    The views are used as long as the arrays of the pool keep memory, shape, dtype and write flag.
+    """
+
+    cdef bint are_of(self, object blocks, object kv_scales):
+        """Return True if these are the arrays of the pool, unchanged since they were viewed."""
+        return (
+            blocks is self.blocks and kv_scales is self.kv_scales and are_unchanged(self.arrays)
+        )
+
+    cdef int see(self, object blocks, object kv_scales, tuple arrays) except -1:
+        """Start without views of layers; `arrays` are pairs (array, view)."""
+        self.blocks, self.kv_scales, self.arrays, self.rows = blocks, kv_scales, arrays, {}
+        return 0
+
+
 cdef class RaggedKVCacheInputs:
     """The inputs of the kernels of one device for one batch of B requests.
 
@@ -41,6 +60,7 @@ cdef class RaggedKVCacheInputs:
         self.max_lengths = max_lengths
         self.kv_scales = kv_scales
         self._row_offsets = row_offsets
+        self._views = self._bound = None
 
     @property
     def row_offsets(self):
@@ -88,7 +108,38 @@ cdef class RaggedKVCacheInputs:
             tables=self._tables, layers=self._layers, states=self._states,
         )
         inputs._loads, inputs._fetched = self._loads, self._fetched
+        inputs._views = self._views
         return inputs
+
+    def _layer_rows(self, layer):
+        """Return the view of a layer that inputs over the same pool have made, or None."""
+        if self._views is None or not self._views.are_of(self.blocks, self.kv_scales):
+            return None
+        return self._views.rows.get(layer)
+
+    def _keep_rows(self, layer, rows, *arrays):
+        """Keep the view of a layer until one of the pool's arrays (array, view) changes."""
+        if self._views is None:
+            self._views = PoolViews()
+        if not self._views.are_of(self.blocks, self.kv_scales):
+            self._views.see(self.blocks, self.kv_scales, arrays)
+        self._views.rows[layer] = rows
+
+    def _bound_layer(self, layer):
+        """Return the layer as bound to this batch; None if it is not bound or an array changed."""
+        cdef dict bound = self._bound
+        cdef PoolViews views = self._views
+        entry = None if bound is None else bound.get(layer)
+        if entry is None or not views.are_of(self.blocks, self.kv_scales):
+            return None
+        found, rows, arrays = <tuple>entry
+        return found if views.rows.get(layer) is rows and are_unchanged(arrays) else None
+
+    def _bind_layer(self, layer, found, rows, *arrays):
+        """Keep a bound layer until its rows or one of the arrays (array, view) change."""
+        if self._bound is None:
+            self._bound = {}
+        self._bound[layer] = found, rows, arrays
 
     def with_pool(self, blocks, kv_scales=None):
         """Return the same inputs with another pool, for example the pool of a worker process.
@@ -105,7 +156,7 @@ cdef class RaggedKVCacheInputs:
         Copies nothing and checks nothing: kernels check their arguments.
         """
         cdef RaggedKVCacheInputs inputs = self.__copy__()
-        inputs.blocks, inputs.kv_scales = blocks, kv_scales
+        inputs.blocks, inputs.kv_scales, inputs._views = blocks, kv_scales, None
         return inputs
 
     def __copy__(self):
@@ -115,6 +166,7 @@ cdef class RaggedKVCacheInputs:
         inputs._tables, inputs._states, inputs._layers = self._tables, self._states, self._layers
         inputs._loads, inputs._fetched = self._loads, self._fetched
         inputs._new_lengths, inputs._row_offsets = self._new_lengths, self._row_offsets
+        inputs._views = self._views
         return inputs
 
     def __deepcopy__(self, memo):

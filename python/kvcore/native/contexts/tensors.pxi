@@ -230,8 +230,8 @@ def array_viewer(otherwise):
         elements in the same memory.
     """
     def view(value, name, last=None):
-        if type(value) is cnp.ndarray:
-            return value
+        if cnp.PyArray_Check(value):
+            return value if type(value) is cnp.ndarray else np.asarray(value)
         cdef cnp.ndarray seen = view_of(value, last)
         return otherwise(value, name) if seen is None else seen
 
@@ -270,23 +270,28 @@ def call_array_viewer(otherwise):
     return view
 
 
-def tensor_like(given, cnp.ndarray result not None):
-    """Return a numpy array as a torch tensor if `given`, another array of the call, is a tensor.
+def library_matcher(otherwise):
+    """Make a function that returns new numpy arrays as arrays of another array's library.
 
     Parameters
     ----------
-    given : object
-    result : ndarray
+    otherwise : callable (given, result) -> array
+        Converts to other libraries, and the dtypes of ml_dtypes to torch.
 
     Returns
     -------
-    torch.Tensor or None
-        A tensor over the same memory. None if the class of `given` is not torch.Tensor, and for the
-        dtypes of ml_dtypes, which torch does not accept from numpy.
+    callable (given, result) -> array
+        `result`, a numpy array, as an array of the library of `given`. A torch tensor shares the
+        memory.
     """
-    if cnp.PyArray_Check(given) or not is_tensor(given):
-        return None
-    return None if cnp.PyArray_ISUSERDEF(result) else from_numpy(result)
+    def match(given, cnp.ndarray result not None):
+        if cnp.PyArray_Check(given):
+            return result
+        if is_tensor(given) and not cnp.PyArray_ISUSERDEF(result):
+            return from_numpy(result)
+        return otherwise(given, result)
+
+    return match
 
 
 cdef bint is_numpy(object given) noexcept:
@@ -305,6 +310,93 @@ cdef bint is_numpy(object given) noexcept:
                 return False
         return True
     return type(given) is str or type(given) is int
+
+
+cdef inline bint is_uint32(cnp.ndarray array) noexcept:
+    return cnp.PyArray_TYPE(array) == cnp.NPY_UINT32 and cnp.PyArray_ISNOTSWAPPED(array)
+
+
+cdef bint is_unchanged(object given, object seen):
+    """Return True if an array still has the memory, shape, dtype and write flag of its view."""
+    cdef cnp.ndarray now, then
+    cdef int axis
+    if given is seen:
+        return True
+    if not cnp.PyArray_Check(given):
+        return view_of(given, seen) is seen
+    now, then = given, seen
+    if (
+        cnp.PyArray_DATA(now) != cnp.PyArray_DATA(then)
+        or cnp.PyArray_NDIM(now) != cnp.PyArray_NDIM(then)
+        or <PyObject*>cnp.PyArray_DESCR(now) != <PyObject*>cnp.PyArray_DESCR(then)
+        or cnp.PyArray_ISWRITEABLE(now) != cnp.PyArray_ISWRITEABLE(then)
+    ):
+        return False
+    for axis in range(cnp.PyArray_NDIM(now)):
+        if (
+            cnp.PyArray_DIM(now, axis) != cnp.PyArray_DIM(then, axis)
+            or cnp.PyArray_STRIDE(now, axis) != cnp.PyArray_STRIDE(then, axis)
+        ):
+            return False
+    return True
+
+
+cdef bint are_unchanged(tuple pairs):
+    """Return True if each array of the pairs (array, view) is unchanged since its view was made."""
+    cdef tuple pair
+    for pair in pairs:
+        if not is_unchanged(pair[0], pair[1]):
+            return False
+    return True
+
+
+def place_finder(host, otherwise):
+    """Make a function that finds the place of the arrays of a layer and of a call.
+
+    Parameters
+    ----------
+    host : Place
+        The result for numpy arrays without a stream.
+    otherwise : callable (arrays, stream, named, beside) -> Place
+        Finds every other place.
+
+    Returns
+    -------
+    callable (arrays, stream, named=(), beside=()) -> Place
+    """
+    def place(arrays, stream, named=(), beside=()):
+        if stream is None and is_numpy(arrays) and is_numpy(named):
+            return host
+        return otherwise(arrays, stream, named, beside)
+
+    return place
+
+
+def offsets_viewer(host, view, otherwise):
+    """Make a function that views row offsets on the device of a call.
+
+    Parameters
+    ----------
+    host : Place
+        The place whose uint32 offsets need no Python code.
+    view : callable (value, name) -> array
+        A function of ``call_array_viewer``.
+    otherwise : callable (place, array) -> array
+        Views lists, offsets of another dtype and offsets of other places.
+
+    Returns
+    -------
+    callable (place, value) -> array
+    """
+    def view_offsets(place, value):
+        array = value
+        if type(value) is not list and type(value) is not tuple:
+            array = view(value, "row_offsets")
+        if place is host and type(array) is cnp.ndarray and is_uint32(array):
+            return array
+        return otherwise(place, array)
+
+    return view_offsets
 
 
 def are_numpy(tuple given not None):

@@ -291,7 +291,7 @@ cdef class Fill:
         cdef int64_t n = as_int(arrived, "arrived")
         cdef uint64_t ticket = self.ticket
         if ticket == 0:
-            raise RuntimeError("this fill is finished; call begin_fill again")
+            raise RuntimeError("this fill is finished; begin a new fill")
         if not 0 <= n <= len(self.keys):
             raise ValueError(f"arrived is {n}, must be 0 .. {len(self.keys)}")
         self.ticket = 0

@@ -30,6 +30,7 @@ cdef class InputMaker:
     """
 
     cdef list shards
+    cdef list views  # of each shard's pool, as the inputs over it share them
     cdef object gpus
     cdef int64_t total_pages
     cdef int32_t num_replicas
@@ -48,6 +49,7 @@ cdef class InputMaker:
         self.pages_per_column = pages_per_column
         self.num_bundles = <int32_t>len(pages_per_column)
         self.shards = shards
+        self.views = [PoolViews() for replica in shards for _ in replica]
         self.gpus = gpus
         self.total_pages = total_pages
         self.num_replicas = <int32_t>len(shards)
@@ -152,6 +154,7 @@ cdef class InputMaker:
                     each = new_inputs(blocks, on_device, pages, limits, scales)
                     each._fetched = fetched
                     each._loads = self.gpus.arriving(shard)
+                each._views = <PoolViews>self.views[shard]
                 if self.layers is not None:
                     each._layers = self.layers
                     more = self.more_tables(taken, first, targets[r], shard)

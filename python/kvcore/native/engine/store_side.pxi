@@ -119,6 +119,6 @@ cdef class StoreWrites:
         """
         cdef uint64_t ticket = self.ticket
         if ticket == 0:
-            raise RuntimeError("these writes are finished; call take_writes again")
+            raise RuntimeError("these writes are finished; take new writes")
         self.ticket = 0
         self.side.native.finish_writes(ticket)

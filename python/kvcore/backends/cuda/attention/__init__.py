@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on pages in the memory of GPUs, in Triton; imported when it is first asked for.
+"""Attention on pages in GPU memory, in Triton; imported on first use.
 
-``plan`` and ``settings`` need no Triton, all else does.
+``plan`` and ``settings`` do not need Triton.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arrays of a call to the arguments of the kernels."""
+"""Convert the arrays of a call to the arguments of the kernels."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from kvcore.support.dtypes import WIDE
 __all__ = ["Call", "Launch", "Rule", "attend", "launches", "plan_with", "planned", "product_dtype"]
 
 _KINDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8", "uint8": "nvfp4"}
-
-_FIRST_WITH_FP8 = 89  # architecture that turns e4m3 into float16 by itself
+_FIRST_WITH_FP8 = 89  # architecture that converts e4m3 to float16 in hardware
 _DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 _NO_STRIDES = (0, 0, 0)
 _JOIN_WARPS = 4
@@ -37,7 +36,7 @@ _JOINED = 16  # states of a token that are read at the same time, of up to 512 e
 
 
 class Rule(NamedTuple):
-    """What a token sees, and how scores become weights; of each see ``ops.attention``."""
+    """Hold the mask of a call, and its rule from scores to weights; see ``ops.attention``."""
 
     scale: float
     causal: bool
@@ -54,17 +53,17 @@ class Call(NamedTuple):
     ----------
     q : array [tokens, q_heads, dim]
     key, value, rest : array [pages, page_size, heads, dim]
-        Value is None for latent rows; `rest` are the ends of latent keys where they lie apart.
-        In nvfp4 uint8 [pages, page_size, heads, dim / 2].
+        Latent rows have no `value` (None). `rest` has the ends of latent keys if they are a
+        separate array. nvfp4 arrays are uint8 [pages, page_size, heads, dim / 2].
     key_scales, value_scales : float32 array [pages, page_size, heads, groups], or None
-        In nvfp4 float8_e4m3fn, and `global_scales` are numbers or arrays of one.
+        nvfp4 scales are float8_e4m3fn, and `global_scales` are numbers or arrays of one element.
     table : uint32 [rows, columns]
     lengths, offsets : uint32 [rows], [rows + 1]
     rule : Rule
     v_dim : int
         Elements of a value to use.
     stack : (Stack, int32 array), or None
-        Rows that are stacked, and their numbers on the device.
+        The stacked rows, and ``Stack.numbers`` on the device.
     """
 
     q: Any
@@ -83,7 +82,7 @@ class Call(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        """The shapes of the call: of stacked rows, and of states in place of tokens."""
+        """The shapes of the call; with a stack, the numbers of its states and stacked rows."""
         found = sizes_of(self.q, (self.key, self.value, self.rest), self.table, self.v_dim)
         if self.stack is None:
             return found
@@ -91,7 +90,7 @@ class Call(NamedTuple):
 
 
 def product_dtype(call: Call) -> str:
-    """Return the dtype that products are taken in: q's, if that holds what the pools do."""
+    """Return the dtype of products: q's, or float32 if a float pool has a different dtype."""
     wanted = call.q.dtype.name
     for pool in (call.key, call.value, call.rest):
         if pool is not None and pool.dtype.name in _DTYPES and pool.dtype.name != wanted:
@@ -100,7 +99,7 @@ def product_dtype(call: Call) -> str:
 
 
 def planned(call: Call, splits: int | None, place: Any) -> Plan:
-    """Return the plan of a call, with the number of splits that it has by default."""
+    """Return the plan of a call; None for `splits` means the default number of splits."""
     sizes = call.sizes
     settings = settings_for(
         architecture(attend_kernel, place),
@@ -119,12 +118,12 @@ def planned(call: Call, splits: int | None, place: Any) -> Plan:
 
 
 def plan_with(call: Call, settings: Settings, splits: int, place: Any) -> Plan:
-    """Return the plan of a call with settings of one's own."""
+    """Return the plan of a call with the given settings."""
     return make_plan(call.sizes, settings, architecture(attend_kernel, place), splits)
 
 
 def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any) -> None:
-    """Write the result of a call, and its logarithms where `lse` is given.
+    """Write the result of a call, and its logarithms if `lse` is given.
 
     Parameters
     ----------
@@ -133,9 +132,9 @@ def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any)
     out : array [tokens, q_heads, v_dim]
     lse : float32 array [tokens, q_heads], or None
     scratch : float32 array, or None
-        Of ``scratch_elements``.
+        Memory of ``scratch_elements``.
     place : Place
-        Of the arrays.
+        The place of the arrays.
     """
     if not call.sizes.tokens or not call.sizes.rows:
         return
@@ -144,7 +143,7 @@ def attend(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any, place: Any)
 
 
 class Launch(NamedTuple):
-    """Hold a kernel, how many programs of it run, its arguments, and what is compiled."""
+    """Hold a kernel, its grid, its arguments and its compile options."""
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -153,9 +152,9 @@ class Launch(NamedTuple):
 
 
 def launches(call: Call, plan: Plan, out: Any, lse: Any, scratch: Any) -> list[Launch]:
-    """Return what is to be run, in order; of each argument see ``attend``.
+    """Return the launches of a call, in order; see ``attend`` for the arguments.
 
-    The states of splits and of stacked rows go through scratch, all others to the result.
+    The states of splits and of stacked rows go through scratch; all other calls write the result.
     """
     sizes, splits = call.sizes, plan.grid[2]
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
@@ -198,7 +197,7 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
     key, value, rest = pointer_to(call.key), call.value, call.rest
     key_strides = strides_of(call.key, 3)
     value_pointer, value_strides = pointer_to(value), _strides(value)
-    if value is None and sizes.v_dim != sizes.dim:  # fewer elements than there are
+    if value is None and sizes.v_dim != sizes.dim:  # only the first elements of a key
         value_pointer, value_strides = key, key_strides
     dtype = _DTYPES[product_dtype(call)]
     narrows = dtype == tl.float16  # weights times small scales would be 0
@@ -206,7 +205,7 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
     v_source, k_scales = call.key if value is None else value, call.key_scales
     v_scales = k_scales if value is None else call.value_scales
     k_group = _group(k_scales, call.key, is_wide=value is None and bool(narrows or joined))
-    # Numbers for keys go into the scale; arrays are read when the kernel runs.
+    # A global scale of keys is part of `scale` if it is a number; the kernel reads arrays.
     addressed = [None if isinstance(each, float) else each for each in call.global_scales]
     return (
         pointer_to(call.q),
@@ -260,14 +259,14 @@ def _arguments(call: Call, plan: Plan, target: tuple[Any, ...], sinks: Any) -> t
 
 
 def _rows(call: Call) -> tuple[Any, Any]:
-    """Return where rows begin, and the numbers of stacked ones."""
+    """Return the row offsets, and ``Stack.numbers`` if rows are stacked."""
     if call.stack is None:
         return pointer_to(call.offsets), None
     return _numbers(call, call.stack[0].offsets_at, "uint32"), pointer_to(call.stack[1])
 
 
 def _numbers(call: Call, at: int, dtype: str) -> Pointer:
-    """Return the pointer to some of the numbers of stacked rows, 4 bytes each."""
+    """Return the pointer to entry `at` of ``Stack.numbers``, whose entries have 4 bytes."""
     return Pointer(address_of(call.stack[1]) + 4 * at, dtype)  # type: ignore[index]
 
 
@@ -289,10 +288,10 @@ def _kind(pool: Any, arch: int) -> str:
 
 
 def _group(scales: Any, pool: Any, *, is_wide: bool) -> int:
-    """Return how many elements share a scale that is taken with them.
+    """Return the number of elements that share a scale, if the kernel scales elements.
 
-    0 where there is none, or where weights and scores are scaled instead. `is_wide`: where those
-    must not be.
+    0 if the pool has no scales, or if the kernel scales weights or scores instead. With `is_wide`,
+    the kernel must not scale weights or scores.
     """
     is_one = scales is not None and scales.shape[3] == 1 and pool.dtype.name != "uint8"
     if scales is None or (is_one and not is_wide):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that hold the same first pages: their queries are stacked, so that those are read once.
+"""Stacks of rows that share their first pages, so that attention reads these pages once.
 
-A batch with groups becomes another one, of stacked rows: a row for each group, with the queries of
-all rows that are in it and the tokens that the group shares, and behind them each row for itself
-with its own tokens. A query then has several states, one for each row that it stands in.
+A batch with groups becomes a batch of stacked rows. First, each group becomes a stacked row, with
+the queries of all its rows and the tokens that the group shares. After the groups, each row of the
+batch becomes a stacked row with its other tokens. So a query has several states: a state for each
+stacked row that contains the query.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NO_END = 2**31 - 1
 
 
 class Group(NamedTuple):
-    """Hold rows of a batch and how many first tokens they share."""
+    """Hold rows of a batch, and the number of first tokens that they share."""
 
     rows: tuple[int, ...]
     tokens: int
@@ -33,12 +34,12 @@ class Stack(NamedTuple):
     Attributes
     ----------
     numbers : int32 [...]
-        What the kernels read, one behind the other: of each state its token, its row, and the
-        tokens in front of it in that; of each stacked row the row of the table, its first token
-        and the one behind its last; where stacked rows begin, one more than there are; of each
-        token its states, `depth` of them, -1 for none.
+        The arrays that the kernels read, one after the other. For each state: its token, its row,
+        and the number of new tokens before it in this row. For each stacked row: its row of the
+        table, its first token, and the end of its tokens. The offsets of the stacked rows,
+        `rows` + 1 entries. For each token: its states, `depth` entries, -1 for an unused entry.
     states, rows, depth : int
-        How many there are; the most states of a token.
+        The number of states, the number of stacked rows, the maximum number of states of a token.
     """
 
     numbers: NDArray[np.int32]
@@ -48,26 +49,26 @@ class Stack(NamedTuple):
 
     @property
     def offsets_at(self) -> int:
-        """Where in `numbers` the begins of stacked rows are."""
+        """The index in `numbers` of the offsets of stacked rows."""
         return 3 * self.states + 3 * self.rows
 
     @property
     def chains_at(self) -> int:
-        """Where in `numbers` the states of tokens are."""
+        """The index in `numbers` of the states of tokens."""
         return self.offsets_at + self.rows + 1
 
 
 def checked_groups(given: Any, replica: Any, rows: int) -> list[Group]:
-    """Return the groups of a replica, those in which others lie first.
+    """Return the groups of a replica, outer groups before the groups inside them.
 
     Raises
     ------
     TypeError
-        Something that is no SharedPrefix.
+        An item is not a SharedPrefix.
     IndexError
-        Rows that the batch does not have or that are not ascending.
+        Rows are not in the batch, or are not ascending.
     ValueError
-        No tokens; groups that overlap without one lying in the other.
+        A group has no tokens, or two groups overlap and neither contains the other.
     """
     wanted = integer("replica", replica)
     found = []
@@ -98,7 +99,7 @@ def _check_nesting(groups: list[Group], rows: int) -> None:
         around = {last[row] for row in group.rows}
         if len(around) > 1:
             raise ValueError(
-                f"groups of shared overlap at rows {group.rows}, must lie in each other or apart"
+                f"groups of shared overlap at rows {group.rows}, must be nested or disjoint"
             )
         for row in group.rows:
             last[row] = i
@@ -112,7 +113,7 @@ def make_stack(groups: list[Group], offsets: NDArray[np.uint32]) -> Stack:
     groups : list of Group
         As ``checked_groups`` returns them.
     offsets : uint32 [rows + 1]
-        Of the tokens of the batch.
+        The row offsets of the batch.
 
     Returns
     -------
@@ -156,7 +157,7 @@ def make_stack(groups: list[Group], offsets: NDArray[np.uint32]) -> Stack:
 
 
 def _chains(token: NDArray[np.int64], tokens: int) -> NDArray[np.int64]:
-    """Return the states of each token, [tokens, depth], in their order; -1 behind the last."""
+    """Return the states of each token, [tokens, depth], in order; -1 after the last state."""
     order = np.argsort(token, kind="stable")
     counts = np.bincount(token, minlength=tokens)
     depth = int(counts.max(initial=0))

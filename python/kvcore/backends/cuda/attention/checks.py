@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be told of a call on a GPU without reading anything back: shapes, dtypes, numbers."""
+"""Checks of a call on a GPU that read nothing back: shapes, dtypes, numbers."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ def checked_call(
         Keys, values, ends of keys, scales of keys and of values.
     v_head_dim : int or None
     step : (array, array, array or (array, array))
-        Table, lengths and row offsets, these with the host's array in front where they are its.
+        Table, lengths and row offsets. Row offsets from the host are a pair: the host array and
+        its copy on the device.
     q : array
     rule : tuple
         Scale, causal, window, chunk, soft cap and sinks.
     global_scales : (float or array, float or array), optional
-        Of pools in nvfp4.
+        Global scales of nvfp4 pools.
 
     Raises
     ------
     ValueError, TypeError
-        What does not fit.
+        An argument does not fit.
     """
     key, value, rest, key_scales, value_scales = pools
     table, lengths, offsets = step
@@ -83,7 +84,7 @@ def checked_call(
 
 
 def value_dim(pools: tuple[Any, ...], v_head_dim: Any) -> int:
-    """Return how many elements of a value are used."""
+    """Return the number of elements of a value that the call uses."""
     key, value, _, key_scales, value_scales = pools
     source, scales = (key, key_scales) if value is None else (value, value_scales)
     most = dim_of(source)
@@ -93,7 +94,7 @@ def value_dim(pools: tuple[Any, ...], v_head_dim: Any) -> int:
     has_groups = scales is not None and (scales.shape[3] > 1 or source.dtype == np.uint8)
     group = most // int(scales.shape[3]) if has_groups else 1
     if not 1 <= dim <= most or dim % group:
-        more = f" and a multiple of {group}, those that share a scale" if group > 1 else ""
+        more = f" and a multiple of {group}, the elements per scale" if group > 1 else ""
         raise ValueError(f"v_head_dim is {dim}, must be 1 to {most}, the elements of a value{more}")
     return dim
 
@@ -107,7 +108,7 @@ def checked_out(call: Call, out: Any) -> Any:
         raise TypeError(f"out has dtype {out.dtype}, must be that of q, {call.q.dtype}")
     _check_last_axis("out", out)
     if not is_writable(out):
-        raise ValueError("out is read-only; pass one that is writable")
+        raise ValueError("out is read-only; pass a writable array")
     require_own_memory(out, "out")
     read = call.q, call.key, call.value, call.rest, call.table, call.lengths
     if out.size and any(x is not None and address_of(x) == address_of(out) for x in read):
@@ -116,7 +117,7 @@ def checked_out(call: Call, out: Any) -> Any:
 
 
 def checked_lse(call: Call, lse: Any, out: Any) -> Any:
-    """Return the caller's array for logarithms, which shares no memory with that for results."""
+    """Return the caller's array for logarithms; it must not overlap `out` or an input."""
     shape = call.q.shape[:2]
     if lse.shape != shape:
         raise ValueError(f"out[1] has shape {lse.shape}, must be {shape}: one for each head of q")
@@ -125,7 +126,7 @@ def checked_lse(call: Call, lse: Any, out: Any) -> Any:
     if not lse.flags.c_contiguous:
         raise ValueError("out[1] is strided, must be in C order")
     if not is_writable(lse):
-        raise ValueError("out[1] is read-only; pass one that is writable")
+        raise ValueError("out[1] is read-only; pass a writable array")
     pools = call.key, call.value, call.rest, call.key_scales, call.value_scales
     read = call.q, *pools, call.table, call.lengths, call.offsets, call.rule.sinks
     mine = _extent(lse)
@@ -145,7 +146,7 @@ def checked_scratch(scratch: Any, needed: int) -> Any:
     if scratch.size < needed or not (scratch.flags.c_contiguous and is_writable(scratch)):
         raise ValueError(
             f"scratch has {scratch.size} elements, must have {needed}, writable and in C order: "
-            f"ops.attention_scratch says how many"
+            f"ops.attention_scratch returns the number"
         )
     return scratch
 
@@ -154,7 +155,7 @@ def checked_scratch(scratch: Any, needed: int) -> Any:
 
 
 def _extent(array: Any) -> tuple[int, int]:
-    """Return where an array's memory begins and ends, as far as its strides reach."""
+    """Return the first address and the end address of an array's memory, with its strides."""
     begin = end = address_of(array)
     if not array.size:
         return begin, end
@@ -171,7 +172,7 @@ def _check_last_axis(name: str, array: Any) -> None:
 
 def _check_pool(name: str, pool: Any, key: Any, *, is_nvfp4: bool) -> None:
     if pool.dtype.name not in (("uint8",) if is_nvfp4 else (*WIDE, *NARROW)):
-        raise TypeError(f"the pool of {name} has dtype {pool.dtype}, must be one of a cache")
+        raise TypeError(f"the pool of {name} has dtype {pool.dtype}, must be a cache dtype")
     if pool.ndim != 4 or pool.shape[:3] != key.shape[:3]:
         raise ValueError(
             f"the pool of {name} has shape {pool.shape}, that of keys {key.shape}; all axes but "
@@ -210,7 +211,7 @@ def _check_queries(q: Any, key: Any, rest: Any) -> None:
 
 
 def _checked_offsets(given: Any, rows: int, tokens: int) -> Any:
-    """Return row offsets of the device; those of the host are looked at."""
+    """Return row offsets of the device; check their values if the host has them."""
     seen, there = given if isinstance(given, tuple) else (None, given)
     if there.dtype != np.uint32:
         raise TypeError(f"row_offsets has dtype {there.dtype}, must be uint32")
@@ -244,7 +245,7 @@ def _checked_rule(given: tuple[Any, ...], q: Any, most_positions: int) -> Rule:
         _check_last_axis("sinks", sinks)
     chunk = _tokens("chunk", chunk)
     if chunk is not None and chunk >= most_positions:
-        chunk = None  # the first one is never left
+        chunk = None  # all tokens are in the first chunk
     window = _tokens("window", window)
     return Rule(found_scale, flag("causal", causal), window, chunk, cap, sinks)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page tables of a device as lists of pages, row behind row, without reading anything back."""
+"""Page lists of a batch from a page table on a device, row after row, with no read-back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _count(
     page_size,
     block: tl.constexpr,
 ):
-    """Write where each row's pages begin; one program, whose sums run over all rows."""
+    """Write the offset of each row's pages; a single program sums over all rows."""
     carried = 0
     tl.store(indptr, 0)
     for begin in range(0, num_rows, block):
@@ -63,7 +63,7 @@ def _list(
     num_pages,
     block: tl.constexpr,
 ):
-    """Write some pages of a row."""
+    """Write a block of a row's pages."""
     row = tl.program_id(0)
     begin = tl.load(indptr + row)
     count = tl.load(indptr + row + 1) - begin
@@ -75,7 +75,7 @@ def _list(
 
 
 def write_page_indices(request: IndexRequest, offsets: Any, out: Any, place: Place) -> None:
-    """Write the lists of a batch; see ``ops.page_indices``."""
+    """Write the page lists of a batch; see ``ops.page_indices``."""
     table = request.table
     rows, columns = table.shape
     indptr, indices, last, kv_lengths = map(pointer_to, out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of splits become one: always in the same order, so that sums round the same way."""
+"""Merge the states of splits, always in the same order, so that sums round the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _states(
     splits,
     q_heads: tl.constexpr,
 ):
-    """Return where the states `i` of a token and head are; below 0 for none."""
+    """Return the indices of the states `i` of a token and head; -1 for an unused entry."""
     is_one = i < depth * splits
     if chains is None:  # the depth is 1
         split = i.to(tl.int64)
@@ -38,7 +38,7 @@ def _states(
 def join(
     parts,  # float32 [splits, states, q_heads, v_dim]
     sums,  # float32 [splits, states, q_heads]
-    chains,  # int32 [tokens, depth]: the states of a token; None: it is its own
+    chains,  # int32 [tokens, depth]: the states of a token; None: a token is its own state
     offsets,  # uint32 [rows + 1]
     sinks,  # [q_heads], or None
     out,  # [tokens, q_heads, v_dim]
@@ -76,7 +76,7 @@ def join(
         at = _states(chains, token, head, begin + i, num_states, depth, splits, q_heads)
         found = tl.load(sums + at, mask=at >= 0, other=float("-inf"))
         weights = tl.exp(found - base)
-        mask = (found != float("-inf"))[:, None] & (d < v_dim)[None, :]  # others have no tokens
+        mask = (found != float("-inf"))[:, None] & (d < v_dim)[None, :]  # other states are empty
         values = tl.load(parts + at[:, None] * v_dim + d[None, :], mask=mask, other=0.0)
         total += tl.sum(weights, 0)
         acc += tl.sum(weights[:, None] * values, 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over pages: one kernel for decoding, for checking drafts and for ragged prompts.
+"""Attention over pages: one kernel for decoding, draft verification and ragged prompts.
 
-A program has some tokens of a row and the query heads that share a head of K and V: together they
-are the rows of its matrices. It walks over its split of the tokens that those may see, and writes
-the state of that split: the output, and the logarithm of the sum of exponentials.
+A program has some tokens of a row and the query heads that share a head of K and V: pairs of token
+and query head are the rows of its matrices. The program iterates over its split of the visible
+tokens, and writes the state of the split: the output, and the logarithm of the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kvcore.backends.cuda.attention.tiles import row_of_program
 
 __all__ = ["attend"]
 
-# A number or an address that changes from step to step must not make the compiler start again. Of
-# an address Triton looks at the alignment: a table begins behind as many lengths as there are rows.
+# A number or an address that changes from step to step must not cause a new compilation. Triton
+# specialises on the alignment of an address, and a table begins after the lengths of all rows.
 _VARY = ["num_rows", "num_tokens", "num_pages", "columns", "table_stride", "window", "chunk"]
 _ANYWHERE = ["table", "lengths", "offsets", "stack", "lse"]
 
 
 @triton.jit
 def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.constexpr):
-    """Return the first position that a token of a block sees, and the one behind the last."""
+    """Return the first position that a token of a block sees, and the end of the positions."""
     low = 0
     high = length
     if causal:
@@ -41,9 +41,9 @@ def _range_of_block(cached, length, begin, last, window, chunk, causal: tl.const
 def _tiles_for_all(
     low, high, oldest, newest, window, chunk, causal: tl.constexpr, block_n: tl.constexpr
 ):
-    """Return the first tile that all queries see the whole of, and the one behind the last."""
+    """Return the first tile that all queries see completely, and the end of these tiles."""
     begin = low
-    end = high + block_n - 1  # what is behind the last token, nobody sees
+    end = high + block_n - 1  # no query sees positions from `high` on
     if causal:
         end = tl.where(oldest + 1 < high, oldest + 1, end)
     if window is not None:
@@ -68,7 +68,7 @@ def _of_stack(
     new,
     causal: tl.constexpr,
 ):
-    """Return tokens of q, their positions, the row of the table, and the range of a stacked row."""
+    """Return tokens of q, their positions, and the table row and the range of a stacked row."""
     numbers = stack + state
     token = tl.load(numbers, mask=is_query, other=0)
     own = tl.load(numbers + num_states, mask=is_query, other=0)
@@ -87,7 +87,7 @@ def _of_stack(
 
 @triton.jit
 def _with_sinks(sinks, mask, most, total, acc):
-    """Let a score of each head take weight."""
+    """Add the sink score of each head to the state."""
     sink = tl.load(sinks, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
     highest = tl.maximum(most, sink)
     base = tl.where(highest == float("-inf"), 0.0, highest)
@@ -98,27 +98,27 @@ def _with_sinks(sinks, mask, most, total, acc):
 @triton.jit(do_not_specialize=_VARY, do_not_specialize_on_alignment=_ANYWHERE)
 def attend(
     q,  # [tokens, q_heads, dim + rest]
-    q_strides,  # of a token and a head; these and all others in elements
+    q_strides,  # of a token and a head; all strides are in elements
     k,  # [pages, page_size, heads, dim]
     k_strides,  # of a page, a token and a head
-    v,  # likewise; None: the tile of K
-    v_strides,  # None: those of K
+    v,  # [pages, page_size, heads, v_dim]; None: the tile of K
+    v_strides,  # None: the strides of K
     rest,  # the ends of K, [pages, page_size, heads, rest]; None: they are in the rows of K
     rest_strides,
     k_scales,  # [pages, page_size, heads, groups], or None
     k_scale_strides,
     v_scales,
-    v_scale_strides,  # None: those of K's
+    v_scale_strides,  # None: the strides of `k_scales`
     table,  # uint32 [rows, columns]
     table_stride,
     lengths,  # uint32 [rows]
     lengths_stride,
     offsets,  # uint32 [rows + 1]
-    stack,  # int32, see ``cascade.Stack``: rows are stacked; or None
+    stack,  # int32, ``cascade.Stack.numbers`` if rows are stacked, or None
     sinks,  # [q_heads], or None
-    k_global,  # float32 [1], which keys in nvfp4 are multiplied by, or None
-    v_global,  # likewise of values
-    v_factor,  # a number that values are multiplied by, or None
+    k_global,  # float32 [1], global scale of nvfp4 keys, or None
+    v_global,  # float32 [1], global scale of nvfp4 values, or None
+    v_factor,  # a number, factor of the values, or None
     out,  # [splits, tokens, q_heads, v_dim]
     out_strides,  # of a token and a head
     lse,  # float32 [splits, tokens, q_heads], or None
@@ -139,15 +139,15 @@ def attend(
     block_v: tl.constexpr,
     page_size: tl.constexpr,
     q_heads: tl.constexpr,
-    group: tl.constexpr,  # query heads of a head
-    heads_per_block: tl.constexpr,  # of them, what a program has
+    group: tl.constexpr,  # query heads of a head of K and V
+    heads_per_block: tl.constexpr,  # query heads of a program
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     k_kind: tl.constexpr,
     v_kind: tl.constexpr,
-    k_group: tl.constexpr,  # elements that share a scale, 0: all of a token's
+    k_group: tl.constexpr,  # elements that share a scale, 0: all elements of a token
     v_group: tl.constexpr,
-    dtype: tl.constexpr,  # that products are taken in
+    dtype: tl.constexpr,  # of products
 ):
     """Write the state of one split of a block of queries."""
     # Exponentials are of base 2, logarithms natural.
@@ -155,7 +155,7 @@ def attend(
     tokens_per_block: tl.constexpr = block_m // heads_per_block
     parts: tl.constexpr = (group + heads_per_block - 1) // heads_per_block
 
-    # ---- which queries
+    # ---- the queries of the program
     row = row_of_program(offsets, num_rows, tl.program_id(0), tokens_per_block)
     first = tl.load(offsets + row).to(tl.int32)
     new = tl.load(offsets + row + 1).to(tl.int32) - first
@@ -180,10 +180,10 @@ def attend(
         token, position, row, low, high = _of_stack(
             stack, num_tokens, num_rows, state, is_query, row, lengths, lengths_stride, new, causal
         )
-    # A table may be narrower than the lengths say: what it does not list is not there.
+    # A table may have too few columns for the lengths: ignore the tokens beyond its columns.
     high = tl.minimum(high.to(tl.int64), columns.to(tl.int64) * page_size).to(tl.int32)
 
-    # ---- their elements
+    # ---- the elements of the queries
     d = tl.arange(0, block_dim)
     q_at = token.to(tl.int64) * q_strides[0] + q_head.to(tl.int64) * q_strides[1]
     q_mask = is_query[:, None] & (d < dim)[None, :]
@@ -196,7 +196,7 @@ def attend(
     if k_global is not None:
         scale = scale * tl.load(k_global)
 
-    # ---- which of the tokens that they see
+    # ---- the tiles of the split
     oldest = tl.min(tl.where(is_query, position, 0x7FFFFFFF), 0)
     newest = tl.max(tl.where(is_query, position, 0), 0)
     tiles = tl.cdiv(high - low, block_n)
@@ -214,12 +214,12 @@ def attend(
     entries = table + row.to(tl.int64) * table_stride
     if rest_dim == 0:
         ends = None
-    # Tiles that all queries see need no mask. They come first, then those in front of and behind
-    # them.
+    # Tiles that all queries see completely need no mask. They come first; the tiles before them and
+    # after them follow.
     at = low + whole * block_n + n
     page = pages_of(entries, at, high, page_size)
     for _ in tl.range(whole, behind):
-        # Loaded a tile ahead: what is read from pages waits for it.
+        # Load page ids a tile ahead: the loads of K and V wait for them.
         following = pages_of(entries, at + block_n, high, page_size)
         most, total, acc = add_tile(
             most,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the kernels on a stream, or through Triton's interpreter where TRITON_INTERPRET is set.
+"""Launch kernels on a stream, or run them in Triton's interpreter if TRITON_INTERPRET is set.
 
-Triton is asked for the compiled kernel, with the device of the arrays as the current one, and that
-is launched on the stream of the call. kvcore passes no tensor of torch: of arrays Triton takes an
-address and the name of a dtype, of streams the handle. From 3.8 on Triton itself needs no torch
-either; 3.6 and 3.7 import it to find the GPU.
+The device of the arrays becomes the current device, Triton returns the compiled kernel, and kvcore
+launches it on the stream of the call. kvcore passes no torch tensor: Triton takes the address and
+the dtype name of an array, and the handle of a stream. From 3.8 on, Triton itself does not need
+torch; 3.6 and 3.7 import torch to find the GPU.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvcore.errors import KVCacheError
 
 __all__ = ["COMPILED", "architecture", "is_interpreted", "launch", "processors"]
 
-#: What every kernel is compiled with: what Triton does by default changes with 3.10.
+#: Compile options of every kernel; Triton's default changes with 3.10.
 COMPILED = {"enable_fp_fusion": True}
 
 _INTERPRETED_PROCESSORS = 8
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Tell whether a kernel runs in Triton's interpreter, on memory of the host."""
+    """Return true if a kernel runs in Triton's interpreter, on host memory."""
     return not isinstance(kernel, JITFunction)
 
 
@@ -48,9 +48,9 @@ def launch(
     args : tuple
         All of its arguments, in order.
     place : Place
-        Whose stream it is put on; the interpreter waits for what is on it.
+        The kernel runs on the stream of the place; the interpreter first waits for this stream.
     **options
-        Of the compiler.
+        Options of the compiler.
     """
     if is_interpreted(kernel):
         place.wait()
@@ -60,7 +60,7 @@ def launch(
     device, stream = place.launch_args(1)
     driver = _driver()
     with devices.on_device(device):
-        before = driver.get_current_device()  # torch may remember another one for later
+        before = driver.get_current_device()  # torch may set another device later
         if before != device:
             driver.set_current_device(device)
         try:
@@ -72,12 +72,12 @@ def launch(
 
 
 def processors(kernel: Any, place: Any) -> int:
-    """Return how many multiprocessors a device has."""
+    """Return the number of multiprocessors of a device."""
     return _INTERPRETED_PROCESSORS if is_interpreted(kernel) else _processors(place.device)
 
 
 def architecture(kernel: Any, place: Any) -> int:
-    """Return the compute capability of a device, 90 for 9.0; 0 for what is interpreted."""
+    """Return the compute capability of a device, 90 for 9.0; 0 in the interpreter."""
     return 0 if is_interpreted(kernel) else _architecture(place.device)
 
 
@@ -98,8 +98,8 @@ def _driver() -> Any:
     Raises
     ------
     KVCacheError
-        Triton finds none: torch is loaded, and is one for CPUs; or there is no torch, and Triton is
-        older than 3.8.
+        Triton finds no GPU: torch is loaded, but was built for CPUs; or torch is not installed, and
+        Triton is older than 3.8.
     """
     from triton.runtime import driver
 
@@ -108,6 +108,6 @@ def _driver() -> Any:
     except RuntimeError as error:
         raise KVCacheError(
             f"attention on GPUs unavailable: Triton finds no GPU, {error}; if torch is loaded, it "
-            f"must be one with CUDA, and before 3.8 Triton needs a torch: this is "
+            f"must be built with CUDA, and before 3.8 Triton needs torch: this is "
             f"{triton.__version__}"
         ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call is cut into programs: tiles by what is known on the host, shapes alone."""
+"""The plan of a call: its programs and tiles, from shapes only, which the host has."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 
 MOST_SPLITS = 64
 _LEAST_DIM = 16  # of a matrix product
-_PROGRAMS = 4  # of each processor
+_PROGRAMS = 4  # per processor
 _TOKENS_OF_A_SPLIT = 256  # fewer are not worth a program and the join
 
 
 class Sizes(NamedTuple):
-    """Hold the shapes that a call is planned by.
+    """Hold the shapes that the plan of a call depends on.
 
-    `dim`, `rest` and `v_dim` are elements of K, of the ends of latent K and of V.
+    `dim`, `rest` and `v_dim` are the elements of K, of the ends of latent K and of V.
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Say what the kernel is compiled for and how many programs there are."""
+    """Hold the compile-time sizes of the kernel, and its grid."""
 
     heads_per_block: int
     block_m: int
@@ -63,15 +63,15 @@ class Plan(NamedTuple):
 
 
 def power_of_two(n: int, least: int = 1) -> int:
-    """Return the smallest power of two from `n` and `least` on."""
+    """Return the smallest power of two that is at least `n` and `least`."""
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
 def make_plan(sizes: Sizes, settings: Settings, arch: int, splits: int) -> Plan:
     """Cut a call into programs.
 
-    The grid depends on the numbers of tokens, rows and heads alone, so that lengths may change
-    between the replays of a captured graph.
+    The grid depends only on the numbers of tokens, rows and heads, so lengths may change between
+    the replays of a captured graph.
     """
     heads_per_block = min(sizes.group, settings.block_m)
     tokens_per_block = settings.block_m // heads_per_block
@@ -91,8 +91,8 @@ def make_plan(sizes: Sizes, settings: Settings, arch: int, splits: int) -> Plan:
 
 
 def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
-    """Return into how many parts the tokens of a row are cut, so that no processor is idle."""
-    # The grid has room for rows that begin anywhere; so many programs find tokens.
+    """Return the number of splits of a row's tokens that keeps all processors busy."""
+    # The grid has spare programs, because rows begin anywhere; only `blocks` programs have tokens.
     blocks = max(sizes.rows, -(-sizes.tokens * plan.heads_per_block // plan.block_m))
     wanted = _PROGRAMS * processors // max(1, blocks * plan.grid[1])
     worth = sizes.columns * sizes.page_size // _TOKENS_OF_A_SPLIT
@@ -100,14 +100,14 @@ def default_splits(sizes: Sizes, plan: Plan, processors: int) -> int:
 
 
 def scratch_elements(sizes: Sizes, splits: int, *, is_stacked: bool = False) -> int:
-    """Return how many float32 the states of splits take, and of stacked rows."""
+    """Return the number of float32 elements for the states of splits and stacked rows."""
     if splits == 1 and not is_stacked:
         return 0
     return splits * sizes.tokens * sizes.q_heads * (sizes.v_dim + 1)
 
 
 def dim_of(pool: Any) -> int:
-    """Return the elements of a head of a pool: twice the bytes of nvfp4, which alone is uint8."""
+    """Return the elements of a head of a pool: 2 per byte for nvfp4, the only uint8 pool."""
     return int(pool.shape[3]) * (2 if pool.dtype.name == "uint8" else 1)
 
 
@@ -126,7 +126,7 @@ def sizes_of(q: Any, pools: tuple[Any, Any, Any], table: Any, v_dim: int) -> Siz
     tokens, q_heads, wide = q.shape
     _, page_size, heads, _ = key.shape
     dim = dim_of(key)
-    # Rows of a latent cache that hold everything: values, and what only keys have.
+    # A row of a latent cache holds the value, and after it the elements that only keys have.
     main = v_dim if value is None and rest is None else dim
     return Sizes(
         tokens, table.shape[0], q_heads, heads, main, wide - main, v_dim, page_size, table.shape[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as Triton takes them: an address and the name of a dtype, of no library."""
+"""Pointers that Triton takes: an address and the name of a dtype, without a library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Pointer", "pointer_to", "strides_of"]
 
 
 class Pointer:
-    """Name memory by its address and dtype.
+    """Hold the address and the dtype of memory.
 
-    A compiled kernel asks for ``data_ptr`` and ``dtype``. Triton's interpreter copies what it takes
-    for tensors of torch to the host and back: this one says that it is there, and stays.
+    A compiled kernel reads ``data_ptr`` and ``dtype``. Triton's interpreter takes the pointer for a
+    torch tensor, and copies it to the host and back: here both copies are the same memory.
     """
 
     __slots__ = ("address", "dtype")
@@ -38,7 +38,7 @@ class Pointer:
         return Pointer(self.address, self.dtype)
 
     def set_(self, *_: Any) -> None:
-        """See the same memory, which it does."""
+        """Do nothing: the tensor has this memory already."""
 
     def copy_(self, other: Pointer) -> None:
         """Copy nothing: the other is the same memory."""
@@ -48,20 +48,20 @@ class Pointer:
         return 0
 
     def size(self) -> tuple[int, ...]:
-        """Return the shape, which nobody needs."""
+        """Return an empty shape: the interpreter does not use it."""
         return ()
 
     stride = size
 
 
 def pointer_to(array: Any, dtype: str | None = None) -> Pointer | None:
-    """Return the pointer to an array of numpy's or cupy's; None for None."""
+    """Return the pointer to a numpy or cupy array; None for None."""
     if array is None:
         return None
     return Pointer(address_of(array), dtype or _BITS.get(array.dtype.name, array.dtype.name))
 
 
-#: fp8 goes to kernels as bits, which they take apart themselves.
+#: Kernels take fp8 as bits, and decode the bits.
 _BITS = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
@@ -71,7 +71,7 @@ def strides_of(array: Any, axes: int) -> tuple[int, ...]:
     Raises
     ------
     ValueError
-        Strides that are no multiples of the elements.
+        A stride is not a multiple of the element size.
     """
     size = array.dtype.itemsize
     steps = tuple(array.strides[:axes])

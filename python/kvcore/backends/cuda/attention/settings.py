@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 __all__ = ["MOST_DRAFT", "TABLE", "Row", "Settings", "no_more_than_needed", "settings_for"]
 
-MOST_DRAFT = 8  # new tokens of a row, on average, that are no prompt
+MOST_DRAFT = 8  # new tokens of a row, on average; a row with more is a prompt
 _LEAST_M = 16  # rows of a matrix product
-_MOST_NVFP4 = 32  # tokens of a tile in nvfp4, whose codes take more registers than others
+_MOST_NVFP4 = 32  # tokens of a tile in nvfp4, whose codes take more registers than other codes
 
 
 class Settings(NamedTuple):
     """Hold the sizes of a program.
 
-    `block_m` query rows (tokens times heads) at most, `block_n` tokens of a row at a time, so many
-    warps, and so many tiles in flight.
+    `block_m` is the maximum of query rows (tokens times heads), `block_n` the tokens of a tile,
+    `warps` the number of warps, `stages` the number of tiles in flight.
     """
 
     block_m: int
@@ -29,8 +29,8 @@ class Settings(NamedTuple):
 class Row(NamedTuple):
     """Hold the settings for architectures from `arch` on and at most `dim` elements of a head.
 
-    `has_codes`: of pools of float8 or int8, whose tiles take registers to be made numbers.
-    `decode` also serves drafts; `prompt` is for more than `MOST_DRAFT` tokens a row.
+    `has_codes` is for pools of float8 or int8, whose tiles need registers for decoding. `decode`
+    also serves drafts; `prompt` is for more than `MOST_DRAFT` tokens per row.
     """
 
     arch: int
@@ -40,8 +40,8 @@ class Row(NamedTuple):
     prompt: Settings
 
 
-#: On 9.0, for heads of 128 elements in 16 bits, what was fastest on an H100; otherwise what
-#: compiles without spilling registers in its loops, which is not measured.
+#: For 9.0 and heads of 128 elements in 16 bits: the fastest settings on an H100. All other settings
+#: compile without register spills in their loops, and are not measured.
 TABLE: tuple[Row, ...] = (
     Row(80, 64, False, Settings(64, 64, 4, 3), Settings(128, 64, 8, 2)),
     Row(80, 64, True, Settings(64, 64, 4, 3), Settings(64, 64, 8, 2)),
@@ -82,24 +82,24 @@ def settings_for(
     arch : int
         Compute capability, 90 for 9.0.
     dim : int
-        Elements of K, or of V where those are more.
+        Elements of K, or of V if V has more.
     group : int
         Query heads that share a head of K and V.
     tokens_per_row : float
         New tokens of a row, on average.
     has_codes : bool
-        Whether pools are float8, int8 or nvfp4.
+        True if pools are float8, int8 or nvfp4.
     is_wide : bool
-        Whether products are taken in float32.
+        True if products are in float32.
     is_nvfp4 : bool
-        Whether pools are nvfp4, for which no row is measured.
+        True if pools are nvfp4, for which no row is measured.
     measured : tuple of Row
-        Of this architecture: they come before the table.
+        Measured rows. The rows of this architecture come before the table.
 
     Returns
     -------
     Settings
-        No more query rows than there are in a row of the batch.
+        Settings with no more query rows than a row of the batch has.
     """
     if is_wide:
         return _WIDE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that ``kvcore tune-attention`` measured on a GPU, in a file of JSON."""
+"""Settings that ``kvcore tune-attention`` measured on a GPU, in a JSON file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kvcore.backends.cuda.attention.settings import Row, Settings
 
 __all__ = ["VARIABLE", "measured_rows", "read_rows", "write_row"]
 
-#: Names the file that is read when attention on a GPU is first called.
+#: Environment variable with the path of the file; the first call of GPU attention reads it.
 VARIABLE = "KVCORE_ATTENTION_SETTINGS"
 
 
 def measured_rows() -> tuple[Row, ...]:
-    """Return the rows of the file that the environment names; none without one.
+    """Return the rows of the file that `VARIABLE` names; an empty tuple if it is not set.
 
     Raises
     ------
     OSError, ValueError
-        As ``read_rows``.
+        See ``read_rows``.
     """
     name = os.environ.get(VARIABLE)
     return _rows_of(name) if name else ()
@@ -40,9 +40,9 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     Raises
     ------
     OSError
-        A file that cannot be read.
+        The file cannot be read.
     ValueError
-        One that holds something else.
+        The file does not hold settings.
     """
     try:
         return tuple(_row(each) for each in json.loads(path.read_text())["rows"])
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 
 
 def write_row(path: Path, row: Row) -> None:
-    """Write a row to a file, in the place of one for the same kernels, beside the others of it."""
+    """Write a row to a file; replace the row for the same kernels, keep all other rows."""
     others = [each for each in read_rows(path) if each[:3] != row[:3]] if path.exists() else []
     rows = [_fields(each) for each in sorted([*others, row])]
     path.write_text(json.dumps({"rows": rows}, indent=1) + "\n")

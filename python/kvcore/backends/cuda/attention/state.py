@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a program's queries, to which a tile of tokens is added.
+"""The state of a program's queries, and the step that adds a tile of tokens to it.
 
-The state is the largest score so far, the sum of exponentials below it, and the sum of values that
-they weigh. Scores are logarithms of base 2.
+The state is the largest score so far, the sum of exponentials relative to it, and the sum of values
+weighted by these exponentials. Scores are logarithms of base 2.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["add_tile", "pages_of"]
 
 @triton.jit
 def _offset(strides, page, in_page, head):
-    """Return where the rows of tokens begin, in elements: 64 bits from the page on."""
+    """Return the offsets of the rows of tokens, in elements; `page` has 64 bits."""
     return page * strides[0] + in_page * strides[1] + head.to(tl.int64) * strides[2]
 
 
 @triton.jit
 def _is_seen(position, at, window, chunk, causal: tl.constexpr):
-    """Tell which tokens [n] those at `position` [m] see: [m, n]."""
+    """Return true where the query at `position` [m] sees the token at `at` [n]: [m, n]."""
     if causal:
         seen = at[None, :] <= position[:, None]
     else:
-        seen = (at[None, :] >= 0) & (position[:, None] >= 0)  # all of them
+        seen = (at[None, :] >= 0) & (position[:, None] >= 0)  # all tokens
     if window is not None:
         seen = seen & (at[None, :] > position[:, None] - window)
     if chunk is not None:
@@ -37,10 +37,10 @@ def _is_seen(position, at, window, chunk, causal: tl.constexpr):
 
 @triton.jit
 def _kept_apart(values, weights, seen):
-    """Keep values that are no numbers away from queries that do not see their tokens.
+    """Keep NaN and infinite values away from queries that do not see their tokens.
 
-    A weight of 0 times NaN would be NaN: such values become 0, and the weights of those who see
-    them NaN.
+    A weight of 0 times NaN would be NaN. So these values become 0, and queries that see them get a
+    weight of NaN.
     """
     is_number = tl.abs(values.to(tl.float32)) < float("inf")
     has_none = tl.min(is_number.to(tl.int32), 1) == 0
@@ -50,9 +50,9 @@ def _kept_apart(values, weights, seen):
 
 @triton.jit
 def _capped(scores, soft_cap):
-    """Bend scores to what is below a cap."""
+    """Limit scores to a cap by tanh."""
     if soft_cap is not None:
-        # tanh by what every processor has; exp2 overflows to the right end of it.
+        # tanh from exp2, which every processor has; an overflow of exp2 gives the right limit.
         power = tl.exp2(scores * (2.0 * 1.4426950408889634 / soft_cap))
         scores = soft_cap * (1.0 - 2.0 / (power + 1.0))
     return scores
@@ -60,7 +60,7 @@ def _capped(scores, soft_cap):
 
 @triton.jit
 def pages_of(entries, at, high, page_size: tl.constexpr):
-    """Load the pages of the tokens at `at` [n]: 2^32 - 1 for those from `high` on."""
+    """Load the pages of the tokens at `at` [n]; 2^32 - 1 for tokens from `high` on."""
     return tl.load(entries + at // page_size, mask=at < high, other=0xFFFFFFFF)
 
 
@@ -108,7 +108,7 @@ def add_tile(
     """Add the tokens at `at` [n] to the state of the queries."""
     log2e: tl.constexpr = 1.4426950408889634
     page = page.to(tl.int64)
-    has = page < num_pages  # others are not pages: nobody may read there
+    has = page < num_pages  # other ids are not pages and must not be read
     in_page = (at % page_size).to(tl.int64)
 
     k_at = _offset(k_strides, page, in_page, head)

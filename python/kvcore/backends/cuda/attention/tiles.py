@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles of pages: codes of narrow pools as numbers, their scales, and where tokens lie.
+"""Tiles of pages: the codes of narrow pools as numbers, their scales, and the row of a program.
 
-fp8 is taken apart by its bits where the architecture has no instruction for it, nvfp4 everywhere.
+Kernels decode fp8 from its bits if the architecture has no instruction for fp8; nvfp4 always.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["load_tile", "row_of_program", "scaled"]
 def row_of_program(offsets, num_rows, program, tokens_per_block: tl.constexpr):
     """Find the row that a program works for.
 
-    Row b has the programs from ``offsets[b] // tokens_per_block + b`` on: enough for its tokens
-    wherever they begin, so that the grid depends on the number of tokens and rows alone.
+    Row b has the programs from ``offsets[b] // tokens_per_block + b`` on. These are enough for its
+    tokens at any offset, so the grid depends only on the numbers of tokens and rows.
     """
     low = 0
     high = num_rows
@@ -32,13 +32,13 @@ def row_of_program(offsets, num_rows, program, tokens_per_block: tl.constexpr):
 
 @triton.jit
 def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
-    """Turn stored codes into the numbers that they stand for."""
+    """Decode stored codes to numbers."""
     if kind == "e4m3" and dtype == tl.float16:
-        # As the bits of a float16, whose exponent has another bias. 0x7f is NaN.
+        # Decode by the bits of a float16, whose exponent has another bias. 0x7f is NaN.
         low = (codes & 0x7F).to(tl.uint16)
         bits = ((codes & 0x80).to(tl.uint16) << 8) | tl.where(low == 0x7F, 0x7E00, low << 7)
         numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
-    elif kind == "e4m3":  # likewise, of a float32
+    elif kind == "e4m3":  # the same with a float32
         low = (codes & 0x7F).to(tl.uint32)
         bits = ((codes & 0x80).to(tl.uint32) << 24) | tl.where(low == 0x7F, 0x7FC00000, low << 20)
         numbers = (bits.to(tl.uint32).to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
@@ -55,7 +55,7 @@ def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _half_of(codes):
-    """Turn e2m1 in the lower bits into float16: as its bits, whose exponent has another bias."""
+    """Decode e2m1 in the lower bits by the bits of a float16, whose exponent has another bias."""
     bits = ((codes & 8).to(tl.uint16) << 12) | ((codes & 7).to(tl.uint16) << 9)
     return bits.to(tl.uint16).to(tl.float16, bitcast=True) * 16384.0
 
@@ -71,7 +71,7 @@ def _load_blocks(
     dim: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Load rows of nvfp4, [tokens, block], times the scales of their blocks: exact in 16 bits."""
+    """Load nvfp4 rows, [tokens, block], times the scales of their blocks: exact in 16 bits."""
     tokens: tl.constexpr = has.shape[0]
     d = tl.arange(0, block // 2)
     mask = has[:, None] if dim == block else has[:, None] & (d < dim // 2)[None, :]
@@ -99,10 +99,10 @@ def load_tile(
     block: tl.constexpr,
     group: tl.constexpr,
 ):
-    """Load `dim` elements of rows from `first` on, [tokens, block]: zeros where there is none.
+    """Load `dim` elements of rows from `first` on, [tokens, block], padded with zeros.
 
-    `group` elements share a scale; 0 leaves the codes as they are. Of nvfp4, whose codes are two in
-    a byte, `first` is 0.
+    `group` elements share a scale; with 0, the codes are not scaled. For nvfp4, which has two codes
+    in a byte, `first` is 0.
     """
     d = tl.arange(0, block)
     mask = has[:, None] if dim == block else has[:, None] & (d < dim)[None, :]
@@ -129,7 +129,7 @@ def load_tile(
 
 @triton.jit
 def scaled(numbers, scales, scale_at, has, group: tl.constexpr):
-    """Multiply numbers [queries, tokens] by the scale of each token, where those have one."""
+    """Multiply numbers [queries, tokens] by the scale of each token, if tokens have scales."""
     if scales is not None and group == 0:
         numbers = numbers * tl.load(scales + scale_at, mask=has, other=0.0)[None, :]
     return numbers

@@ -23,7 +23,7 @@ _SPLITS = 4  # of decoding
 
 
 class Model(NamedTuple):
-    """Hold what a layer's attention looks like."""
+    """Hold the shapes and dtypes of a layer's attention."""
 
     dim: int = 128
     heads: int = 8
@@ -34,7 +34,7 @@ class Model(NamedTuple):
 
 
 def candidates(*, is_prompt: bool) -> Iterator[Settings]:
-    """Return the settings that are tried. Query rows of decoding are as many as there are."""
+    """Return the settings to try; decoding uses no more query rows than its batch has."""
     if is_prompt:
         sizes = product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3))
     else:
@@ -43,7 +43,7 @@ def candidates(*, is_prompt: bool) -> Iterator[Settings]:
 
 
 def decoding(model: Model, place: Place, rows: int = 32, length: int = 4096) -> Call:
-    """Return a call with one new token in each of some long rows."""
+    """Return a call with one new token in each of `rows` long rows."""
     return _call(model, place, np.ones(rows, np.int64), length - 1)
 
 
@@ -58,12 +58,12 @@ def best(
     measure: Callable[[Call, Settings], float],
     report: Callable[[Settings, float], None],
 ) -> Settings:
-    """Return the settings that take the least time, of those that fit the GPU.
+    """Return the fastest settings that fit the GPU.
 
     Raises
     ------
     ValueError
-        None of them does.
+        No settings fit the GPU.
     """
     found: list[tuple[float, Settings]] = []
     for each in tried:
@@ -78,7 +78,7 @@ def best(
 
 
 def microseconds(place: Any, call: Call, settings: Settings) -> float:
-    """Return the median time of some calls on a GPU."""
+    """Return the median time of a call on a GPU, in microseconds."""
     from kvcore.backends.cuda.availability import cupy
 
     tokens, rows = call.q.shape[0], call.table.shape[0]
@@ -128,7 +128,7 @@ def _call(model: Model, place: Place, new: Any, cached: int) -> Call:
 
 
 def _numbers(place: Place, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return moderate numbers: GPUs multiply zeros faster than others."""
+    """Return random numbers of moderate size: GPUs multiply zeros faster than other numbers."""
     some = 40 * np.random.default_rng(2).random(1 << 16, np.float32) - 20
     array = place.empty(shape, numpy_dtype(dtype))
     place.copy_into(array, np.resize(some.astype(numpy_dtype(dtype)), shape))

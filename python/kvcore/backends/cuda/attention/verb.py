@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ops`` asks for on a GPU: attention with its checks and memory, and lists of pages."""
+"""The GPU side of ``ops``: attention with its checks and memory, and lists of pages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
-    """Attend; return the result and its logarithms, None where they are not asked for.
+    """Run attention; return the result and its logarithms, None if not requested.
 
     Raises
     ------
     ValueError, TypeError
-        What does not fit; nothing has been written then.
+        An argument does not fit. Raised before anything is written.
     """
     has_lse = flag("return_lse", request.return_lse)
     rule = (*request.rule[:5], _sinks(place, request.rule[5]))
@@ -54,8 +54,9 @@ def run(place: Place, request: AttentionRequest) -> tuple[Any, Any]:
 def _stacked(call: Call, request: AttentionRequest, place: Place) -> Call:
     """Stack the rows that share pages.
 
-    Not where the rows' tokens are not known, as their offsets lie on the device, nor where a window
-    or chunks let rows see different parts of what they share: there each row reads for itself.
+    Each row reads its own pages in two cases: the row offsets are on the device, so the host does
+    not have the tokens of the rows; or a window or chunks make rows see different parts of the
+    shared tokens.
     """
     groups = checked_groups(*request.shared, call.table.shape[0])
     offsets = request.step[2]
@@ -67,14 +68,14 @@ def _stacked(call: Call, request: AttentionRequest, place: Place) -> Call:
 
 
 def _sinks(place: Place, given: Any) -> Any:
-    """Return sinks that lie on the device; the host's are copied."""
+    """Return sinks as kernels reach them; copy host sinks that are not pinned to the device."""
     if not isinstance(given, np.ndarray) or place.reaches(given):
         return given
     return place.from_host(given, "sinks")
 
 
 def _planned(call: Call, request: AttentionRequest, place: Place) -> Plan:
-    """Return the plan: as many splits as asked for, or as the scratch holds."""
+    """Return the plan with the requested splits, or with at most the splits that scratch holds."""
     if request.splits is not None:
         return planned(call, integer("splits", request.splits, 1, MOST_SPLITS), place)
     plan = planned(call, None, place)

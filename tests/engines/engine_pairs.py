@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines that serve the same requests, on a cache of their own and on kvcore's, compared."""
+"""A comparison of two engines with the same requests: one with its own cache, one with kvcore's."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def served(
 
 
 class EnginePair:
-    """Counts the checks of all runs."""
+    """A pair of engines; counts the checks of all runs."""
 
     def __init__(self) -> None:
         self.passed = self.failed = 0
 
     def check(self, run: str, what: str, holds: bool, detail: str) -> None:
-        """Count a check, and print it where it fails."""
+        """Count a check, and print it if it fails."""
         self.passed += holds
         self.failed += not holds
         if not holds:
@@ -53,7 +53,7 @@ class EnginePair:
     def serve_both(
         self, run: str, sides: Sequence[str], serve: Callable[[str], dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return the results of both sides, which run side by side; empty where an engine fails."""
+        """Run both sides at the same time and return their results; empty if an engine fails."""
         with ThreadPoolExecutor(2) as both:
             futures = [both.submit(serve, side) for side in sides]
             errors = [each.exception() for each in futures]
@@ -63,7 +63,7 @@ class EnginePair:
         return [] if any(errors) else [each.result() for each in futures]
 
     def check_tokens(self, run: str, own: dict[str, Any], ours: dict[str, Any]) -> None:
-        """Check that the answers of each scene have the same tokens."""
+        """Check that both sides answer each scene with the same tokens."""
         for scene, answers in own["answers"].items():
             theirs = ours["answers"][scene]
             different = [name for name in answers if answers[name] != theirs.get(name)]

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "device_guard.cuh"
+#include "device_guard.hpp"
 #include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "copy_chunks.hpp"
-#include "device_guard.cuh"
+#include "device_guard.hpp"
 #include "kvcore/cuda.hpp"
 
 namespace kvcore::cuda {
