@@ -149,8 +149,7 @@ class _OnDisk:
             max_batch_size=_REQUESTS + _DECODES,
             max_seq_len=_MOST_STEPS + _PROMPT * PAGE,
             num_pages=pages,
-            tiers=[host, self._tier],
-            async_onload=async_onload,
+            tiers=kvcore.TierOptions([host, self._tier], async_onload=async_onload),
         )
 
 

@@ -30,46 +30,27 @@ constexpr float kSmallestScale = 1e-12F;
 /// Returns the exact value of a code.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline float widened(std::uint32_t code) noexcept {
-    if constexpr (kDType == DType::kFloat32) {
-        return float_of(code);
-    } else if constexpr (kDType == DType::kFloat16) {
+    using Traits = DTypeTraits<kDType>;
 #if defined(__CUDA_ARCH__)
+    if constexpr (kDType == DType::kFloat16) {
         const float value = float_of_half(code);
         if (value == value) return value;
-#endif
-        return from_half(static_cast<std::uint16_t>(code));
-    } else if constexpr (kDType == DType::kBFloat16) {
-        return from_bfloat16(static_cast<std::uint16_t>(code));
-    } else if constexpr (kDType == DType::kFloat8E4M3FN) {
-        return from_e4m3fn(static_cast<std::uint8_t>(code));
-    } else if constexpr (kDType == DType::kFloat8E5M2) {
-        return from_e5m2(static_cast<std::uint8_t>(code));
-    } else {
-        return static_cast<float>(static_cast<std::int8_t>(code));
     }
+#endif
+    return Traits::widen(static_cast<typename Traits::Code>(code));
 }
 
 /// Returns the code of the nearest value.
 template <DType kDType>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrowed(float value) noexcept {
-    if constexpr (kDType == DType::kFloat32) {
-        return bits_of(value);
-    } else if constexpr (kDType == DType::kFloat16) {
 #if defined(__CUDA_ARCH__)
+    if constexpr (kDType == DType::kFloat16) {
         std::uint16_t code;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
         if (value == value) return code;
-#endif
-        return to_half(value);
-    } else if constexpr (kDType == DType::kBFloat16) {
-        return to_bfloat16(value);
-    } else if constexpr (kDType == DType::kFloat8E4M3FN) {
-        return to_e4m3fn(value);
-    } else if constexpr (kDType == DType::kFloat8E5M2) {
-        return to_e5m2(value);
-    } else {
-        return static_cast<std::uint8_t>(to_int8(value));
     }
+#endif
+    return DTypeTraits<kDType>::narrow(value);
 }
 
 /// Returns the codes of four values, the first in the lowest byte.

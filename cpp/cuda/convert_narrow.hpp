@@ -131,18 +131,11 @@ template <DType kNarrow, DType kWide, int kTensors>
     return launch_teams(Body{parts}, {parts.count(), lanes}, stream);
 }
 
-/// Whether a kernel takes pieces of codes of a dtype: `WidenBody` takes codes of float8_e5m2 one by
-/// one.
-[[nodiscard]] inline bool has_pieces(DType narrow) noexcept {
-    return narrow == DType::kInt8 || narrow == DType::kFloat8E4M3FN;
-}
-
 template <DType kWide, int kTensors>
 [[nodiscard]] Status dequantize_pieces(const RunsOf<kTensors>& runs, DType narrow,
                                        Stream stream) noexcept {
-    return narrow == DType::kInt8
-               ? dequantize_pieces<DType::kInt8, kWide>(runs, stream)
-               : dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
+    return narrow == DType::kInt8 ? dequantize_pieces<DType::kInt8, kWide>(runs, stream)
+                                  : dequantize_pieces<DType::kFloat8E4M3FN, kWide>(runs, stream);
 }
 
 }  // namespace kvcore::cuda

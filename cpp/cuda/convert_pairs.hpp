@@ -13,6 +13,12 @@
 
 namespace kvcore::cuda {
 
+/// Whether a kernel takes pieces of codes of a dtype: `WidenBody` takes codes of float8_e5m2 one by
+/// one.
+[[nodiscard]] inline bool has_pieces(DType narrow) noexcept {
+    return narrow == DType::kInt8 || narrow == DType::kFloat8E4M3FN;
+}
+
 // ---- codes to floats ----------------------------------------------------------------------------
 
 /// Returns marks for four codes: a sign bit is set if the code is NaN or infinite; the other bits
@@ -20,9 +26,14 @@ namespace kvcore::cuda {
 template <DType kNarrow>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t mark_infinite(std::uint32_t codes) noexcept {
     constexpr std::uint32_t kMagnitude = 0x7f7f7f7fU;
-    if constexpr (kNarrow == DType::kFloat8E4M3FN) return (codes & kMagnitude) + 0x01010101U;
-    if constexpr (kNarrow == DType::kFloat8E5M2) return (codes & kMagnitude) + 0x04040404U;
-    return 0;
+    if constexpr (kNarrow == DType::kFloat8E4M3FN) {
+        return (codes & kMagnitude) + 0x01010101U;
+    } else if constexpr (kNarrow == DType::kFloat8E5M2) {
+        return (codes & kMagnitude) + 0x04040404U;
+    } else {
+        static_assert(kNarrow == DType::kInt8, "mark_infinite has no code for this dtype");
+        return 0;
+    }
 }
 constexpr std::uint32_t kMarks = 0x80808080U;
 
@@ -49,6 +60,7 @@ template <DType kNarrow>
     } else if constexpr (kNarrow == DType::kFloat8E5M2) {
         halves = in_upper_bytes;
     } else {
+        static_assert(kNarrow == DType::kInt8, "halves_of has no code for this dtype");
         // The last bit of a float16 from 1024 to 2047 has the value 1.
         constexpr std::uint32_t k1152 = 0x64806480U;
         const std::uint32_t above_1024 =

@@ -68,14 +68,15 @@ struct WidenBody {
     }
 
    private:
+    template <int kIndex = kNumWide>
     KVCORE_HOST_DEVICE void load_code(TeamLane of, Held& held) const noexcept {
-        switch (from) {
-            case DType::kFloat8E4M3FN:
-                return load<DType::kFloat8E4M3FN>(of, held);
-            case DType::kFloat8E5M2:
-                return load<DType::kFloat8E5M2>(of, held);
-            default:
-                return load<DType::kInt8>(of, held);
+        constexpr auto kFrom = static_cast<DType>(kIndex);
+        if constexpr (kIndex + 1 == kNumDTypes) {
+            load<kFrom>(of, held);
+        } else if (from == kFrom) {
+            load<kFrom>(of, held);
+        } else {
+            load_code<kIndex + 1>(of, held);
         }
     }
     template <DType kFrom>

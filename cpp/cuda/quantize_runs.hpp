@@ -28,13 +28,19 @@ struct AnyCodes {
 
     [[nodiscard]] KVCORE_HOST_DEVICE DType dtype() const noexcept { return narrow; }
     KVCORE_HOST_DEVICE void store(std::byte* to, const float (&value)[1]) const noexcept {
-        switch (narrow) {
-            case DType::kFloat8E4M3FN:
-                return CodesOf<DType::kFloat8E4M3FN>::store(to, value);
-            case DType::kFloat8E5M2:
-                return CodesOf<DType::kFloat8E5M2>::store(to, value);
-            default:
-                return CodesOf<DType::kInt8>::store(to, value);
+        store_as(to, value);
+    }
+
+   private:
+    template <int kIndex = kNumWide>
+    KVCORE_HOST_DEVICE void store_as(std::byte* to, const float (&value)[1]) const noexcept {
+        constexpr auto kNarrow = static_cast<DType>(kIndex);
+        if constexpr (kIndex + 1 == kNumDTypes) {
+            CodesOf<kNarrow>::store(to, value);
+        } else if (narrow == kNarrow) {
+            CodesOf<kNarrow>::store(to, value);
+        } else {
+            store_as<kIndex + 1>(to, value);
         }
     }
 };
@@ -206,7 +212,7 @@ template <DType kWide, int kTensors>
 template <DType kWide>
 [[nodiscard]] Status quantize_from(DType narrow, Stream stream, const Runs& runs) noexcept {
     if (runs.elements() == 0) return kSuccess;
-    return narrow != DType::kFloat8E5M2 && is_in_pieces<kWide>(runs)
+    return has_pieces(narrow) && is_in_pieces<kWide>(runs)
                ? quantize_pieces<kWide>(RunsOf<1>{{runs}}, narrow, stream)
                : quantize_pieces<kWide, 1>(RunsOf<1>{{runs}}, AnyCodes{narrow}, stream);
 }
@@ -214,7 +220,7 @@ template <DType kWide>
 template <DType kWide>
 [[nodiscard]] Status quantize_from(DType narrow, Stream stream, const Runs& k,
                                    const Runs& v) noexcept {
-    const bool is_one = narrow != DType::kFloat8E5M2 && k.elements() > 0 && are_alike(k, v) &&
+    const bool is_one = has_pieces(narrow) && k.elements() > 0 && are_alike(k, v) &&
                         is_in_pieces<kWide>(k) && is_in_pieces<kWide>(v);
     if (is_one) return quantize_pieces<kWide>(RunsOf<2>{{k, v}}, narrow, stream);
     const Status status = quantize_from<kWide>(narrow, stream, k);

@@ -45,22 +45,14 @@ using detail::concat;
 /// stride.
 class Int32Arg {
    public:
-    /// The treatment of an int32 array without gaps: its memory is read in place while the GIL is
-    /// held, or copied. Everything else is copied.
-    enum class Memory : std::uint8_t { kCopied, kBorrowed };
-
     /// `name`: the name in error texts. Throws TypeError for other dtypes, ValueError for other
     /// ranks and for numbers beyond int32.
-    Int32Arg(const pybind11::object& value, const char* name, Memory memory = Memory::kCopied) {
+    Int32Arg(const pybind11::object& value, const char* name) {
         namespace py = pybind11;
         if (py::isinstance<py::array>(value)) {
             const auto array = py::reinterpret_borrow<py::array>(value);
             check_array(array, name);
-            if (memory == Memory::kBorrowed && is_plain(array)) {
-                borrow(array);
-            } else {
-                from_array(array, name);
-            }
+            from_array(array, name);
         } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
             for (const py::handle item : value) append(integer(item, name), name);
         } else {
@@ -69,19 +61,12 @@ class Int32Arg {
         }
     }
 
-    [[nodiscard]] const std::int32_t* data() const noexcept {
-        return held_ ? borrowed_ : values_.data();
-    }
+    [[nodiscard]] const std::int32_t* data() const noexcept { return values_.data(); }
     [[nodiscard]] std::int64_t size() const noexcept {
-        return held_ ? num_borrowed_ : static_cast<std::int64_t>(values_.size());
+        return static_cast<std::int64_t>(values_.size());
     }
 
    private:
-    static bool is_plain(const pybind11::array& array) {
-        constexpr int kAligned = pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_;
-        return is_int32(array) && (array.flags() & kAligned) != 0 &&
-               (array.shape(0) < 2 || array.strides(0) == sizeof(std::int32_t));
-    }
     static bool is_int32(const pybind11::array& array) {
         return pybind11::isinstance<pybind11::array_t<std::int32_t>>(array);
     }
@@ -134,16 +119,7 @@ class Int32Arg {
         values_.push_back(static_cast<std::int32_t>(value));
     }
 
-    void borrow(const pybind11::array& array) {
-        held_ = array;
-        borrowed_ = static_cast<const std::int32_t*>(array.data());
-        num_borrowed_ = array.shape(0);
-    }
-
     std::vector<std::int32_t> values_;
-    pybind11::object held_;  // the caller's array, instead of the values
-    const std::int32_t* borrowed_ = nullptr;
-    std::int64_t num_borrowed_ = 0;
 };
 
 /// Returns a new int32 array [n] with the ids.

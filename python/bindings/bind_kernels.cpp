@@ -42,6 +42,18 @@ void dequantize(const std::vector<std::int64_t>& sizes, const py::array& codes,
 
 void bind_kernels(py::module_& module) {
     module.def("kernel_isa", &kvcore::kernel_isa);
+    module.def(
+        "dtypes",
+        [] {
+            py::list table;
+            for (std::size_t i = 0; i < kvcore::kDTypeNames.size(); ++i) {
+                const auto dtype = static_cast<kvcore::DType>(i);
+                table.append(py::make_tuple(kvcore::kDTypeNames[i], kvcore::item_size(dtype),
+                                            kvcore::largest(dtype)));
+            }
+            return table;
+        },
+        "Return the name, the bytes and the largest finite value of each dtype of a cache.");
     module.def("quantize", &quantize, py::arg("shape"), py::arg("source"), py::arg("codes"),
                py::arg("scales"), py::arg("threads"));
     module.def("dequantize", &dequantize, py::arg("shape"), py::arg("codes"), py::arg("scales"),

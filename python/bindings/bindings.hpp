@@ -5,8 +5,7 @@
 
 void bind_attention(pybind11::module_& module);
 void bind_block_pool(pybind11::module_& module);
-void bind_cache_manager(pybind11::module_& module);
-void bind_cache_values(pybind11::module_& module);
+void bind_cache_config(pybind11::module_& module);
 void bind_disk_store(pybind11::module_& module);
 void bind_host_store(pybind11::module_& module);
 void bind_page_copier(pybind11::module_& module);

@@ -37,7 +37,7 @@ KVCORE_MODULE(_core, module) {
     module.attr("__version__") = KVCORE_VERSION;
     bind_attention(module);
     bind_block_pool(module);
-    bind_cache_manager(module);
+    bind_cache_config(module);
     bind_disk_store(module);
     bind_host_store(module);
     bind_page_copier(module);

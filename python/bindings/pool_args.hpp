@@ -7,8 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
-#include <utility>
 
 #include "array_args.hpp"
 #include "kvcore/attention.hpp"
@@ -19,11 +19,6 @@ namespace kvcore::python {
 
 /// Returns the DType of an array; TypeError for a dtype that no cache has.
 [[nodiscard]] inline DType dtype_of(const pybind11::array& array, const char* name) {
-    constexpr std::pair<std::string_view, DType> kNames[] = {
-        {"float32", DType::kFloat32},        {"float16", DType::kFloat16},
-        {"bfloat16", DType::kBFloat16},      {"float8_e4m3fn", DType::kFloat8E4M3FN},
-        {"float8_e5m2", DType::kFloat8E5M2}, {"int8", DType::kInt8},
-    };
     const pybind11::dtype dtype = array.dtype();
     const bool is_native = dtype.byteorder() == '=' || dtype.byteorder() == '|';
     if (is_native && dtype.num() == pybind11::detail::npy_api::NPY_FLOAT_) return DType::kFloat32;
@@ -31,12 +26,14 @@ namespace kvcore::python {
     const pybind11::object scalar = dtype.attr("type");
     std::string_view found = reinterpret_cast<PyTypeObject*>(scalar.ptr())->tp_name;
     found.remove_prefix(found.rfind('.') + 1);
-    for (const auto& [known, kind] : kNames) {
-        if (is_native && found == known) return kind;
+    for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
+        if (is_native && found == kDTypeNames[i]) return static_cast<DType>(i);
     }
-    throw pybind11::type_error(concat(name, " has dtype ", text(dtype),
-                                      ", must be float32, float16, bfloat16, float8_e4m3fn, "
-                                      "float8_e5m2 or int8"));
+    std::string all(kDTypeNames.front());
+    for (std::size_t i = 1; i < kDTypeNames.size(); ++i) {
+        all.append(i + 1 < kDTypeNames.size() ? ", " : " or ").append(kDTypeNames[i]);
+    }
+    throw pybind11::type_error(concat(name, " has dtype ", text(dtype), ", must be ", all));
 }
 
 /// TypeError for a narrow dtype, or a dtype that no cache has.

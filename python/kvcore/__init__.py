@@ -11,7 +11,7 @@ import importlib as _importlib
 import typing as _typing
 
 from kvcore import _core, groups, ops, policies, stores
-from kvcore._core import BlockPool, CacheManager, __version__
+from kvcore._core import BlockPool, __version__
 from kvcore.context import ContextLike, TextGenerationContext, update_batch
 from kvcore.device import Device
 from kvcore.errors import (
@@ -28,6 +28,7 @@ from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.native.engine import HeldPages, PinnedPrefix
 from kvcore.native.tree import PrefixTree
 from kvcore.ops.batch import PagedBatch
+from kvcore.options import CacheOptions, LayerOptions, TierOptions
 from kvcore.paged import PagedKVCacheManager
 from kvcore.params import KVCacheParams
 from kvcore.results import PrefixRun, ReservePlan, SharedPrefix
@@ -54,7 +55,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "AlreadyClaimedError",
     "BlockPool",
-    "CacheManager",
+    "CacheOptions",
     "CapacityError",
     "ContextLike",
     "ContinuousBatchingKVCache",
@@ -71,6 +72,7 @@ __all__ = [
     "KVCacheLayer",
     "KVCacheMetrics",
     "KVCacheParams",
+    "LayerOptions",
     "PagedBatch",
     "PagedKVCacheCollection",
     "PagedKVCacheLayer",
@@ -84,6 +86,7 @@ __all__ = [
     "ReservePlan",
     "SharedPrefix",
     "TextGenerationContext",
+    "TierOptions",
     "__version__",
     "functional",
     "get_cmake_dir",

@@ -277,11 +277,34 @@ cdef extern from "kvcore/prefix_index.hpp" namespace "kvcore" nogil:
 
 
 cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
+    cdef cppclass EvictionCounts:
+        int64_t policy
+        int64_t window
+        int64_t unreachable
+        int64_t reset
+    cdef cppclass GroupStats:
+        int64_t held_pages
+        int64_t cached_pages
+        int64_t holes
+        int64_t given_back
+        int64_t filled
+        int64_t stored_pages
+        int64_t loaded_pages
+    cdef cppclass TenantStats:
+        int64_t held_pages
+        int64_t reserved_pages
+        int64_t max_pages
+        int64_t refused
+        int64_t input_tokens
+        int64_t cache_tokens
+        int64_t generated_tokens
     cdef cppclass Metrics:
         int64_t input_tokens
         int64_t cache_tokens
         int64_t copied_tokens
         int64_t evicted_pages
+        EvictionCounts evicted
+        EvictionCounts host_evicted
         int64_t peak_used_pages
         int64_t stored_pages
         int64_t loaded_pages
@@ -324,6 +347,10 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         void reset()
         const LatencyHistogram& of(TimedCall call)
         double seconds(TimedCall call)
+
+
+cdef extern from "kvcore/block_pool.hpp" namespace "kvcore" nogil:
+    const int64_t kNoCeiling "kvcore::TenantQuota::kNoCeiling"
 
 
 cdef extern from "kvcore/page_moves.hpp" namespace "kvcore" nogil:
@@ -748,6 +775,8 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int32_t state_of(SequenceHandle sequence) except +translate_exception
         StateStats state_stats(int32_t replica) except +translate_exception
         PoolStats stats(int32_t replica) except +translate_exception
+        vector[GroupStats] group_stats(int32_t replica) except +translate_exception
+        vector[TenantStats] tenant_stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
         void reset_metrics() except +translate_exception
         void check_integrity() except +translate_exception

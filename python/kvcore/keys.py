@@ -15,6 +15,7 @@ from kvcore.groups import AttentionGroup, Bundle, State, bundles
 from kvcore.layers.packing import row_widths
 from kvcore.native.tree import SCHEME_VERSION, KeyChain, digest_of, page_key, page_keys, root_key
 from kvcore.params import KVCacheParams, require_params
+from kvcore.support.arguments import renamed
 
 __all__ = [
     "SCHEME_VERSION",
@@ -27,8 +28,9 @@ __all__ = [
 ]
 
 
+@renamed(context="ctx")
 def context_keys(
-    context: ContextLike,
+    ctx: ContextLike,
     page_size: int,
     *,
     seed: str | bytes | int | None = None,
@@ -38,7 +40,7 @@ def context_keys(
 
     Parameters
     ----------
-    context : TextGenerationContext, or an object like it
+    ctx : TextGenerationContext, or an object like it
         The keys depend on its tokens up to ``end_idx``, its ``extra_key``, ``cache_salt`` and
         ``extra_keys``.
     page_size : int
@@ -53,7 +55,7 @@ def context_keys(
     Raises
     ------
     ValueError, TypeError
-        As in ``page_keys``; or `context` is not a context.
+        As in ``page_keys``; or `ctx` is not a context.
 
     Notes
     -----
@@ -67,18 +69,18 @@ def context_keys(
     >>> context_keys(context, 2) == page_keys([1, 2, 3, 4], 2, cache_salt="tenant")
     True
     """
-    if not hasattr(context, "tokens"):
-        raise TypeError(f"context is a {type(context).__name__}, must have tokens")
-    tokens, extra_keys = context.tokens, getattr(context, "extra_keys", None)
-    end = getattr(context, "end_idx", len(tokens))
+    if not hasattr(ctx, "tokens"):
+        raise TypeError(f"ctx is a {type(ctx).__name__}, must have tokens")
+    tokens, extra_keys = ctx.tokens, getattr(ctx, "extra_keys", None)
+    end = getattr(ctx, "end_idx", len(tokens))
     if end < len(tokens):  # the arrays of other context classes may be longer than their tokens
         tokens = tokens[:end]
         extra_keys = [key for key in extra_keys or () if key[0] < end]
     return page_keys(
         tokens,
         page_size,
-        extra_key=getattr(context, "extra_key", None),
-        cache_salt=getattr(context, "cache_salt", None),
+        extra_key=getattr(ctx, "extra_key", None),
+        cache_salt=getattr(ctx, "cache_salt", None),
         extra_keys=extra_keys,
         seed=seed,
         scheme=scheme,

@@ -117,6 +117,11 @@ class ReplicaMetrics:
     host_pages: int
     host_cached_pages: int
 
+    @property
+    def available_pages(self) -> int:
+        """Pages that a request could get: free and evictable pages."""
+        return self.free_pages + self.evictable_pages
+
 
 @dataclass(frozen=True, slots=True)
 class StateMetrics:

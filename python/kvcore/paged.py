@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore import sizing
-from kvcore._core import CacheManager
+from kvcore._core import CacheConfig
 from kvcore.context import ContextLike, TextGenerationContext
 from kvcore.device import Device, checked_devices
 from kvcore.errors import KVCacheError
@@ -36,6 +35,7 @@ from kvcore.metrics import (
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.native.engine import (
     CacheCleared,
+    CacheCore,
     PagesRemoved,
     PagesStored,
     StepEngine,
@@ -44,8 +44,9 @@ from kvcore.native.engine import (
     take_events,
 )
 from kvcore.ops import increment
+from kvcore.options import CacheOptions, LayerOptions, TierOptions, grouped, signature_of
 from kvcore.params import KVCacheParams, require_count
-from kvcore.policies import LRU, EvictionPolicy, Priority, resolved
+from kvcore.policies import Priority, resolved
 from kvcore.pools import (
     InputSymbols,
     StateArrays,
@@ -58,14 +59,14 @@ from kvcore.pools import (
     pools_on_gpus,
     whole_pages,
 )
-from kvcore.stores.tiers.options import TierOptions
-from kvcore.support.arguments import MOST_INT64, flag, integer
+from kvcore.stores.tiers.options import ChosenTiers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing_extensions import Unpack
 
     from kvcore.integrations.max.views import PagedKVCacheCollection
     from kvcore.observe.zmq_reset import ResetListener
+    from kvcore.options import Keywords
     from kvcore.snapshots.cache import RestoredCache, SavedCache
     from kvcore.snapshots.request import Pools, SavedSequence
     from kvcore.stores import BlockStore
@@ -117,81 +118,28 @@ class PagedKVCacheManager(StepEngine):
     blocks : "allocate", None, or list of one array per device
         The pool: "allocate" allocates it, None means page ids without a pool, and a list holds the
         caller's own arrays.
-    first_page : int
-        Number of page ids reserved for the caller, from 0. All pools have these pages in addition
-        to the pages of the manager. vLLM's null block is ``first_page=1``.
-    dedup : bool
-        ``step`` swaps a page for an equal cached page.
-    partial_page_reuse : bool or int
-        Smallest number of tokens that a prefix hit copies from a partly equal page, so the hit ends
-        inside a page. True means 1. With False or 0, hits end only between pages.
-    eviction : str or kvcore.policies.EvictionPolicy
-        The order in which cached pages are evicted when memory is full.
-    clock : callable, optional
-        Returns the time in seconds, used to end the priorities of contexts. The manager calls it
-        only with ``eviction="priority"``.
-    reserve_chunks : bool
-        Reserve pages only for the tokens that run next. By default, full-attention layers reserve
-        pages for the whole request at once, so the request cannot run out of pages later.
-    max_draft_tokens : int
-        If layers have windows, chunks or a state: number of last written tokens that may be
-        truncated. Pages of windows are released that many tokens later. If `num_states` has two
-        slots for each request, the second slot keeps the state before the drafts of the request.
-    keep_windows : bool
-        ``step`` keeps the pages that a window has passed until ``leave_windows`` releases them.
-    quotas : dict of str to (reserved_pages, max_pages), optional
-        For each tenant (``tenant=``) and each replica: the pages that all other tenants must leave
-        to the tenant, and the largest number of pages that the tenant may hold, None for no
-        ceiling.
-    num_states : int, optional
-        If layers keep a state: the state slots of each replica. Each request needs a slot, and
-        drafts use a second slot of the request. Additional slots store checkpoints, from which
-        other requests can begin. The default has the slots of all requests, a checkpoint slot for
-        each request, and up to 16 checkpoint slots if they fit into an eighth of the memory.
-    num_host_states : int, optional
-        If layers keep a state and the manager has a host tier: the checkpoint slots of the tier in
-        each replica. By default they take half of ``host_kvcache_swap_space_gb``. With 0,
-        checkpoints stay on the device.
-    write_policy : {"write_through", "write_through_selective", "write_back"}
-        With a host tier, a cached page is copied to the tier when the page enters the cache
-        ("write_through"), after `write_threshold` uses ("write_through_selective"), or just before
-        the page is evicted ("write_back").
-    write_threshold : int
-        1 .. 255. A page is used by the ``step`` that commits it, and by each request that takes the
-        page from the cache or commits it again.
-    host_eviction : str or kvcore.policies.EvictionPolicy
-        With a host tier: the order in which its pages are evicted when the tier is full. "priority"
-        needs ``eviction="priority"``.
-    host_min_priority : int
-        With a host tier and ``eviction="priority"``: pages with a lower priority, and all pages
-        that follow them in a prompt, are not copied to the tier.
-    tiers : list of str or kvcore.stores.BlockStore, optional
-        The tiers below the device, in this order: "host:64MiB" (size for each replica; must be
-        first; the same as ``enable_kvcache_swapping_to_host``), "disk:/var/cache/kv:200GiB", or
-        stores. Stores need a host tier. If the caller gives no host tier, the manager adds a tier
-        with the size of the device's pages, at most 1 GiB, but at least the pages of two requests.
-    fingerprint : bytes or str, optional
-        Identifies the weights. Without it, stores distinguish models only by layers, heads and
-        dtype.
-    async_onload : bool
-        ``maybe_reserve`` does not wait for pages from stores: see ``poll``.
-    store_timeout : float
-        Seconds that a call of a store may take; a longer call counts as a miss.
-    max_write_wait : float
-        Longest time, in seconds, that a ``step`` waits for stores while half of the host tier waits
-        to be written.
-    layerwise_loads : bool
-        On GPUs, pages are loaded from the host tier layer by layer. Each operation of
-        ``kvcore.ops`` waits only for its layer. Your own kernels wait with ``ops.wait_layer``.
-    events : bool or int
-        Record pages that enter and leave the caches for ``take_events``. The number is the maximum
-        number of pages whose events wait; True means 65,536.
+    cache : CacheOptions, optional
+        Options of the prefix cache: eviction, quotas, events.
+    layers : LayerOptions, optional
+        Options of layers with windows, chunks or a state, and of chunked prefill.
+    tiers : TierOptions, or list of str or kvcore.stores.BlockStore, optional
+        The tiers below the device, and their options. A list is the same as
+        ``TierOptions(tiers=list)``.
+    **keywords
+        Options of a group that is not given, by their names: ``eviction="lfu"`` is the same as
+        ``cache=CacheOptions(eviction="lfu")``. A keyword that emits a DeprecationWarning goes with
+        the next release.
 
     Raises
     ------
     CapacityError
         The memory does not hold one page.
-    ValueError, TypeError, ImportError
+    ValueError
+        An argument has a wrong value, or an option is given as a keyword although its group is
+        given.
+    TypeError
+        An argument has a wrong type, or no option has the name of a keyword.
+    ImportError
 
     Notes
     -----
@@ -235,100 +183,69 @@ class PagedKVCacheManager(StepEngine):
         *,
         num_pages: int | None = None,
         blocks: Any = "allocate",
-        dedup: bool = True,
-        partial_page_reuse: bool | int = True,
-        eviction: EvictionPolicy | str = "lru",
-        clock: Callable[[], float] = time.monotonic,
-        reserve_chunks: bool = False,
-        max_draft_tokens: int = 0,
-        quotas: Mapping[str, tuple[int, int | None]] | None = None,
-        num_states: int | None = None,
-        num_host_states: int | None = None,
-        write_policy: str = "write_through",
-        write_threshold: int = 2,
-        host_eviction: EvictionPolicy | str = "lru",
-        host_min_priority: int = 0,
-        tiers: Sequence[str | BlockStore] | None = None,
-        fingerprint: bytes | str | None = None,
-        async_onload: bool = False,
-        store_timeout: float = 5.0,
-        max_write_wait: float = 1.0,
-        layerwise_loads: bool = False,
-        events: bool | int = False,
-        first_page: int = 0,
-        keep_windows: bool = False,
+        cache: CacheOptions | None = None,
+        layers: LayerOptions | None = None,
+        tiers: TierOptions | Sequence[str | BlockStore] | None = None,
+        **keywords: Unpack[Keywords],
     ) -> None:
         if getattr(self, "_core", None) is not None:
             raise RuntimeError("this PagedKVCacheManager is initialised already; make another one")
+        cache, layers, tiers = grouped(cache, layers, tiers, keywords)
         params = sizing.rederived(params, num_layers=num_layers, page_size=page_size)
         require_count(max_batch_size=max_batch_size, max_seq_len=max_seq_len)
         slots = chosen_states(
             params,
             max_batch_size,
-            num_states,
+            layers.num_states,
             max_seq_len=max_seq_len,
-            max_draft_tokens=integer("max_draft_tokens", max_draft_tokens),
+            max_draft_tokens=layers.max_draft_tokens,
             available_cache_memory=available_cache_memory,
             num_pages=num_pages,
         )
-        options = TierOptions.of(
-            tiers,
-            params,
-            fingerprint,
-            async_onload=async_onload,
-            store_timeout=store_timeout,
-            max_write_wait=max_write_wait,
-            has_pool=blocks is not None,
-        )
+        chosen = ChosenTiers.of(tiers, params, has_pool=blocks is not None)
+        first_page = cache.first_page
         pages = sizing.chosen_pages(params, available_cache_memory, num_pages, slots, first_page)
-        params = options.with_host_tier(params, pages, max_seq_len, num_host_states)
-        host_states = sizing.host_states_per_replica(params, num_host_states)
-        rules = checked_tier(
-            params, write_policy, write_threshold, host_eviction, host_min_priority
-        )
+        params = chosen.with_host_tier(params, pages, max_seq_len)
+        host_states = sizing.host_states_per_replica(params, tiers.num_host_states)
+        tiers.require_host(has_host_tier=params.enable_kvcache_swapping_to_host)
         places = checked_devices(devices, params.n_devices)
-        limits = checked_quotas(quotas, pages)
-        most_event_pages = event_pages(events)
-        gpus = pools_on_gpus(places, params, layerwise_loads) if blocks is not None else None
+        limits = cache.quotas_in(pages)
+        has_events = cache.event_pages > 0
+        gpus = pools_on_gpus(places, params, tiers.layerwise_loads) if blocks is not None else None
         shards = make_shards(params, places, pages + first_page, blocks)
         host_pages = 0 if blocks is None else sizing.host_pages_per_replica(params, host_states)
         host_slots = host_states if host_pages else 0
         has_arrays = slots > 0 and blocks is not None
         states = StateArrays(params, places, slots, gpus, host_slots) if has_arrays else None
-        core = CacheManager(
-            num_blocks=pages,
+        config = CacheConfig(
+            num_pages=pages,
             page_size=column_tokens(params),
             max_sequences=sizing.batch_per_replica(params, max_batch_size),
             max_seq_len=max_seq_len,
             num_replicas=params.data_parallel_degree,
             prefix_caching=params.enable_prefix_caching,
-            dedup=dedup,
-            partial_page_reuse=int(partial_page_reuse),
             host_pages=host_pages,
-            eviction=eviction,
             groups=core_groups(params),
-            reserve_chunks=flag("reserve_chunks", reserve_chunks),
-            max_draft_tokens=max_draft_tokens,
             quotas=list(limits.values()),
             states=intervals(params),
-            num_states=slots,
-            num_host_states=host_slots,
-            **rules,
-            event_pages=most_event_pages,
-            first_page=first_page,
-            keep_windows=flag("keep_windows", keep_windows),
-            **options.core_arguments(has_keys=most_event_pages > 0),
+            num_state_slots=slots,
+            num_host_state_slots=host_slots,
+            **chosen.core_options(has_keys=has_events),
+            **cache.core_options(),
+            **layers.core_options(),
+            **tiers.core_options(),
         )
+        core = CacheCore(config)
         super().__init__(
             core,
             shards=shards,
             copier=whole_pages(make_copier(shards, gpus), params, shards),
-            mover=make_mover(shards, places, host_pages, gpus, core._late_reads),  # noqa: SLF001
+            mover=make_mover(shards, places, host_pages, gpus, core.late_reads),
             gpus=gpus,
             # The listener comes last: after an earlier error, the traceback would keep the endpoint
             # in use.
             listener=_listener(zmq_endpoint_base if params.enable_prefix_caching else None),
-            clock=clock if resolved(eviction)[0] == Priority.name else None,
+            clock=cache.clock if resolved(cache.eviction)[0] == Priority.name else None,
             layers=LayerMap.of(params),
             pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
@@ -337,12 +254,12 @@ class PagedKVCacheManager(StepEngine):
             states=states,
         )
         self._quotas = MappingProxyType(limits)
-        self._fingerprint = options.fingerprint
+        self._fingerprint = chosen.fingerprint
         self._states = () if states is None else states.arrays
         self._host_states = host_states
         self.params, self.devices = params, places
         self.max_batch_size, self.max_seq_len = max_batch_size, max_seq_len
-        self._begin_tiers(options, states if host_slots else None)
+        self._begin_tiers(chosen, states if host_slots else None)
 
     # ---- pages ---------------------------------------------------------------------------
     @property
@@ -471,17 +388,17 @@ class PagedKVCacheManager(StepEngine):
     @property
     def total_num_pages(self) -> int:
         """Pages of each replica."""
-        return self._core.stats(0).total_pages
+        return self._core.total_pages()
 
     @property
     def num_free_blocks(self) -> int:
         """Pages that a request could get, over all replicas, including evictable cached pages."""
-        return sum(self._core.stats(r).available_pages for r in range(self.num_replicas))
+        return sum(self._core.available_pages(r) for r in range(self.num_replicas))
 
     @property
     def num_cached_blocks(self) -> int:
         """Pages in the prefix cache, over all replicas, including pages that requests share."""
-        return sum(self._core.stats(r).cached_pages for r in range(self.num_replicas))
+        return sum(self._core.cached_pages(r) for r in range(self.num_replicas))
 
     @property
     def free_blocks_pct(self) -> float:
@@ -513,20 +430,13 @@ class PagedKVCacheManager(StepEngine):
     @property
     def replica_metrics(self) -> tuple[ReplicaMetrics, ...]:
         """Pages of each replica, in the order of the replicas. O(replicas)."""
-        names = [field.name for field in fields(ReplicaMetrics)]
-        each = [self._core.stats(r) for r in range(self.num_replicas)]
-        return tuple(
-            ReplicaMetrics(**{name: getattr(stats, name) for name in names}) for stats in each
-        )
+        return tuple(self._core.stats(r) for r in range(self.num_replicas))
 
     @property
     def eviction_metrics(self) -> dict[str, EvictionMetrics]:
         """Lost cached pages by reason, of "device" and, with a host tier, "host". O(replicas)."""
-        found = self._core.metrics
-        kept = {"device": found.evicted}
-        if self.total_num_host_pages:
-            kept["host"] = found.host_evicted
-        return {tier: _summed(EvictionMetrics, [counts]) for tier, counts in kept.items()}
+        device, host = self._core.eviction_counts()
+        return {"device": device} | ({"host": host} if self.total_num_host_pages else {})
 
     @property
     def group_metrics(self) -> tuple[GroupMetrics, ...]:
@@ -921,17 +831,17 @@ class PagedKVCacheManager(StepEngine):
         return take_events(self)
 
     # ---- tiers -----------------------------------------------------------------------------------
-    def _begin_tiers(self, options: TierOptions, states: TierStates | None) -> None:
+    def _begin_tiers(self, chosen: ChosenTiers, states: TierStates | None) -> None:
         """Open the stores, and start reading and writing them; the constructor calls this last."""
         try:
-            tiers = options.opened(self.params, self._mover, states)
+            tiers = chosen.opened(self.params, self._mover, states)
         except BaseException:
             self.close()
             raise
         if tiers is None:
             return
         self._tiers = tiers
-        self._requests = tiers.onload if options.async_onload else None
+        self._requests = tiers.onload if chosen.options.async_onload else None
         self._side = self._set_below(tiers, self._requests)
         tiers.begin(self._side)
         self._end = finalize(self, tiers.stop)
@@ -1019,7 +929,7 @@ class PagedKVCacheManager(StepEngine):
             found["host"] = self._host_metrics()
         if self._tiers is not None:
             column = column_tokens(self.params)
-            missed = self._core.metrics.missed_pages
+            missed, *_ = self._core.tier_counts()
             for name, each in self._tiers.metrics(missed).items():
                 found[name] = replace(each, tokens=each.hits * column)
         return MappingProxyType(found)
@@ -1032,14 +942,15 @@ class PagedKVCacheManager(StepEngine):
             self._tiers.reset_metrics()
 
     def _host_metrics(self) -> TierMetrics:
-        counts, size = self._core.metrics, self.params.bytes_per_page
+        missed, stored, loaded, tokens = self._core.tier_counts()
+        size = self.params.bytes_per_page
         return TierMetrics(
-            hits=counts.loaded_tokens // column_tokens(self.params),
-            misses=counts.missed_pages,
-            bytes_in=counts.stored_pages * size,
-            bytes_out=counts.loaded_pages * size,
+            hits=tokens // column_tokens(self.params),
+            misses=missed,
+            bytes_in=stored * size,
+            bytes_out=loaded * size,
             pages_waiting=0 if self._side is None else self._side.waiting,
-            tokens=counts.loaded_tokens,
+            tokens=tokens,
         )
 
     # ---- pages from stores ----------------------------------------------------------------------
@@ -1203,6 +1114,12 @@ class PagedKVCacheManager(StepEngine):
         )
 
 
+# Readers of signatures see each keyword.
+PagedKVCacheManager.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]
+    PagedKVCacheManager.__init__
+)
+
+
 # ---- counts --------------------------------------------------------------------------------------
 
 
@@ -1211,7 +1128,7 @@ _log = logging.getLogger("kvcore")
 #: Evicted checkpoints per slot, and per hit, from which the log warns of too few slots.
 _MANY_EVICTIONS = 4
 
-_Counts = TypeVar("_Counts", EvictionMetrics, GroupMetrics, StateMetrics)
+_Counts = TypeVar("_Counts", GroupMetrics, StateMetrics)
 
 
 def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
@@ -1221,105 +1138,6 @@ def _summed(kind: type[_Counts], stats: Sequence[Any]) -> _Counts:
 
 
 # ---- arguments -----------------------------------------------------------------------------------
-
-
-#: Default of the maximum number of pages whose events wait.
-DEFAULT_PAGES = 1 << 16
-
-
-def event_pages(events: bool | int) -> int:  # noqa: FBT001 - a manager's argument
-    """Return the maximum number of pages whose events may wait; 0 for no events.
-
-    Raises
-    ------
-    ValueError, TypeError
-    """
-    if isinstance(events, bool):
-        return DEFAULT_PAGES if events else 0
-    require_count(events=events)
-    return events
-
-
-def _pages(tenant: str, quota: Any) -> tuple[int, int | None]:
-    try:
-        reserved, most = quota
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"quotas[{tenant!r}] is {quota!r}, must be (reserved_pages, max_pages)"
-        ) from None
-    reserved = integer(f"reserved_pages of quotas[{tenant!r}]", reserved, 0)
-    if most is None:
-        return reserved, None
-    least = max(1, reserved)  # at least the reserved pages, and at least 1
-    return reserved, integer(f"max_pages of quotas[{tenant!r}]", most, least, MOST_INT64)
-
-
-def checked_quotas(
-    quotas: Mapping[str, tuple[int, int | None]] | None, num_pages: int
-) -> dict[str, tuple[int, int | None]]:
-    """Check the quotas against the pages of a replica, and return a copy by tenant.
-
-    Raises
-    ------
-    ValueError
-        A number of pages is below 0, a tenant reserves more than its ``max_pages``, or all tenants
-        together reserve more than the pages of a replica.
-    TypeError
-        A tenant is not a string, or a number of pages is not an integer.
-    """
-    given: dict[str, tuple[int, int | None]] = {}
-    for tenant, quota in dict(quotas or {}).items():
-        if not isinstance(tenant, str):
-            raise TypeError(f"tenant {tenant!r} of quotas is not a string")
-        given[str.__str__(tenant)] = _pages(tenant, quota)
-    reserved = sum(quota[0] for quota in given.values())
-    if reserved > num_pages:
-        raise ValueError(
-            f"quotas reserve {reserved} pages in all, must be at most the {num_pages} of a replica"
-        )
-    return given
-
-
-_DEFAULTS = {
-    "write_policy": "write_through",
-    "write_threshold": 2,
-    "host_eviction": "lru",
-    "host_min_priority": 0,
-}
-
-
-def checked_tier(
-    params: KVCacheParams,
-    write_policy: str,
-    write_threshold: int,
-    host_eviction: EvictionPolicy | str,
-    host_min_priority: int,
-) -> dict[str, Any]:
-    """Return the arguments of ``CacheManager`` for the host tier; the core checks their values.
-
-    Raises
-    ------
-    ValueError
-        An argument is given without a host tier, or a name is not the name of a policy.
-    TypeError
-    """
-    if not isinstance(write_policy, str):
-        raise TypeError(f"write_policy is {write_policy!r}, must be the name of one")
-    resolved(host_eviction, "host_eviction")
-    given = {
-        "write_policy": write_policy,
-        "write_threshold": write_threshold,
-        "host_eviction": "lru" if host_eviction == LRU() else host_eviction,
-        "host_min_priority": host_min_priority,
-    }
-    if params.enable_kvcache_swapping_to_host:
-        return given
-    for name, value in given.items():
-        if value != _DEFAULTS[name]:
-            raise ValueError(
-                f"{name} is {value!r}, must be left out: enable_kvcache_swapping_to_host is off"
-            )
-    return given
 
 
 _NEEDED = ("request_id", "tokens", "start_idx", "active_idx", "end_idx", "update")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction policies as values: each policy orders the runs that a full cache evicts.
 
-Pass an instance, or its name, to ``PagedKVCacheManager``, ``CacheManager`` or ``PrefixTree`` as
+Pass an instance, or its name, to ``PagedKVCacheManager`` or ``PrefixTree`` as
 `eviction`. A reservation or an insertion that walks a run of pages is a use of the run. The
 insertion that adds the run is its first use.
 """

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import FullAttention, SlidingWindow, State
 from kvcore.moving import SavedSequence
@@ -39,7 +40,7 @@ def small_manager(kind: str, *tiers: Any, **options: Any) -> PagedKVCacheManager
     )
     fields: dict[str, Any] = {"num_pages": 64, "enable_runtime_checks": True}
     fields |= {"tiers": list(tiers) or None, "fingerprint": "small model"}
-    return PagedKVCacheManager(params, 4, _PLACES, **(fields | options))
+    return PagedKVCacheManager(params, 4, _PLACES, **in_groups(fields | options))
 
 
 class SmallModel:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.scheduler import Batch, Request, Scheduler
 
@@ -62,7 +63,7 @@ def make_manager(
         devices=("cpu",) * replicas,
         num_pages=num_pages,
         enable_runtime_checks=True,
-        **options,
+        **in_groups(options),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import gpu_arrays
 from gpu_arrays import on_gpu, to_host
-from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
+from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, TierOptions, ops
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_each_layer_is_there_when_it_is_read(by_layer: bool) -> None:
     )
     manager = PagedKVCacheManager(
         params, 4, 2 * TOKENS, devices=["cuda:0"], num_pages=TOKENS // PAGE + 3,
-        tiers=[f"host:{400 * params.bytes_per_page}B"], layerwise_loads=by_layer,
+        tiers=TierOptions([f"host:{400 * params.bytes_per_page}B"], layerwise_loads=by_layer),
         enable_runtime_checks=True,
     )  # fmt: skip
     loaded = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from builders import in_groups
 from conftest import require
 
 torch = require("torch")
@@ -268,7 +269,7 @@ def test_states_that_are_not_on_one_device_are_refused(
     groups = (FullAttention([0]), State([1], {"conv_states": ((2, 2), "float32")}))
     devices = len(options.get("devices", "1"))
     params = KVCacheParams("float32", 2, 8, 2, page_size=4, n_devices=devices, groups=groups)
-    manager = PagedKVCacheManager(params, 1, 16, num_pages=4, **options)
+    manager = PagedKVCacheManager(params, 1, 16, num_pages=4, **in_groups(options))
     manager.claim("a")
     context = TextGenerationContext("a", [1])
     with pytest.raises(ValueError, match=reason):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.cache_events import CacheCleared, PagesStored
 
@@ -13,7 +14,7 @@ PARAMS = KVCacheParams("float32", 1, 4, 1, page_size=2, enable_prefix_caching=Tr
 
 def manager_of(params: KVCacheParams = PARAMS, **options: Any) -> PagedKVCacheManager:
     fields = {"max_batch_size": 8, "max_seq_len": 64, "num_pages": 32, "events": True}
-    return PagedKVCacheManager(params, **(fields | options))
+    return PagedKVCacheManager(params, **in_groups(fields | options))
 
 
 def run(mgr: PagedKVCacheManager, tokens: list[int], replica: int = 0, **options: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, State
 
@@ -32,7 +33,9 @@ def state_params(*groups: Any, interval: int | None = None, **options: Any) -> K
 def state_manager(params: KVCacheParams, **options: Any) -> PagedKVCacheManager:
     """Return a manager of 4 requests which checks every law after every call."""
     fields: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 400, "num_pages": 64}
-    return PagedKVCacheManager(params, **(fields | {"enable_runtime_checks": True} | options))
+    return PagedKVCacheManager(
+        params, **in_groups(fields | {"enable_runtime_checks": True} | options)
+    )
 
 
 def digest(tokens: Any, seed: int = 0) -> int:

@@ -32,7 +32,6 @@ METHODS = (
     kvcore.TextGenerationContext,
     kvcore.PrefixTree,
     kvcore.BlockPool,
-    kvcore.CacheManager,
 )
 
 

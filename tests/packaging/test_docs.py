@@ -216,7 +216,7 @@ def test_example_of_an_extension_class_runs(name: str) -> None:
 
 
 def test_extension_classes_have_examples() -> None:
-    expected = {"BlockPool", "CacheManager", "KeyChain", "PrefixTree", "TextGenerationContext"}
+    expected = {"BlockPool", "KeyChain", "PrefixTree", "TextGenerationContext"}
     assert expected <= EXAMPLES.keys()
 
 

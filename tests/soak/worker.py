@@ -29,6 +29,7 @@ from kvcore import (
     InsufficientBlocksError,
     PagedKVCacheManager,
     TextGenerationContext,
+    TierOptions,
     update_batch,
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
@@ -73,10 +74,12 @@ class Worker:
             num_pages=160,
             eviction=self._draw.choice(["lru", "arc", "priority"]),
             clock=JumpingClock(self._draw),
-            tiers=["host:16KiB", f"disk:{folder}:2MiB", f"{url}?timeout=0.3&ttl=60"],
-            fingerprint=f"{name}, weights {weights}",
-            async_onload=self._draw.random() < 0.5,
-            store_timeout=1.0,
+            tiers=TierOptions(
+                ["host:16KiB", f"disk:{folder}:2MiB", f"{url}?timeout=0.3&ttl=60"],
+                fingerprint=f"{name}, weights {weights}",
+                async_onload=self._draw.random() < 0.5,
+                store_timeout=1.0,
+            ),
             events=self._tells,
         )
         self._model = DigestModel(self.manager, weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,16 @@ def with_host(page_size: int, host_pages: int, **rest: Any) -> dict[str, Any]:
     return rest | tier
 
 
+def in_groups(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a manager, with those in groups whose keywords are deprecated."""
+    options = dict(options)
+    for group, kind in (("layers", kvcore.LayerOptions), ("tiers", kvcore.TierOptions)):
+        names = [each.name for each in fields(kind) if each.name in options]
+        if any(kind.__dataclass_fields__[name].metadata.get("is_deprecated") for name in names):
+            options[group] = kind(**{name: options.pop(name) for name in names})
+    return options
+
+
 def make_manager(
     page_size: int = 4,
     num_pages: int = 16,
@@ -61,7 +72,7 @@ def make_manager(
     made = make_params(
         page_size, replicas=replicas, shards=shards, caching=caching, **(params or {})
     )
-    return kvcore.PagedKVCacheManager(made, num_pages=num_pages, **(settings | rest))
+    return kvcore.PagedKVCacheManager(made, num_pages=num_pages, **in_groups(settings | rest))
 
 
 def make_context(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builders import in_groups
 from hf_models import prompts_of
 from kvcore import KVCacheParams, PagedKVCacheManager
 from kvcore.integrations.transformers import generate
@@ -17,7 +18,7 @@ def checked_manager(params: KVCacheParams, num_pages: int, **options: Any) -> Pa
     """Return a manager of 8 requests which checks every law after every call."""
     fields: dict[str, Any] = {"max_batch_size": 8, "max_seq_len": 128}
     fields |= {"enable_runtime_checks": True}
-    return PagedKVCacheManager(params, num_pages=num_pages, **(fields | options))
+    return PagedKVCacheManager(params, num_pages=num_pages, **in_groups(fields | options))
 
 
 def tokens_of(

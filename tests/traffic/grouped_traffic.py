@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from builders import in_groups
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
 from kvcore.sizing import pages_per_sequence
@@ -25,7 +26,7 @@ def params_of(*groups: Any, **options: Any) -> KVCacheParams:
 
 def manager_of(params: KVCacheParams, num_pages: int = 64, **options: Any) -> PagedKVCacheManager:
     fields = {"max_batch_size": 16, "max_seq_len": 400, "enable_runtime_checks": True}
-    return PagedKVCacheManager(params, num_pages=num_pages, **(fields | options))
+    return PagedKVCacheManager(params, num_pages=num_pages, **in_groups(fields | options))
 
 
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")

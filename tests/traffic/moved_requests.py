@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.ops.batch import layer_pools
 from same_arrays import assert_same
@@ -28,7 +29,7 @@ def moving_manager(
     params = params or moving_params()
     fields: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 200, "num_pages": num_pages}
     fields |= {"devices": ["cpu"] * params.n_devices, "enable_runtime_checks": True}
-    return PagedKVCacheManager(params, **(fields | options))
+    return PagedKVCacheManager(params, **in_groups(fields | options))
 
 
 def content(layer: int, part: int, tokens: Any, heads: int, width: int) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from digest_model import DigestModel
 from group_rules import GroupRules, Told
 from grouped_traffic import params_of
-from kvcore import CapacityError, PagedKVCacheManager, TextGenerationContext
+from kvcore import CapacityError, LayerOptions, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
 
 __all__ = ["EVERYTHING", "LENGTH", "MOST", "SHAPES", "GroupsScene", "Live"]
@@ -70,9 +70,7 @@ class GroupsScene:
         has_states = any(isinstance(group, State) for group in groups)
         self.is_exact = pages == EVERYTHING
         self.reserves_chunks = chunks
-        states: dict[str, Any] = (
-            {"num_states": 600 if self.is_exact else slots} if has_states else {}
-        )
+        states = (600 if self.is_exact else slots) if has_states else None
         self.manager = PagedKVCacheManager(
             params,
             max_batch_size=MOST,
@@ -81,10 +79,9 @@ class GroupsScene:
             enable_runtime_checks=not self.is_exact,  # O(pages)
             dedup=dedup,
             partial_page_reuse=parts,
-            max_draft_tokens=drafts,
-            reserve_chunks=chunks,
-            keep_windows=keep,
-            **states,
+            layers=LayerOptions(
+                max_draft_tokens=drafts, reserve_chunks=chunks, keep_windows=keep, num_states=states
+            ),
         )
         self.has_states, self.dedup = has_states, dedup
         self.rules = GroupRules(params, drafts, parts=parts, is_exact=self.is_exact, keeps=keep)

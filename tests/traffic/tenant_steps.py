@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 
 PAGES = 16
@@ -19,7 +20,7 @@ def manager_of(quotas: Any, num_pages: int = PAGES, **rest: Any) -> PagedKVCache
     )  # fmt: skip
     return PagedKVCacheManager(
         params, 16, max_seq_len=200, num_pages=num_pages, quotas=quotas, blocks=None,
-        devices=["cpu"] * params.n_devices, enable_runtime_checks=True, **rest,
+        devices=["cpu"] * params.n_devices, enable_runtime_checks=True, **in_groups(rest),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,8 +70,8 @@ enum class WritePolicy : std::uint8_t {
 [[nodiscard]] WritePolicy write_policy(std::string_view name);
 
 /// The configuration of a CacheManager, whose constructor checks the numbers. New fields come last,
-/// so that code that lists values in order continues to compile. The padding does not matter: each
-/// manager has only one configuration.
+/// so that code that lists values in order continues to compile. `for_each_option` lists each
+/// field. The padding does not matter: each manager has only one configuration.
 // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding)
 struct CacheConfig {
     std::int64_t num_pages = 0;      // of each replica
@@ -126,5 +127,46 @@ struct CacheConfig {
     // read the pages.
     bool keep_windows = false;
 };
+
+/// The bounds of an option that is a number. They are ignored for other options.
+struct OptionBounds {
+    std::int64_t least = std::numeric_limits<std::int64_t>::min();
+    std::int64_t most = std::numeric_limits<std::int64_t>::max();
+};
+
+/// Calls `visit(name, member, bounds)` for each option of CacheConfig, in the order of the fields.
+/// Bindings read options by this list, and the constructor of CacheManager checks the bounds.
+template <class Visitor>
+void for_each_option(Visitor&& visit) {
+    constexpr std::int64_t kMostInt16 = std::numeric_limits<std::int16_t>::max();
+    constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+    visit("num_pages", &CacheConfig::num_pages, OptionBounds{1, kMostInt32});
+    visit("page_size", &CacheConfig::page_size, OptionBounds{1, kMostInt32});
+    visit("max_sequences", &CacheConfig::max_sequences, OptionBounds{1});
+    visit("max_seq_len", &CacheConfig::max_seq_len, OptionBounds{1});
+    visit("num_replicas", &CacheConfig::num_replicas, OptionBounds{1, kMostInt16});
+    visit("prefix_caching", &CacheConfig::prefix_caching, OptionBounds{});
+    visit("dedup", &CacheConfig::dedup, OptionBounds{});
+    visit("partial_page_reuse", &CacheConfig::partial_page_reuse, OptionBounds{0});
+    visit("host_pages", &CacheConfig::host_pages, OptionBounds{0, kMostInt32});
+    visit("groups", &CacheConfig::groups, OptionBounds{});
+    visit("reserve_chunks", &CacheConfig::reserve_chunks, OptionBounds{});
+    visit("max_draft_tokens", &CacheConfig::max_draft_tokens, OptionBounds{0, kMostInt32});
+    visit("quotas", &CacheConfig::quotas, OptionBounds{});
+    visit("states", &CacheConfig::states, OptionBounds{});
+    visit("num_state_slots", &CacheConfig::num_state_slots, OptionBounds{});
+    visit("num_host_state_slots", &CacheConfig::num_host_state_slots, OptionBounds{});
+    visit("has_stores", &CacheConfig::has_stores, OptionBounds{});
+    visit("key_seed", &CacheConfig::key_seed, OptionBounds{});
+    visit("stand_ins", &CacheConfig::stand_ins, OptionBounds{});
+    visit("event_pages", &CacheConfig::event_pages, OptionBounds{0});
+    visit("eviction", &CacheConfig::eviction, OptionBounds{});
+    visit("host_eviction", &CacheConfig::host_eviction, OptionBounds{});
+    visit("write_policy", &CacheConfig::write_policy, OptionBounds{});
+    visit("write_threshold", &CacheConfig::write_threshold, OptionBounds{1, 255});
+    visit("host_min_priority", &CacheConfig::host_min_priority, OptionBounds{0, 100});
+    visit("first_page", &CacheConfig::first_page, OptionBounds{0, kMostInt32 - 1});
+    visit("keep_windows", &CacheConfig::keep_windows, OptionBounds{});
+}
 
 }  // namespace kvcore

@@ -3,8 +3,13 @@
 // and on a GPU.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 
 #if defined(__CUDACC__)
 #define KVCORE_HOST_DEVICE __host__ __device__
@@ -16,9 +21,10 @@ namespace kvcore {
 
 /// How an element of K or V is stored.
 ///
-/// Tables of kernels are indexed by the number: wide dtypes come first, a new narrow one goes to
-/// the end. "Add a dtype" in CONTRIBUTING.md lists the places that have to know it: most of what is
-/// forgotten compiles, and computes as another dtype.
+/// Tables of kernels are indexed by the number: wide dtypes come first, a new narrow dtype goes to
+/// the end. DTypeTraits has the properties of each dtype, and all tables are built from the traits.
+/// "Add a dtype" in CONTRIBUTING.md lists the files; the compiler rejects the other files until
+/// they support the dtype.
 enum class DType : std::uint8_t {
     kFloat32,
     kFloat16,       // IEEE 754 binary16
@@ -28,32 +34,7 @@ enum class DType : std::uint8_t {
     kInt8,
 };
 
-constexpr int kNumDTypes = 6;
-
-/// Bytes of an element.
-[[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t item_size(DType dtype) noexcept {
-    return dtype == DType::kFloat32                                ? 4
-           : dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? 2
-                                                                   : 1;
-}
-
-/// The largest finite value; what the largest element of a group is scaled to.
-[[nodiscard]] KVCORE_HOST_DEVICE constexpr float largest(DType dtype) noexcept {
-    switch (dtype) {
-        case DType::kFloat16:
-            return 65504.0F;
-        case DType::kFloat8E4M3FN:
-            return 448.0F;
-        case DType::kFloat8E5M2:
-            return 57344.0F;
-        case DType::kInt8:
-            return 127.0F;
-        case DType::kBFloat16:
-            return 3.38953139e38F;
-        default:
-            return 3.40282347e38F;
-    }
-}
+constexpr int kNumDTypes = static_cast<int>(DType::kInt8) + 1;  // the last dtype, and one more
 
 /// The bits of a float, and back.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t bits_of(float value) noexcept {
@@ -167,6 +148,163 @@ template <int kMantissa, int kBias, std::uint32_t kLargest>
     const float clipped = value > 127.0F ? 127.0F : value < -128.0F ? -128.0F : value;
     constexpr float kUnit = 12582912.0F;  // 1.5 * 2^23: its last bit weighs one
     return static_cast<std::int8_t>(bits_of(clipped + kUnit) & 0xffU);
+}
+
+// ---- the table of dtypes -----------------------------------------------------------------------
+
+/// The properties of a dtype: `Code`, the unsigned number that stores an element; `kName`, numpy's
+/// name; `kLargest`, the largest finite value, to which the largest element of a group is scaled;
+/// `widen` and `narrow`, the conversions. Kernels, bindings and Python read this table. A dtype
+/// without traits does not compile.
+template <DType kDType>
+struct DTypeTraits;
+
+template <>
+struct DTypeTraits<DType::kFloat32> {
+    using Code = std::uint32_t;
+    static constexpr const char* kName = "float32";
+    static constexpr float kLargest = 3.40282347e38F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return float_of(code);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return bits_of(value);
+    }
+};
+template <>
+struct DTypeTraits<DType::kFloat16> {
+    using Code = std::uint16_t;
+    static constexpr const char* kName = "float16";
+    static constexpr float kLargest = 65504.0F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return from_half(code);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return to_half(value);
+    }
+};
+template <>
+struct DTypeTraits<DType::kBFloat16> {
+    using Code = std::uint16_t;
+    static constexpr const char* kName = "bfloat16";
+    static constexpr float kLargest = 3.38953139e38F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return from_bfloat16(code);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return to_bfloat16(value);
+    }
+};
+template <>
+struct DTypeTraits<DType::kFloat8E4M3FN> {
+    using Code = std::uint8_t;
+    static constexpr const char* kName = "float8_e4m3fn";
+    static constexpr float kLargest = 448.0F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return from_e4m3fn(code);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return to_e4m3fn(value);
+    }
+};
+template <>
+struct DTypeTraits<DType::kFloat8E5M2> {
+    using Code = std::uint8_t;
+    static constexpr const char* kName = "float8_e5m2";
+    static constexpr float kLargest = 57344.0F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return from_e5m2(code);
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return to_e5m2(value);
+    }
+};
+template <>
+struct DTypeTraits<DType::kInt8> {
+    using Code = std::uint8_t;
+    static constexpr const char* kName = "int8";
+    static constexpr float kLargest = 127.0F;
+    [[nodiscard]] KVCORE_HOST_DEVICE static float widen(Code code) noexcept {
+        return static_cast<float>(static_cast<std::int8_t>(code));
+    }
+    [[nodiscard]] KVCORE_HOST_DEVICE static Code narrow(float value) noexcept {
+        return static_cast<Code>(to_int8(value));
+    }
+};
+
+namespace detail {
+
+template <std::size_t... kIndex>
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t item_size(
+    DType dtype, std::index_sequence<kIndex...>) noexcept {
+    std::int64_t size = 0;
+    static_cast<void>(((static_cast<std::size_t>(dtype) == kIndex &&
+                        (size = static_cast<std::int64_t>(sizeof(
+                             typename DTypeTraits<static_cast<DType>(kIndex)>::Code))) > 0) ||
+                       ...));
+    return size;
+}
+
+template <std::size_t... kIndex>
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr float largest(DType dtype,
+                                                         std::index_sequence<kIndex...>) noexcept {
+    float value = 0;
+    static_cast<void>(((static_cast<std::size_t>(dtype) == kIndex &&
+                        (value = DTypeTraits<static_cast<DType>(kIndex)>::kLargest) > 0) ||
+                       ...));
+    return value;
+}
+
+template <std::size_t... kIndex>
+[[nodiscard]] constexpr std::array<std::string_view, kNumDTypes> dtype_names(
+    std::index_sequence<kIndex...>) noexcept {
+    return {DTypeTraits<static_cast<DType>(kIndex)>::kName...};
+}
+
+}  // namespace detail
+
+using AllDTypes = std::make_index_sequence<static_cast<std::size_t>(kNumDTypes)>;
+
+/// Bytes of an element.
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr std::int64_t item_size(DType dtype) noexcept {
+    return detail::item_size(dtype, AllDTypes{});
+}
+
+/// The largest finite value; what the largest element of a group is scaled to.
+[[nodiscard]] KVCORE_HOST_DEVICE constexpr float largest(DType dtype) noexcept {
+    return detail::largest(dtype, AllDTypes{});
+}
+
+/// The names of all dtypes, by their numbers.
+constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = detail::dtype_names(AllDTypes{});
+
+namespace detail {
+
+[[nodiscard]] constexpr int count_wide() noexcept {
+    int wide = 0;
+    while (wide < kNumDTypes && kvcore::item_size(static_cast<DType>(wide)) > 1) ++wide;
+    for (int i = wide; i < kNumDTypes; ++i) {
+        if (kvcore::item_size(static_cast<DType>(i)) != 1) return -1;
+    }
+    return wide;
+}
+
+}  // namespace detail
+
+constexpr int kNumWide = detail::count_wide();     // dtypes of given K and V
+constexpr int kNumNarrow = kNumDTypes - kNumWide;  // dtypes of quantised K and V
+static_assert(kNumWide > 0, "wide dtypes come before narrow dtypes in DType");
+
+/// Returns call(std::integral_constant<DType, narrow>{}).
+template <int kIndex = kNumWide, class Call>
+decltype(auto) with_narrow(DType narrow, Call&& call) {
+    using Kind = std::integral_constant<DType, static_cast<DType>(kIndex)>;
+    if constexpr (kIndex + 1 == kNumDTypes) {
+        return call(Kind{});
+    } else {
+        if (narrow == Kind::value) return call(Kind{});
+        return with_narrow<kIndex + 1>(narrow, call);
+    }
 }
 
 }  // namespace kvcore

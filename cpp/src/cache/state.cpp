@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <type_traits>
 
 #include "kvcore/errors.hpp"
 #include "kvcore/store_moves.hpp"
@@ -18,6 +19,15 @@ void require_count(const char* name, std::int64_t value, std::int64_t most,
         throw std::invalid_argument(
             detail::concat(name, " is ", value, ", must be ", least, " .. ", most));
     }
+}
+
+void require_bounds(const CacheConfig& config) {
+    for_each_option([&config](const char* name, auto member, OptionBounds bounds) {
+        using Value = std::decay_t<decltype(config.*member)>;
+        if constexpr (std::is_integral_v<Value> && !std::is_same_v<Value, bool>) {
+            require_count(name, config.*member, bounds.most, bounds.least);
+        }
+    });
 }
 
 void require_states(const CacheConfig& config) {
@@ -55,14 +65,11 @@ void require_parts(const CacheConfig& config, const Grouping& grouping) {
 
 // A policy of the caller decides itself whether it uses priorities.
 void require_tier(const CacheConfig& config, bool has_own_policy) {
-    require_count("host_pages", config.host_pages, std::numeric_limits<std::int32_t>::max(), 0);
     if (config.host_pages > 0 && !config.prefix_caching) {
         throw std::invalid_argument(
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 without prefix_caching: the host tier holds cached pages"));
     }
-    require_count("write_threshold", config.write_threshold, 255);
-    require_count("host_min_priority", config.host_min_priority, 100, 0);
     if (has_own_policy || config.eviction.order == EvictionOrder::kPriority) return;
     if (config.host_min_priority > 0) {
         throw std::invalid_argument(detail::concat(
@@ -78,21 +85,12 @@ void require_tier(const CacheConfig& config, bool has_own_policy) {
 }
 
 const CacheConfig& checked(const CacheConfig& config, bool has_own_policy) {
-    constexpr std::int64_t kInt16 = std::numeric_limits<std::int16_t>::max();
-    constexpr std::int64_t kInt32 = std::numeric_limits<std::int32_t>::max();
-    constexpr std::int64_t kInt64 = std::numeric_limits<std::int64_t>::max();
-    require_count("first_page", config.first_page, kInt32 - 1, 0);
-    require_count("num_blocks", config.num_pages, kInt32 - config.first_page);  // Python's name
-    require_count("page_size", config.page_size, kInt32);
-    require_count("max_sequences", config.max_sequences, kInt64);
-    require_count("max_seq_len", config.max_seq_len, kInt64);
-    require_count("num_replicas", config.num_replicas, kInt16);
+    require_bounds(config);
+    require_count("num_pages", config.num_pages,
+                  std::numeric_limits<std::int32_t>::max() - config.first_page);
     require_tier(config, has_own_policy);
-    require_count("partial_page_reuse", config.partial_page_reuse, kInt32, 0);
-    require_count("max_draft_tokens", config.max_draft_tokens, kInt32, 0);
     require_states(config);
     require_stores(config);
-    require_count("event_pages", config.event_pages, kInt64, 0);
     quotas::check(config);
     return config;
 }

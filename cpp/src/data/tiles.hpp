@@ -7,7 +7,7 @@
 namespace kvcore::cpu {
 
 [[nodiscard]] constexpr int narrow_index(DType dtype) noexcept {
-    return dtype == DType::kFloat8E4M3FN ? 0 : dtype == DType::kFloat8E5M2 ? 1 : 2;
+    return static_cast<int>(dtype) - kNumWide;
 }
 
 [[nodiscard]] inline const WideKernels& kernels_of(DType wide) {

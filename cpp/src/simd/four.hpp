@@ -25,6 +25,8 @@ inline void store_four(std::byte* to, const F32 (&values)[4]) {
         _mm512_storeu_si512(
             to, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words(0), words(2))));
     } else {
+        static_assert(kOut == DType::kFloat8E4M3FN || kOut == DType::kFloat8E5M2,
+                      "store_four has no code for this dtype");
         constexpr int kMantissa = kOut == DType::kFloat8E4M3FN ? 3 : 2;
         __m512i low =
             two_halves(narrow_to_bits<kMantissa>(values[0]), narrow_to_bits<kMantissa>(values[1]));
@@ -43,6 +45,8 @@ inline void store_four(std::byte* to, const F32 (&values)[4]) {
 // Loads codes divided by kPlainFactor; returns false if any code is NaN.
 template <DType kIn>
 inline bool load_four(const std::byte* from, F32 (&values)[4]) {
+    static_assert(kIn == DType::kInt8 || kIn == DType::kFloat8E4M3FN || kIn == DType::kFloat8E5M2,
+                  "load_four has no code for this dtype");
     const __m512i codes = _mm512_loadu_si512(from);
     if constexpr (kIn == DType::kInt8) {
         for (std::int64_t i = 0; i < 4; ++i)
@@ -98,6 +102,8 @@ inline void store_four(std::byte* to, const F32 (&values)[4]) {
         const __m256i bytes = _mm256_packs_epi16(words(0), words(2));
         store(to, _mm256_permutevar8x32_epi32(bytes, order));
     } else {
+        static_assert(kOut == DType::kFloat8E4M3FN || kOut == DType::kFloat8E5M2,
+                      "store_four has no code for this dtype");
         constexpr int kMantissa = kOut == DType::kFloat8E4M3FN ? 3 : 2;
         const auto bytes = [&](std::int64_t i) {
             U16 words = narrow_to_bits<kMantissa>(values[i]);

@@ -108,7 +108,8 @@ cdef class KeyedTrees:
     cdef int expect_keys(self) except -1
 
 
-cdef KeyedTrees trees_of_manager(object core)
+# `core` owns `manager`.
+cdef KeyedTrees trees_of_manager(object core, CacheManager* manager)
 cdef KeyedTrees trees_of(CppPrefixTree* tree)
 
 

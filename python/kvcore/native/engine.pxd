@@ -8,6 +8,12 @@ from kvcore.cpp cimport HeldPages as NativeHold
 from kvcore.native.contexts cimport KeyedTrees
 
 
+@cython.final
+@cython.no_gc  # refers to no Python object
+cdef class CacheCore:
+    cdef CacheManager* manager
+
+
 # The part of a manager that Cython code of other modules reads. Only StepEngine derives from it.
 cdef class EngineBase:
     cdef bint _is_made
@@ -15,7 +21,7 @@ cdef class EngineBase:
     cdef bint _checks
     cdef bint _is_alone  # no listener and no clock: no Python code of the caller runs
     cdef CacheManager* _native  # owned by `_core`
-    cdef readonly object _core
+    cdef readonly CacheCore _core
     cdef readonly list _shards
     # Python objects of kvcore.backends.protocol and kvcore.observe.zmq_reset; each may be None.
     cdef readonly object _copier

@@ -16,22 +16,27 @@ from libcpp.vector cimport vector
 from kvcore.cpp cimport (
     BatchReserve,
     BlockId,
+    CacheConfig,
     CacheEvent,
     CacheEventKind,
     CacheManager,
     CallTimes,
     ColumnParts,
+    EvictionCounts,
     FetchResult,
     FetchStatus,
     FetchTarget,
+    GroupStats,
     LatencyHistogram,
     LookupTable,
+    Metrics,
     MovedRequest,
     NamespaceParts,
     OwedStatus,
     PageKey,
     PageMove,
     PageSwap,
+    PoolStats,
     RequestBatch,
     RequestHistory,
     RequestTerms,
@@ -41,13 +46,16 @@ from kvcore.cpp cimport (
     SequenceHandle,
     SequenceMark,
     StateMove,
+    StateStats,
     StoreMoves,
     StoreSearch,
+    TenantStats,
     Tier,
     TimedCall,
     TokenId,
     Transfers,
     kFetch,
+    kNoCeiling,
     kReserve,
     kReserveBatch,
     kStep,
@@ -107,12 +115,20 @@ from kvcore.errors import (
     PendingTransfersError,
     RequestNotFoundError,
 )
-from kvcore.metrics import KVCacheMetrics
+from kvcore.metrics import (
+    EvictionMetrics,
+    GroupMetrics,
+    KVCacheMetrics,
+    ReplicaMetrics,
+    StateMetrics,
+    TenantMetrics,
+)
 from kvcore.results import ReservePlan, SharedPrefix
 from kvcore.support.step_order import StepOrder
 
 cnp.import_array()
 
+include "engine/cache_core.pxi"
 include "engine/claims.pxi"
 include "engine/batches.pxi"
 include "engine/settler.pxi"

@@ -20,12 +20,11 @@ import numpy as np
 
 from kvcore import _core
 from kvcore.ops.attend_rows import AttentionOptions, attend_rows
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["append_rows", "attend", "gather_rows", "has_handlers"]
 
-_WIDE = ("float32", "float16", "bfloat16")
-_DTYPES = tuple(map(numpy_dtype, (*_WIDE, "float8_e4m3fn", "float8_e5m2", "int8")))
+_DTYPES = tuple(map(numpy_dtype, (*WIDE, *NARROW)))
 
 
 def _register() -> frozenset[str]:
@@ -151,8 +150,8 @@ def _queries(queries: Any, pool: Any, num_rows: int | None) -> Any:
         raise ValueError(
             f"queries has {len(queries)} tokens, must have one for each of {num_rows} rows"
         )
-    if queries.dtype not in _DTYPES[: len(_WIDE)]:
-        raise TypeError(f"queries has dtype {queries.dtype}, must be one of {', '.join(_WIDE)}")
+    if queries.dtype not in _DTYPES[: len(WIDE)]:
+        raise TypeError(f"queries has dtype {queries.dtype}, must be one of {', '.join(WIDE)}")
     return queries
 
 

@@ -3,13 +3,24 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_INT64", "MOST_UINT32", "flag", "integer", "integers", "number", "pair_of"]
+__all__ = [
+    "MOST_INT64",
+    "MOST_UINT32",
+    "flag",
+    "integer",
+    "integers",
+    "number",
+    "pair_of",
+    "renamed",
+]
 
 MOST_UINT32 = 2**32 - 1
 MOST_INT64 = 2**63 - 1
@@ -102,3 +113,32 @@ def pair_of(name: str, given: Any) -> tuple[Any, Any]:
     if len(given) != 2:
         raise ValueError(f"{name} holds {len(given)} items, must hold 2")
     return given[0], given[1]
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def renamed(**names: str) -> Callable[[_Function], _Function]:
+    """Return a decorator of a function that also takes arguments by earlier names.
+
+    Parameters
+    ----------
+    **names
+        The present name of an argument, by its earlier name.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            for earlier in names.keys() & keywords.keys():
+                if names[earlier] in keywords:
+                    raise TypeError(
+                        f"{names[earlier]} and {earlier} are both given, must be one of them; pass "
+                        f"{names[earlier]}"
+                    )
+                keywords[names[earlier]] = keywords.pop(earlier)
+            return function(*args, **keywords)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

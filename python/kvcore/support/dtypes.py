@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NARROW", "WIDE", "itemsize", "narrowed", "numpy_dtype"]
+from kvcore import _core
+
+__all__ = ["FROM_ML_DTYPES", "NARROW", "WIDE", "itemsize", "narrowed", "numpy_dtype"]
+
+# The table is DTypeTraits of dtype.hpp.
+_ITEMSIZES = {name: size for name, size, _ in _core.dtypes()}
+_LARGEST = {name: largest for name, _, largest in _core.dtypes()}
 
 #: Dtypes of the K and V that callers pass.
-WIDE = ("float32", "float16", "bfloat16")
+WIDE = tuple(name for name, size in _ITEMSIZES.items() if size > 1)
 #: Dtypes that K and V are quantised to.
-NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
-
-_ITEMSIZES = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-}
-
-_LARGEST_FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+NARROW = tuple(name for name, size in _ITEMSIZES.items() if size == 1)
+#: Dtypes that numpy has not: they come from ml_dtypes.
+FROM_ML_DTYPES = tuple(name for name in _ITEMSIZES if not hasattr(np, name))
 
 
 def itemsize(name: str) -> int:
@@ -37,7 +34,7 @@ def itemsize(name: str) -> int:
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the numpy dtype; bfloat16 and float8 come from ml_dtypes, imported on demand."""
     itemsize(name)
-    if name in ("float32", "float16", "int8"):
+    if name not in FROM_ML_DTYPES:
         return np.dtype(name)
     import ml_dtypes
 
@@ -62,5 +59,5 @@ def narrowed(value: float, dtype: np.dtype[Any]) -> Any:
         if math.isnan(value):
             raise ValueError("NaN has no int8 element; store a number")
         return dtype.type(round(min(max(value, -128.0), 127.0)))
-    largest = _LARGEST_FP8[dtype.name]
+    largest = _LARGEST[dtype.name]
     return dtype.type(value if math.isnan(value) else min(max(value, -largest), largest))

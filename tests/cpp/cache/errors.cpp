@@ -68,6 +68,24 @@ TEST(configurations_are_checked) {
     CHECK_THROWS(std::invalid_argument, kvcore::CacheManager(huge));
 }
 
+TEST(host_tiers_are_checked) {
+    kvcore::CacheConfig config = ManagerFixture::config(2, 4);
+    config.host_pages = 3;
+    ManagerFixture m(config);
+    Request request = m.claim({1, 2, 3});
+    // Without Transfers the caller cannot copy pages to the tier.
+    CHECK_THROWS(std::invalid_argument, m.reserve(request));
+    CHECK_EQ(m.manager.stats(0).host_pages, 3);
+    CHECK_EQ(m.manager.stats(0).free_pages, 4);
+    for (const std::int64_t pages : {std::int64_t{-1}, std::int64_t{1} << 31}) {
+        config.host_pages = pages;
+        CHECK_THROWS(std::invalid_argument, kvcore::CacheManager(config));
+    }
+    config.host_pages = 1;
+    config.prefix_caching = false;
+    CHECK_THROWS(std::invalid_argument, kvcore::CacheManager(config));
+}
+
 TEST(claims_are_checked) {
     Scene s;
     kvcore::CacheManager& manager = s.m.manager;

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import in_groups
 from cuda_machine import Machine, emulated, require_emulation
 from grouped_traffic import WRITE_POLICIES, params_of, with_host_tier
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
@@ -41,7 +42,7 @@ class Scene:
         self.machine = machine
         self.manager = PagedKVCacheManager(
             with_host_tier(params, 40), 4, 64, devices=["cuda:0"], num_pages=num_pages,
-            enable_runtime_checks=True, **options,
+            enable_runtime_checks=True, **in_groups(options),
         )  # fmt: skip
         self.layers = [i for group in params.attention_groups for i in group.layers]
 

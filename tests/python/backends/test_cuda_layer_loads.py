@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cuda_machine import Machine, emulated, require_emulation
-from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
+from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, TierOptions, ops
 
 require_emulation()
 
@@ -40,7 +40,7 @@ class Scene:
         params = params or params_of()
         self.manager = PagedKVCacheManager(
             params, 4, 64, devices=["cuda:0"], num_pages=4, enable_runtime_checks=True,
-            tiers=[f"host:{40 * params.bytes_per_page}B"], layerwise_loads=by_layer,
+            tiers=TierOptions([f"host:{40 * params.bytes_per_page}B"], layerwise_loads=by_layer),
         )  # fmt: skip
 
     def fetch(self, prompt: int) -> Any:
@@ -177,7 +177,8 @@ def test_inputs_without_loads_wait_for_nothing(machine: Machine) -> None:
         ops.wait_layer(inputs, LAYERS)
     scene.append(inputs, context)
     scene.finish(context)
-    on_cpu = PagedKVCacheManager(params_of(), 4, 64, num_pages=4, layerwise_loads=True)
+    by_layer = TierOptions(layerwise_loads=True)
+    on_cpu = PagedKVCacheManager(params_of(), 4, 64, num_pages=4, tiers=by_layer)
     ops.wait_layer(on_cpu.fetch([])[0], 0)
     with pytest.raises(TypeError, match="layerwise_loads is a str"):
-        PagedKVCacheManager(params_of(), 4, 64, num_pages=4, layerwise_loads="yes")  # type: ignore[arg-type]
+        TierOptions(layerwise_loads="yes")  # type: ignore[arg-type]

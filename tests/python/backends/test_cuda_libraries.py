@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import in_groups
 from cuda_machine import Machine, emulated, require_emulation
 from fake_torch import FakeTorch
 from kvcore import KVCacheParams, PagedBatch, PagedKVCacheManager, TextGenerationContext, ops
@@ -245,7 +246,7 @@ def test_a_manager_below_torch_works_on_torch_s_stream(
     if owner == "torch":
         pool = np.zeros((8, 2, 1, 2, 1, 4), np.float32)
         more["blocks"] = [torch.Tensor(machine.array(pool))]
-    manager = PagedKVCacheManager(params, 2, 16, devices=["cuda:0"], num_pages=8, **more)
+    manager = PagedKVCacheManager(params, 2, 16, devices=["cuda:0"], num_pages=8, **in_groups(more))
     streams = Streams(machine)
     torch.streams[0] = streams.of_torch
     context = TextGenerationContext("a", [1, 2, 3])

@@ -10,7 +10,7 @@ import pytest
 
 from builders import claimed, make_manager, make_params, prefilled, put_in_cache
 from grouped_traffic import manager_of, params_of
-from kvcore import CacheManager, PagedKVCacheManager
+from kvcore import PagedKVCacheManager
 from kvcore.groups import FullAttention, SlidingWindow
 
 
@@ -84,18 +84,6 @@ def test_each_replica_has_its_own() -> None:
     assert manager.next_pages(1).tolist() != [0, 1, 2, 3]
     with pytest.raises(IndexError):
         manager.next_pages(2)
-
-
-def test_building_block() -> None:
-    core = CacheManager(num_blocks=4, page_size=2, max_sequences=4, max_seq_len=8)
-    sequence = core.claim()
-    assert core.reserve(sequence, [1, 2, 3])[0]
-    assert core.next_pages().tolist() == [2, 3]
-    core.commit(sequence, [1, 2, 3], 2)
-    core.release(sequence)
-    assert core.next_pages().tolist() == [1, 2, 3, 0]
-    with pytest.raises(IndexError):
-        core.next_pages(1)
 
 
 def test_where_it_depends_on_who_asks_it_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow
 from tiered_requests import LONG, run, tiered_manager
@@ -38,7 +39,7 @@ def make(**options: Any) -> PagedKVCacheManager:
         blocks=None,
         enable_runtime_checks=True,
         devices=["cpu"] * params.n_devices,
-        **options,
+        **in_groups(options),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from builders import in_groups
 from digest_model import DigestModel
 from grouped_traffic import params_of
 from kvcore import (
@@ -146,7 +147,7 @@ def _together(shape: str, eviction: str, turns: int) -> None:
         max_seq_len=60,
         num_pages=220,
         quotas={"a": (20, None), "b": (0, 60)},
-        **options,
+        **in_groups(options),
     )
     model = DigestModel(manager)
     parents = [TextGenerationContext(name, _prompt(i, 9)) for i, name in enumerate(_PARENTS)]

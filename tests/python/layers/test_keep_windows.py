@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore import KVCacheParams, PagedKVCacheManager, RequestNotFoundError, TextGenerationContext
+from builders import in_groups
+from kvcore import (
+    KVCacheParams,
+    LayerOptions,
+    PagedKVCacheManager,
+    RequestNotFoundError,
+    TextGenerationContext,
+)
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow
 
 NEVER = 2**63 - 1
@@ -21,7 +28,7 @@ def manager_of(*groups: Any, pages: int = 40, **options: Any) -> PagedKVCacheMan
     )
     options = {"keep_windows": True, "reserve_chunks": True, "blocks": None} | options
     return PagedKVCacheManager(
-        params, 4, 60, num_pages=pages, enable_runtime_checks=True, **options
+        params, 4, 60, num_pages=pages, enable_runtime_checks=True, **in_groups(options)
     )
 
 
@@ -88,7 +95,9 @@ def test_a_manager_whose_steps_leave_windows_says_so() -> None:
 
 def test_without_windows_there_is_never_anything_to_leave() -> None:
     params = KVCacheParams("float32", 1, 1, 1, page_size=2, enable_prefix_caching=True)
-    manager = PagedKVCacheManager(params, 4, 60, num_pages=20, keep_windows=True)
+    manager = PagedKVCacheManager(
+        params, 4, 60, num_pages=20, layers=LayerOptions(keep_windows=True)
+    )
     manager.claim("r")
     assert manager.leave_windows("r", 0) == NEVER
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from kvcore import (
-    CacheManager,
     CapacityError,
     InsufficientBlocksError,
     PagedKVCacheManager,
     TextGenerationContext,
 )
+from kvcore._core import CacheConfig
+from kvcore.native.engine import CacheCore
 from kvcore.pools import StateArrays
 from kvcore.scheduler import Request, Scheduler
 from kvcore.stores import MemoryStore
@@ -95,26 +96,29 @@ def test_a_truncation_whose_copy_fails_is_copied_later(monkeypatch: pytest.Monke
     step_states(manager, context)
 
 
-def test_the_core_by_itself() -> None:
-    core = CacheManager(
-        num_blocks=16, page_size=4, max_sequences=2, max_seq_len=64, states=[0, 8], num_states=4
+def test_a_manager_without_arrays_owes_its_copies() -> None:
+    manager = state_manager(
+        state_params(interval=8), num_pages=16, max_batch_size=2, num_states=4, blocks=None
     )
-    first = core.claim()
-    assert core.state_of(first) == -1
-    tokens = prompt((0, 10))
-    assert core.reserve(first, tokens) == (True, 0, 8)
-    assert core.plan(first, tokens).active == 8
-    assert core.state_of(first) == 0
-    core.commit(first, tokens, 8)
-    assert core.take_state_copies().tolist() == [[0, 0, 1]]
-    stats = core.state_stats()
-    assert (stats.total_slots, stats.used_slots, stats.checkpoints) == (4, 1, 1)
-    assert (stats.available_slots, stats.checkpoints_made) == (3, 1)
-    core.check_integrity()
+    context = TextGenerationContext("a", prompt((0, 10)))
+    manager.claim("a")
+    assert manager.reserve(context)
+    assert (context.start_idx, context.active_idx) == (0, 8)
+    (inputs,) = manager.fetch([context])
+    assert inputs.states[0].tolist() == [0]
+    context.update(1)
+    manager.step([context])
+    assert manager.take_state_copies().tolist() == [[0, 0, 0, 1]]
+    found = manager.state_metrics
+    assert (found.total_slots, found.used_slots, found.checkpoints) == (4, 1, 1)
+    assert (found.available_slots, found.checkpoints_made) == (3, 1)
+
+
+def test_the_cache_refuses_fewer_slots_than_requests() -> None:
+    sizes = {"num_pages": 8, "page_size": 4, "max_sequences": 2, "max_seq_len": 64}
+    config = CacheConfig(**sizes, states=[0], num_state_slots=1)
     with pytest.raises(ValueError, match="num_states is 1, must be at least 2"):
-        CacheManager(
-            num_blocks=8, page_size=4, max_sequences=2, max_seq_len=64, states=[0], num_states=1
-        )
+        CacheCore(config)
 
 
 def test_the_scheduler_runs_what_was_cut() -> None:

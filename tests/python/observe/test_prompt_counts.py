@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from builders import in_groups
 from foreign_context import Context
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, update_batch
 from kvcore.groups import FullAttention, SlidingWindow
@@ -21,7 +22,13 @@ def make(num_pages: int = 200, **options: Any) -> PagedKVCacheManager:
         "float32", 1, 8, 2, page_size=4, enable_prefix_caching=True, groups=groups
     )
     return PagedKVCacheManager(
-        params, 8, 512, num_pages=num_pages, blocks=None, enable_runtime_checks=True, **options
+        params,
+        8,
+        512,
+        num_pages=num_pages,
+        blocks=None,
+        enable_runtime_checks=True,
+        **in_groups(options),
     )
 
 

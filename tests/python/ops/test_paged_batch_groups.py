@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import in_groups
 from grouped_traffic import params_of
 from kvcore import KVCacheParams, PagedBatch, PagedKVCacheManager, TextGenerationContext, ops
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State, bundles
@@ -34,7 +35,7 @@ class Twins:
     def __init__(self, params: KVCacheParams, layout: str = "NHD", **scales: Any) -> None:
         options: dict[str, Any] = {"num_pages": PAGES, "enable_runtime_checks": True}
         self.params = params
-        self.manager = PagedKVCacheManager(params, 8, 128, **options)
+        self.manager = PagedKVCacheManager(params, 8, 128, **in_groups(options))
         blocks: Any = self.manager.fetch([])[0].blocks
         width = params.layers_per_page
         shape = PAGES, params.page_size, *blocks.shape[4:]

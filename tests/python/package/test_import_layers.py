@@ -18,11 +18,12 @@ ROOT = Path(__file__).resolve().parents[3] / "python" / "kvcore"
 #: the layers before it. "" is the package itself: later layers import the public names from it. A
 #: room inside a room has its own layer if it is named here.
 LAYERS = (
+    ("_core",),
     ("support", "errors", "device", "policies", "results", "metrics"),
     ("layers", "groups", "params", "sizing"),
-    ("_core", "_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
+    ("_cuda", "_jax", "cpp", "native", "context", "extra_keys", "keys"),
     ("backends",),
-    ("ops", "pools", "stores"),
+    ("ops", "options", "pools", "stores"),
     ("snapshots", "observe", "cache_events", "integrations.max", "functional", "cuda"),
     ("paged",),
     ("scheduler", "events", "moving", "routing"),

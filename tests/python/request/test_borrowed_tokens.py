@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcore import CacheManager
+from kvcore import TextGenerationContext
 from toy_engine import make_manager
 
 TOKENS = [7, 5, 3, 1, 8, 6, 4, 2, 9]
@@ -37,26 +37,6 @@ KINDS: dict[str, Callable[[list[int]], Any]] = {
     "unaligned": unaligned,
     "read-only": read_only,
 }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_manager_of_the_core_sees_the_same_tokens(kind: str) -> None:
-    core = CacheManager(num_blocks=16, page_size=4, max_sequences=4, max_seq_len=64)
-    tokens = KINDS[kind](TOKENS)
-    sequence = core.claim()
-    assert core.reserve(sequence, tokens) == (True, 0, 9)
-    core.commit(sequence, tokens, 8)
-    assert core.match(TOKENS)[0] == 8
-    assert core.match(tokens)[0] == 8
-    again = core.claim()
-    assert core.plan(again, tokens).hit_tokens == 8
-    assert core.reserve(again, tokens)[1] == 8
-    core.check_integrity()
-
-
-def test_a_single_token_has_no_gaps_whatever_its_stride() -> None:
-    core = CacheManager(num_blocks=16, page_size=4, max_sequences=4, max_seq_len=64)
-    assert core.reserve(core.claim(), np.arange(9, dtype=np.int32)[::7][:1])[0]
 
 
 class Buffered:
@@ -101,3 +81,46 @@ def test_memory_is_held_while_it_is_read(*, lets_go: bool) -> None:
     manager.step([context])
     assert manager.match_prefix(TOKENS) == 8
     manager.check_integrity()
+
+
+class Kept(Buffered):
+    """A context whose tokens have memory of a given kind."""
+
+    def __init__(self, kind: Callable[[list[int]], Any], request_id: str) -> None:
+        super().__init__()
+        self.request_id, self.kind = request_id, kind
+
+    @property
+    def tokens(self) -> Any:
+        return self.kind(self.buffer[: self.end_idx].tolist())
+
+
+def written_by(manager: Any, context: Any) -> None:
+    """Run the tokens of a context, and commit the pages."""
+    manager.claim(context.request_id)
+    manager.fetch([context])
+    context.update(2)
+    manager.step([context])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_every_kind_are_the_same_tokens(kind: str) -> None:
+    """Arguments, contexts and contexts of the caller's own class."""
+    manager, own = make_manager(16), TextGenerationContext("own", KINDS[kind](TOKENS))
+    written_by(manager, own)
+    assert manager.match_prefix(TOKENS) == 8
+    assert manager.match_prefix(KINDS[kind](TOKENS)) == 8
+    foreign = Kept(KINDS[kind], "foreign")
+    assert manager.plan(foreign).hit_tokens == 8
+    written_by(manager, foreign)
+    assert foreign.end_idx == 10
+    assert manager.get_req_blocks("own")[:2] == manager.get_req_blocks("foreign")[:2]
+    manager.check_integrity()
+
+
+def test_a_single_token_has_no_gaps_whatever_its_stride() -> None:
+    manager = make_manager(16)
+    token = np.arange(9, dtype=np.int32)[::7][:1]
+    manager.claim("a")
+    assert manager.reserve(TextGenerationContext("a", token))
+    assert manager.match_prefix(token) == 0

@@ -349,5 +349,5 @@ def test_an_object_of_the_callers_has_keys_too() -> None:
 
     expected = page_keys([1, 2, 3], 1, extra_keys=[(2, 1, b"image")])
     assert context_keys(Roomy(), 1) == expected  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="context is a int, must have tokens"):
+    with pytest.raises(TypeError, match="ctx is a int, must have tokens"):
         context_keys(3, 2)  # type: ignore[arg-type]

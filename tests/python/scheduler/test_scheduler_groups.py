@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import in_groups
 from conftest import slow_but
 from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, bundles
@@ -28,7 +29,9 @@ def make_params(*groups: Any, page_size: int = 4) -> KVCacheParams:
 
 def make_manager(params: KVCacheParams, num_pages: int, **options: Any) -> PagedKVCacheManager:
     options = {"max_batch_size": 6, "max_seq_len": 4096, "blocks": None} | options
-    return PagedKVCacheManager(params, num_pages=num_pages, enable_runtime_checks=True, **options)
+    return PagedKVCacheManager(
+        params, num_pages=num_pages, enable_runtime_checks=True, **in_groups(options)
+    )
 
 
 def serve(scheduler: Scheduler, seed: int = 0) -> list[Request]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import kvcore
 from builders import claimed, error_of, make_manager, with_host
 from tier_steps import A, B, C, moved, serve, tiered
 from written_pool import WrittenPool
@@ -40,30 +39,6 @@ def test_more_space_than_can_be_mapped_is_refused() -> None:
     params = with_host(4, 1) | {"host_kvcache_swap_space_gb": 2.0**28}
     refused = error_of(lambda: make_manager(4, 8, params=params, blocks="allocate"))
     assert isinstance(refused, ValueError)
-
-
-def test_the_building_block_leaves_the_bytes_to_the_manager() -> None:
-    core = kvcore.CacheManager(
-        num_blocks=4, page_size=2, max_sequences=2, max_seq_len=8, host_pages=3
-    )
-    sequence = core.claim()
-    with pytest.raises(ValueError, match=r"transfers are missing.*3 host pages"):
-        core.reserve(sequence, [1, 2, 3])
-    assert core.stats().host_pages == 3
-    for wrong in (-1, 1 << 31):
-        with pytest.raises(ValueError, match="host_pages"):
-            kvcore.CacheManager(
-                num_blocks=4, page_size=2, max_sequences=2, max_seq_len=8, host_pages=wrong
-            )
-    with pytest.raises(ValueError, match="without prefix_caching"):
-        kvcore.CacheManager(
-            num_blocks=4,
-            page_size=2,
-            max_sequences=2,
-            max_seq_len=8,
-            host_pages=1,
-            prefix_caching=False,
-        )
 
 
 # -- a mover that fails --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from builders import in_groups
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import SlidingWindow
 from kvcore.keys import page_keys
@@ -193,7 +194,9 @@ def test_groups_come_back(tiers: Tiers) -> None:
 
     def manager() -> PagedKVCacheManager:
         fields: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 200, "num_pages": 64}
-        return PagedKVCacheManager(grouped(), tiers=tiers(), enable_runtime_checks=True, **fields)
+        return PagedKVCacheManager(
+            grouped(), tiers=tiers(), enable_runtime_checks=True, **in_groups(fields)
+        )
 
     with manager() as first:
         context = TextGenerationContext("a", tokens)

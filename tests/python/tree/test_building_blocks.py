@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvcore
-from kvcore import BlockPool, CacheManager, PrefixTree
+from kvcore import BlockPool, PrefixTree
 from tables import table
 
 # -- BlockPool -----------------------------------------------------------------------------------
@@ -278,82 +278,3 @@ def test_tree_agrees_with_a_dictionary() -> None:
         assert pages_of(tree, tokens) == expected
         assert tree.num_cached == len(cached)
     tree.check_integrity()
-
-
-# -- CacheManager --------------------------------------------------------------------------------
-def manager(**rest: Any) -> CacheManager:
-    sizes = {"num_blocks": 16, "page_size": 2, "max_sequences": 4, "max_seq_len": 64}
-    return CacheManager(**(sizes | rest))
-
-
-def test_manager_of_ids_serves_a_request() -> None:
-    core = manager()
-    first = core.claim()
-    assert core.contains(first)
-    assert core.reserve(first, [1, 2, 3, 4, 5]) == (True, 0, 5)
-    assert len(core.pages_of(first)) == 3
-    assert core.commit(first, [1, 2, 3, 4, 5], 5).shape == (0, 2)
-    second = core.claim()
-    plan = core.plan(second, [1, 2, 3, 4, 9])
-    assert (plan.hit_tokens, plan.new_pages, plan.evicted_pages, plan.fits) == (4, 1, 0, True)
-    assert core.reserve(second, [1, 2, 3, 4, 9]) == (True, 4, 5)
-    assert core.pages_of(second)[:2].tolist() == core.pages_of(first)[:2].tolist()
-    tokens, pages = core.match([1, 2, 3, 4])
-    assert (tokens, pages.tolist()) == (4, core.pages_of(first)[:2].tolist())
-    stats = core.stats()
-    assert (stats.free_pages, stats.cached_pages, stats.evictable_pages) == (12, 2, 0)
-    core.release(first)
-    core.release(second)
-    assert core.stats().available_pages == 16
-    core.check_integrity()
-
-
-def test_commit_keeps_to_the_namespace_of_the_sequence() -> None:
-    core = manager()
-    sequence = core.claim()
-    assert core.reserve(sequence, [1, 2, 3], extra_key="lora")[0]
-    core.commit(sequence, [1, 2, 3], 3)
-    assert core.match([1, 2])[0] == 0
-    assert core.match([1, 2], extra_key="lora")[0] == 2
-
-
-def test_released_sequence_is_a_stale_handle() -> None:
-    core = manager()
-    sequence = core.claim()
-    core.release(sequence)
-    again = core.claim()
-    assert sequence != again
-    assert not core.contains(sequence)
-    for call in (core.release, core.pages_of, core.replica_of):
-        with pytest.raises(kvcore.RequestNotFoundError):
-            call(sequence)
-    with pytest.raises(kvcore.RequestNotFoundError):
-        core.reserve(sequence, [1])
-    assert core.contains(again)
-
-
-def test_manager_refuses_what_is_wrong() -> None:
-    core = manager()
-    sequence = core.claim()
-    with pytest.raises(IndexError):
-        core.claim(1)
-    with pytest.raises(kvcore.CapacityError, match=r"\b65\b.*\b64\b"):
-        core.reserve(sequence, [1] * 30, num_steps=36)
-    with pytest.raises(kvcore.CapacityError, match=r"\b17\b.*\b16\b"):
-        core.reserve(sequence, [1] * 33)
-    assert core.reserve(sequence, [1] * 30, num_steps=4) == (False, 0, 30)
-    with pytest.raises(ValueError, match="active"):
-        core.reserve(sequence, [1, 2], active=3)
-    with pytest.raises(ValueError, match="4"):
-        core.commit(sequence, [1, 2, 3], 4)
-    for n in range(3):
-        core.claim()
-        assert core.stats().num_sequences == n + 2
-    with pytest.raises(kvcore.CapacityError, match="4"):
-        core.claim()
-    pinned = core.pin([1, 2])
-    core.unpin(pinned)
-    with pytest.raises(kvcore.InvalidHandleError):
-        core.unpin(pinned)
-    assert core.stats().free_pages == 16
-    core.check_integrity()

@@ -11,7 +11,8 @@ import pytest
 
 from builders import make_manager
 from grouped_traffic import manager_of, params_of
-from kvcore import CacheManager, PrefixTree, TextGenerationContext, policies
+from kvcore import PrefixTree, TextGenerationContext, policies
+from kvcore._core import CacheConfig
 from kvcore.groups import FullAttention, SlidingWindow
 
 A, B, C = 11, 12, 13
@@ -210,8 +211,7 @@ def test_a_touch_of_a_manager_is_a_use() -> None:
         assert mgr.match_prefix([A, 5], touch=touch) == 2
         assert mgr.match_prefix([A], touch=touch, return_pages=True)[0] == 1
         assert victims_of(mgr, {A: [A], B: [B]}, 1) == [victim]
-    core = CacheManager(num_blocks=4, page_size=1, max_sequences=4, max_seq_len=8)
-    assert core.match([1], touch=True)[0] == 0
+    assert make_manager(page_size=1, num_pages=4).match_prefix([1], touch=True) == 0
 
 
 def test_a_policy_is_a_frozen_value_with_a_name() -> None:
@@ -222,9 +222,6 @@ def test_a_policy_is_a_frozen_value_with_a_name() -> None:
         assert len({each(), each()}) == 1
         assert each.__name__ in policies.__all__
         PrefixTree(2, eviction=each())
-        CacheManager(
-            num_blocks=4, page_size=2, max_sequences=4, max_seq_len=8, eviction=each()
-        ).check_integrity()
         make_manager(num_pages=4, eviction=each()).check_integrity()
     with pytest.raises(AttributeError):
         policies.Cost().attention_tokens = 5  # type: ignore[misc]
@@ -243,14 +240,12 @@ def test_cost_says_what_its_number_may_be() -> None:
 def makers() -> list[Callable[[Any], object]]:
     return [
         lambda eviction: PrefixTree(2, eviction=eviction),
-        lambda eviction: CacheManager(
-            num_blocks=4, page_size=2, max_sequences=4, max_seq_len=8, eviction=eviction
-        ),
+        lambda eviction: CacheConfig(eviction=eviction),
         lambda eviction: make_manager(num_pages=4, eviction=eviction),
     ]
 
 
-@pytest.mark.parametrize("make", makers(), ids=["tree", "core", "paged"])
+@pytest.mark.parametrize("make", makers(), ids=["tree", "config", "paged"])
 def test_what_is_no_policy_is_refused(make: Callable[[Any], object]) -> None:
     with pytest.raises(ValueError, match="eviction is 'mru', must be one of 'lru', 'lfu'"):
         make("mru")

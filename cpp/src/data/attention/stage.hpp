@@ -91,20 +91,17 @@ void add_values(std::int64_t n, Weights weights, HeadRowsAt values, HeadRowsAt n
                     (dim + kLanes - 1) / kLanes * kLanes, sums);
 }
 
-constexpr StageRows kStageRows[] = {
-    stage_rows<DType::kFloat32>,      stage_rows<DType::kFloat16>,    stage_rows<DType::kBFloat16>,
-    stage_rows<DType::kFloat8E4M3FN>, stage_rows<DType::kFloat8E5M2>, stage_rows<DType::kInt8>};
-
-constexpr Dots kDots[] = {dots<DType::kFloat32>,    dots<DType::kFloat16>,
-                          dots<DType::kBFloat16>,   dots<DType::kFloat8E4M3FN>,
-                          dots<DType::kFloat8E5M2>, dots<DType::kInt8>};
-constexpr AddValues kAddValues[] = {
-    add_values<DType::kFloat32>,      add_values<DType::kFloat16>,    add_values<DType::kBFloat16>,
-    add_values<DType::kFloat8E4M3FN>, add_values<DType::kFloat8E5M2>, add_values<DType::kInt8>};
-constexpr float kReadFactor[] = {
-    Read<DType::kFloat32>::kFactor,    Read<DType::kFloat16>::kFactor,
-    Read<DType::kBFloat16>::kFactor,   Read<DType::kFloat8E4M3FN>::kFactor,
-    Read<DType::kFloat8E5M2>::kFactor, Read<DType::kInt8>::kFactor};
-static_assert(std::size(kStageRows) == kNumDTypes && std::size(kDots) == kNumDTypes &&
-                  std::size(kAddValues) == kNumDTypes && std::size(kReadFactor) == kNumDTypes,
-              "a list lacks a dtype");
+// The functions of each dtype, by its number.
+template <class Indices>
+struct RowFunctions;
+template <std::size_t... kIndex>
+struct RowFunctions<std::index_sequence<kIndex...>> {
+    static constexpr StageRows kStageRows[] = {stage_rows<static_cast<DType>(kIndex)>...};
+    static constexpr Dots kDots[] = {dots<static_cast<DType>(kIndex)>...};
+    static constexpr AddValues kAddValues[] = {add_values<static_cast<DType>(kIndex)>...};
+    static constexpr float kReadFactor[] = {Read<static_cast<DType>(kIndex)>::kFactor...};
+};
+constexpr const auto& kStageRows = RowFunctions<AllDTypes>::kStageRows;
+constexpr const auto& kDots = RowFunctions<AllDTypes>::kDots;
+constexpr const auto& kAddValues = RowFunctions<AllDTypes>::kAddValues;
+constexpr const auto& kReadFactor = RowFunctions<AllDTypes>::kReadFactor;

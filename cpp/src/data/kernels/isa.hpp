@@ -18,9 +18,6 @@ namespace kvcore::cpu {
 /// The lower bound of scales: a group of zeros is divided by it.
 constexpr float kSmallestScale = 1e-12F;
 
-constexpr int kNumWide = 3;    // float32, float16, bfloat16: dtypes of given K and V
-constexpr int kNumNarrow = 3;  // e4m3fn, e5m2, int8: dtypes of quantised K and V
-
 /// Elements [tokens, heads, dim] in two places, and a float scale for each `group` of a head's
 /// elements: [tokens, heads, dim / group]. Strides are in bytes and may be negative. The elements
 /// of a head are contiguous, and its scales are also contiguous.

@@ -2,18 +2,20 @@
 // The conversions of a wide dtype as a table. Each ISA's source includes this file inside its own
 // unnamed namespace, after quantize.hpp and nvfp4.hpp.
 
-template <DType kWide>
-constexpr WideKernels wide_kernels() noexcept {
-    using D = DType;
-    static_assert(kNumNarrow == 3 && kNumWide == 3, "a list below lacks a dtype");
+template <DType kWide, std::size_t... kWideIndex, std::size_t... kNarrowIndex>
+constexpr WideKernels wide_kernels(std::index_sequence<kWideIndex...>,
+                                   std::index_sequence<kNarrowIndex...>) noexcept {
     return {raise_to_largest<kWide>,
-            {quantize<kWide, D::kFloat8E4M3FN>, quantize<kWide, D::kFloat8E5M2>,
-             quantize<kWide, D::kInt8>},
-            {quantize_by<kWide, D::kFloat8E4M3FN>, quantize_by<kWide, D::kFloat8E5M2>,
-             quantize_by<kWide, D::kInt8>},
-            {dequantize<D::kFloat8E4M3FN, kWide>, dequantize<D::kFloat8E5M2, kWide>,
-             dequantize<D::kInt8, kWide>},
-            {widen<kWide, D::kFloat32>, widen<kWide, D::kFloat16>, widen<kWide, D::kBFloat16>},
+            {quantize<kWide, static_cast<DType>(kNumWide + kNarrowIndex)>...},
+            {quantize_by<kWide, static_cast<DType>(kNumWide + kNarrowIndex)>...},
+            {dequantize<static_cast<DType>(kNumWide + kNarrowIndex), kWide>...},
+            {widen<kWide, static_cast<DType>(kWideIndex)>...},
             quantize_nvfp4<kWide>,
             dequantize_nvfp4<kWide>};
+}
+
+template <DType kWide>
+constexpr WideKernels wide_kernels() noexcept {
+    return wide_kernels<kWide>(std::make_index_sequence<kNumWide>{},
+                               std::make_index_sequence<kNumNarrow>{});
 }

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager
+from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
 from kvcore.layers.layer_map import column_tokens, has_windows
@@ -221,7 +221,8 @@ class PoolSettings:
         if self.disk_pages:
             disk = temporary_disk(self.disk_pages, params.bytes_per_page)
             tiers.append(opened.enter_context(disk))
-        return {"tiers": tiers, "store_timeout": PATIENCE, "max_write_wait": PATIENCE}
+        patient = TierOptions(tiers, store_timeout=PATIENCE, max_write_wait=PATIENCE)
+        return {"tiers": patient}
 
 
 _TIERS_OF_GROUPS = (

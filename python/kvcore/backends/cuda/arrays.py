@@ -14,7 +14,7 @@ import numpy as np
 from kvcore.backends.arrays import is_on_gpu
 from kvcore.backends.cuda import driver
 from kvcore.backends.cuda.availability import cupy, kernels, require_devices
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import FROM_ML_DTYPES, numpy_dtype
 
 __all__ = [
     "device_array",
@@ -28,7 +28,6 @@ __all__ = [
     "read_only",
 ]
 
-_NO_DLPACK = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # dtypes of ml_dtypes
 _BITS = {1: "uint8", 2: "uint16"}
 
 
@@ -217,13 +216,13 @@ def in_device_library_of(given: Any, result: Any) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
-        if result.dtype.name not in _NO_DLPACK:
+        if result.dtype.name not in FROM_ML_DTYPES:
             return torch.from_dlpack(result)
         bits = torch.from_dlpack(result.view(_BITS[result.itemsize]))
         return bits.view(getattr(torch, result.dtype.name))
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(given, jax.Array):
-        if result.dtype.name not in _NO_DLPACK:
+        if result.dtype.name not in FROM_ML_DTYPES:
             return jax.dlpack.from_dlpack(result)
         bits = jax.dlpack.from_dlpack(result.view(_BITS[result.itemsize]))
         return bits.view(result.dtype)
@@ -269,7 +268,7 @@ def _made(
 
 def _dtype(name: str, text: str) -> np.dtype[Any]:
     try:
-        return numpy_dtype(text) if text in _NO_DLPACK else np.dtype(text)
+        return numpy_dtype(text) if text in FROM_ML_DTYPES else np.dtype(text)
     except TypeError as error:
         raise TypeError(f"{name} has dtype {text}, which numpy lacks") from error
 
@@ -289,7 +288,7 @@ def _of_torch(value: Any, name: str) -> Any:
 
 def _of_jax(value: Any, name: str) -> Any:
     dtype = str(value.dtype)
-    if dtype not in _NO_DLPACK:
+    if dtype not in FROM_ML_DTYPES:
         return _of_dlpack(value)
     value.block_until_ready()
     address = _alive(value.unsafe_buffer_pointer(), value.size, name)

@@ -11,7 +11,7 @@ import numpy as np
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import RequestStatus
 
-from kvcore import CapacityError, KVCacheParams, PagedKVCacheManager
+from kvcore import CapacityError, KVCacheParams, LayerOptions, PagedKVCacheManager
 from kvcore.integrations.vllm.layers import params_of
 from kvcore.integrations.vllm.pool import HitIds, Kept, NoPages, PageIds, Pool, Row, Rows
 from kvcore.integrations.vllm.request import RequestContext
@@ -59,8 +59,8 @@ class KVCoreManager(KVCacheManager):
             blocks=None,
             dedup=False,  # vLLM's tables only grow
             partial_page_reuse=False,
-            reserve_chunks=True,
-            keep_windows=True,  # published tokens may not have run yet
+            # Published tokens may not have run yet.
+            layers=LayerOptions(reserve_chunks=True, keep_windows=True),
         )
 
     def _row(self, group: int, context: RequestContext) -> Row:

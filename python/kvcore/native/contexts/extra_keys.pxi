@@ -329,10 +329,10 @@ cdef class KeyedTrees:
         return 0
 
 
-cdef KeyedTrees trees_of_manager(object core):
+cdef KeyedTrees trees_of_manager(object core, CacheManager* manager):
     cdef KeyedTrees made = KeyedTrees.__new__(KeyedTrees)
     made.core = core
-    made.manager = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+    made.manager = manager
     return made
 
 

@@ -106,7 +106,7 @@ cdef class ClaimTable:
     and ``require_unclaimed``.
     """
 
-    cdef object core  # owns `native`
+    cdef CacheCore core  # owns `native`
     cdef CacheManager* native
     cdef uint64_t manager_uid
     cdef int32_t num_replicas
@@ -117,17 +117,17 @@ cdef class ClaimTable:
     cdef KeyedTrees trees
     cdef dict tenants  # the number of each tenant with a quota
 
-    def __cinit__(self, object core, tuple tenants not None=()):
+    def __cinit__(self, CacheCore core not None, tuple tenants not None=()):
         global next_manager_uid
         self.core = core
         self.tenants = {tenant: i for i, tenant in enumerate(tenants)}
-        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.native = core.manager
         self.manager_uid = next_manager_uid
         next_manager_uid += 1
         self.by_id = {}
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
-        self.trees = trees_of_manager(core)
+        self.trees = trees_of_manager(core, core.manager)
 
     cdef int expect_keys(self) except -1:
         """Accept requests with extra keys from now on; each context is checked again."""

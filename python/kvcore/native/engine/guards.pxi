@@ -57,3 +57,10 @@ cdef KeyedTrees trees_of_engine(EngineBase engine):
 cdef inline object checked(EngineBase engine, object result):
     check(engine)
     return result
+
+
+cdef object only_context(object ctx, object given, str name):
+    """Return the context of a call that got it as the keyword `name`."""
+    if ctx is not None:
+        raise TypeError(f"ctx and {name} are both given, must be one of them; pass ctx")
+    return given

@@ -97,14 +97,14 @@ cdef class Settler:
 
     Parameters
     ----------
-    core : CacheManager
+    core : CacheCore
     copier : kvcore.backends.protocol.Copier, or None
         None without a pool: the manager's caller copies.
     mover : kvcore.backends.protocol.Mover, or None
         None without a host tier.
     """
 
-    cdef object core  # owns `native`
+    cdef CacheCore core  # owns `native`
     cdef CacheManager* native
     cdef bint copies_itself
     cdef CppPageCopier* native_copier  # of `copier` if its class is kvcore._core.PageCopier
@@ -115,9 +115,9 @@ cdef class Settler:
     cdef object states  # kvcore.pools.StateArrays; None without arrays of states
     cdef int32_t num_bundles  # bundles of layers, each with its own pages
 
-    def __cinit__(self, object core, object copier, object mover):
+    def __cinit__(self, CacheCore core not None, object copier, object mover):
         self.core = core
-        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.native = core.manager
         self.set_copier(copier)
         self.mover = mover
 

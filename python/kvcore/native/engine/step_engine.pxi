@@ -37,12 +37,12 @@ cdef class StepEngine(EngineBase):
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def __init__(self, object core, *, list shards not None, object copier, object mover,
+    def __init__(self, CacheCore core not None, *, list shards not None, object copier, object mover,
                  object gpus, object listener, object layers=None,
                  tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
                  tuple tenants=(), int32_t state_groups=0, object states=None):
         require_new(self)
-        self._native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self._native = core.manager
         self._core = core
         self._claims = ClaimTable(core, tenants)
         self._reader = BatchReader(self._claims)
@@ -161,23 +161,31 @@ cdef class StepEngine(EngineBase):
             self._onload.drop(request_id)
         check(self)
 
-    def get_replica(self, context):
-        """Return the index of the replica on which the request of a context is claimed."""
-        require_made(self)
-        return self._claims.claim_of(id_of(context)).replica
+    def get_replica(self, ctx=None, *, context=None):
+        """Return the index of the replica on which the request of a context is claimed.
 
-    def get_or_recommend_replica(self, context):
+        The keyword `context` is the same as `ctx`.
+        """
+        require_made(self)
+        if context is not None:
+            ctx = only_context(ctx, context, "context")
+        return self._claims.claim_of(id_of(ctx)).replica
+
+    def get_or_recommend_replica(self, ctx=None, *, context=None):
         """Return the replica of a claimed request, or the best replica for an unclaimed request.
 
         The best replica has the longest prefix hit; ties go to the most free pages, then to the
-        fewest requests, then to the lowest index. Changes nothing.
+        fewest requests, then to the lowest index. Changes nothing. The keyword `context` is the
+        same as `ctx`.
         """
         require_made(self)
-        cdef Claim claim = self._claims.lookup(id_of(context))
+        if context is not None:
+            ctx = only_context(ctx, context, "context")
+        cdef Claim claim = self._claims.lookup(id_of(ctx))
         if claim is not None:
             return claim.replica
         listen(self)
-        return recommend_replica(self._claims, context)
+        return recommend_replica(self._claims, ctx)
 
     def get_req_blocks(self, request_id, bundle=0, *, first=0):
         """Return a request's page ids in logical order, a list of int.
@@ -326,12 +334,13 @@ cdef class StepEngine(EngineBase):
 
     # ---- pages ahead of steps --------------------------------------------------------------------
 
-    def maybe_reserve(self, data, num_steps=1, *, max_hit=None, keep_free=0, must_fit=None):
+    def maybe_reserve(self, ctx=None, num_steps=1, *, max_hit=None, keep_free=0, must_fit=None,
+                      data=None):
         """Reuse the cached prefix of a request and allocate the pages that its next steps need.
 
         Parameters
         ----------
-        data : context
+        ctx : context
             The call moves ``start_idx`` to the end of the prefix hit, and ``active_idx`` past it.
         num_steps : int
             Steps to run before the next reservation.
@@ -346,6 +355,8 @@ cdef class StepEngine(EngineBase):
             call returns False unless the replica has room for the request with this many tokens,
             in addition to `keep_free`; it reserves no page for them. For managers with
             ``reserve_chunks``, and for windows: the check assumes that no later chunk is longer.
+        data : context
+            The same as `ctx`.
 
         Returns
         -------
@@ -372,7 +383,9 @@ cdef class StepEngine(EngineBase):
             read_options(&options, max_hit, keep_free, must_fit)
         cdef int64_t begun = self._times.begin()
         listen(self)
-        cdef bint fits = reserve(self._reader, self._settler, data, ahead, &options)
+        if data is not None:
+            ctx = only_context(ctx, data, "data")
+        cdef bint fits = reserve(self._reader, self._settler, ctx, ahead, &options)
         self._times.end(kReserve, begun)
         check(self)
         return fits

@@ -35,16 +35,16 @@ cdef class StoreSide:
 
     Parameters
     ----------
-    core : kvcore._core.CacheManager
+    core : CacheCore
         Made with ``has_stores``.
     """
 
-    cdef object core  # owns `native`
+    cdef CacheCore core  # owns `native`
     cdef CacheManager* native
 
-    def __cinit__(self, object core not None):
+    def __cinit__(self, CacheCore core not None):
         self.core = core
-        self.native = <CacheManager*>PyCapsule_GetPointer(core._capsule(), "kvcore.CacheManager")
+        self.native = core.manager
 
     def take_writes(self, most):
         """Take up to `most` waiting columns to write; return None if no column waits."""

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a manager's arguments about tiers, and open its stores."""
+"""Check a manager's tiers, and open its stores."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,71 +10,57 @@ from kvcore.backends.protocol import Mover
 from kvcore.errors import CapacityError
 from kvcore.layers.layer_map import pages_per_column
 from kvcore.native.contexts import stand_ins_capsule
+from kvcore.options import TierOptions
 from kvcore.params import KVCacheParams
 from kvcore.stores.tiers.choice import TierChoice, chosen_tiers, model_fingerprint, with_host_tier
-from kvcore.support.arguments import flag, number
 
 if TYPE_CHECKING:
     from kvcore.stores import BlockStore
     from kvcore.stores.tiers.memory import TierStates
     from kvcore.stores.tiers.stack import TierStack
 
-__all__ = ["TierOptions"]
+__all__ = ["ChosenTiers"]
 
 
 @dataclass(frozen=True)
-class TierOptions:
-    """Hold the checked arguments of a manager about tiers.
+class ChosenTiers:
+    """Hold the checked tiers of a manager, and open them.
 
     Parameters
     ----------
+    options : TierOptions
     choice : TierChoice
     fingerprint : bytes [32]
-    async_onload : bool
-    store_timeout, max_write_wait : float
-        Seconds.
     """
 
+    options: TierOptions
     choice: TierChoice
     fingerprint: bytes
-    async_onload: bool
-    store_timeout: float
-    max_write_wait: float
 
     @classmethod
-    def of(
-        cls,
-        tiers: Sequence[str | BlockStore] | None,
-        params: KVCacheParams,
-        fingerprint: bytes | str | None,
-        *,
-        async_onload: bool,
-        store_timeout: float,
-        max_write_wait: float,
-        has_pool: bool,
-    ) -> TierOptions:
-        """Check the arguments.
+    def of(cls, options: TierOptions, params: KVCacheParams, *, has_pool: bool) -> ChosenTiers:
+        """Check the tiers and the fingerprint.
 
         Raises
         ------
         ValueError, TypeError
         """
         return cls(
-            chosen_tiers(tiers, params, has_pool=has_pool),
-            model_fingerprint(params, fingerprint),
-            flag("async_onload", async_onload),
-            _seconds("store_timeout", store_timeout),
-            _seconds("max_write_wait", max_write_wait),
+            options,
+            chosen_tiers(options.tiers, params, has_pool=has_pool),
+            model_fingerprint(params, options.fingerprint),
         )
 
     def with_host_tier(
-        self, params: KVCacheParams, num_pages: int, max_seq_len: int, num_host_states: int | None
+        self, params: KVCacheParams, num_pages: int, max_seq_len: int
     ) -> KVCacheParams:
-        """Return params with the host tier that `tiers` names, or that its stores need."""
-        return with_host_tier(params, self.choice, num_pages, max_seq_len, num_host_states)
+        """Return params with the host tier that the tiers name, or that the stores need."""
+        return with_host_tier(
+            params, self.choice, num_pages, max_seq_len, self.options.num_host_states
+        )
 
-    def core_arguments(self, *, has_keys: bool) -> dict[str, Any]:
-        """Return the arguments of ``CacheManager`` about stores and keys, for one model."""
+    def core_options(self, *, has_keys: bool) -> dict[str, Any]:
+        """Return the options of ``CacheConfig`` about stores and keys, for one model."""
         if not (self.choice.stores or has_keys):
             return {}
         return {
@@ -121,14 +105,14 @@ class TierOptions:
 
         memory = HostMemory(mover, states, params.data_parallel_degree)
         layout = RecordLayout(memory.part_bytes(sum(pages_per_column(params))), self.fingerprint)
-        limits = StoreLimits(seconds=self.store_timeout)
+        limits = StoreLimits(seconds=self.options.store_timeout)
         return TierStack(
             adapters_of(self._opened(layout.payload_bytes), layout, limits),
             memory,
             page_bytes=layout.payload_bytes,
             limits=limits,
-            max_write_wait=self.max_write_wait,
-            is_async=self.async_onload,
+            max_write_wait=self.options.max_write_wait,
+            is_async=self.options.async_onload,
         )
 
     def _opened(self, page_bytes: int) -> list[tuple[BlockStore, bool]]:
@@ -171,10 +155,3 @@ class TierOptions:
 
 #: The head of a CBOR byte string of 32 bytes.
 _CBOR_32_BYTES = b"\x58\x20"
-
-
-def _seconds(name: str, value: float) -> float:
-    found = number(name, value)
-    if not 0 < found < math.inf:
-        raise ValueError(f"{name} is {found}, must be more than 0 seconds, and finite")
-    return found

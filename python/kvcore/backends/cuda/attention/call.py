@@ -23,6 +23,7 @@ from kvcore.backends.cuda.attention.plan import (
 from kvcore.backends.cuda.attention.pointers import Pointer, pointer_to, strides_of
 from kvcore.backends.cuda.attention.settings import Settings, settings_for
 from kvcore.backends.cuda.attention.settings_file import measured_rows
+from kvcore.support.dtypes import WIDE
 
 __all__ = ["Call", "Launch", "Rule", "attend", "launches", "plan_with", "planned", "product_dtype"]
 
@@ -273,8 +274,16 @@ def _strides(array: Any) -> tuple[int, ...]:
     return _NO_STRIDES if array is None else strides_of(array, 3)
 
 
+def _kind_of(dtype: str) -> str:
+    if dtype in WIDE:
+        return "plain"
+    if dtype not in _KINDS:
+        raise TypeError(f"a pool has dtype {dtype}, must be one of {', '.join((*WIDE, *_KINDS))}")
+    return _KINDS[dtype]
+
+
 def _kind(pool: Any, arch: int) -> str:
-    kind = _KINDS.get(pool.dtype.name, "plain")
+    kind = _kind_of(pool.dtype.name)
     return "e4m3 natively" if kind == "e4m3" and arch >= _FIRST_WITH_FP8 else kind
 
 
