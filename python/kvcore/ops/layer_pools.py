@@ -120,8 +120,8 @@ def _other_place(
 
 
 #: Returns the device of all arrays of a layer and a call: (pools, stream, named=(), beside=()).
-#: `named` holds the arrays of the call as tuples (name, ..., array); see ``place_of``. The stream of
-#: the device waits for the pending loads of the layer.
+#: `named` holds the arrays of the call as tuples (name, ..., array); see ``place_of``. The stream
+#: of the device waits for the pending loads of the layer.
 place_of_layer = place_finder(HOST, _other_place)
 
 

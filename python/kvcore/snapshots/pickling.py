@@ -114,7 +114,8 @@ def inputs_state(inputs: RaggedKVCacheInputs) -> dict[str, Any]:
     if inputs.blocks is not None or inputs.kv_scales is not None:
         raise TypeError(
             "inputs with a pool cannot be pickled, the pool is memory of this process; make the "
-            "manager with blocks=None, and set its pool with inputs.with_pool(blocks) where the inputs arrive"
+            "manager with blocks=None, and set its pool with inputs.with_pool(blocks) where the "
+            "inputs arrive"
         )
     try:
         offsets = inputs.row_offsets

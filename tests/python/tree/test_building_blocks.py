@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BlockPool, PrefixTree and CacheManager: the parts for an engine with its own manager."""
+"""BlockPool and PrefixTree: the parts for an engine with its own manager."""
 
 from __future__ import annotations
 
