@@ -53,6 +53,8 @@ MEMBERS = {
     "RaggedKVCacheInputs": "blocks cache_lengths lookup_table max_lengths",
     "KVCacheParams": "data_parallel_degree page_size",
 }
+# A context is `ctx` in every method. `test_context_argument.py` passes the documented names,
+# `context` and `data`, by keyword.
 ARGUMENTS = {
     "ContinuousBatchingKVCacheManager": {
         "__init__": "params max_cache_batch_size max_seq_len num_layers devices session",
@@ -79,15 +81,15 @@ ARGUMENTS = {
         "external_claim": "request_id replica_idx",
         "fetch": "batch num_steps",
         "get_data_parallel_splits": "context_batch",
-        "get_or_recommend_replica": "context",
-        "get_replica": "context",
+        "get_or_recommend_replica": "ctx",
+        "get_replica": "ctx",
         "get_req_blocks": "request_id",
         "increment_cache_lengths": "kv_cache_inputs prev_model_inputs",
         "infer_optimal_batch_size": """params max_seq_len num_layers available_cache_memory
             devices""",
         "input_symbols": "devices num_layers",
         "max_supported_sequence_length": "params num_layers memory_available",
-        "maybe_reserve": "data num_steps",
+        "maybe_reserve": "ctx num_steps",
         "release": "request_id",
         "step": "batch",
     },

@@ -65,7 +65,7 @@ def test_memory_holds_the_pages_in_front_too() -> None:
         )
 
     assert made(1).total_num_pages == 7
-    with pytest.raises(kvcore.CapacityError, match="8 in front"):
+    with pytest.raises(kvcore.CapacityError, match="first_page reserves 8 page ids"):
         made(8)
     for wrong in (-1, 1 << 40):
         with pytest.raises((ValueError, kvcore.CapacityError)):
