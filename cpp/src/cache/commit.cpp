@@ -357,7 +357,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
     if (!swapped_.empty()) swaps.swap(swapped_);
 }
 
-bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, SequenceHandle handle,
+bool OwnedCommit::begin(const CacheData& state, const Sequence& sequence, SequenceHandle handle,
                         TreePosition known, std::int32_t first) {
     home_ = &state.home_of(sequence);
     pages_.clear();

@@ -17,7 +17,7 @@ LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
 // row, all other tables show it. There is room.
 [[gnu::noinline]] void write_bundles(const FetchTarget& target, const SequenceHandle& handle,
                                      const Sequence& sequence, std::int64_t row,
-                                     const ManagerState& groups) {
+                                     const CacheData& groups) {
     const ColumnPages& pages = *groups.home_of(sequence).columns;
     const WindowRow& reader = groups.windows.of(handle);
     const std::int32_t n = sequence.pages.size();
@@ -60,7 +60,7 @@ struct Fetcher::Part {
     // With groups columns have pages of several bundles.
     template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
-               const ManagerState& state, const WindowView& windows) {
+               const CacheData& state, const WindowView& windows) {
         const RowPages pages = sequence.pages.view();
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);

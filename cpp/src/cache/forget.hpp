@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 namespace kvcore {
 
@@ -18,7 +18,7 @@ namespace kvcore {
 /// Cost: O(cached pages + requests); with a host tier also the match of each prefix in the tier.
 class Forgetter {
    public:
-    explicit Forgetter(ManagerState& state) noexcept : state_(state) {}
+    explicit Forgetter(CacheData& state) noexcept : state_(state) {}
 
     /// The verb of CacheManager.
     [[nodiscard]] std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
@@ -35,7 +35,7 @@ class Forgetter {
     void bar_all() noexcept;
     [[nodiscard]] bool is_empty() const noexcept;
 
-    ManagerState& state_;
+    CacheData& state_;
 };
 
 }  // namespace kvcore

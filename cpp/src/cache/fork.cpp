@@ -42,8 +42,7 @@ void check_children(const RequestView& parent, std::int64_t written, const Reque
 /// Children that are being made; they are released unless all of them are made.
 class Forker::Brood {
    public:
-    Brood(ManagerState& state, const Sequence& parent, std::int64_t written,
-          std::int64_t num_children)
+    Brood(CacheData& state, const Sequence& parent, std::int64_t written, std::int64_t num_children)
         : state_(state),
           home_(state.home_of(parent)),
           num_pages_(static_cast<std::int32_t>(ceil_div(written, state.config.page_size))) {
@@ -87,7 +86,7 @@ class Forker::Brood {
     void keep() noexcept { handles_.clear(); }
 
    private:
-    ManagerState& state_;
+    CacheData& state_;
     Replica& home_;
     std::int32_t num_pages_;
     TreePin place_;  // where the children's committed prefix ends

@@ -440,9 +440,8 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
 
 }  // namespace
 
-bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, Owner owner,
-                     std::int64_t max_hit) {
+bool exceeds_ceiling(const CacheData& state, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, Owner owner, std::int64_t max_hit) {
     const Replica& home = state.home_of(sequence);
     const std::int64_t pages = state.least_pages(tokens);
     if (pages <= ceiling_of(home, owner)) return false;
@@ -455,9 +454,8 @@ bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
     return !alone.is_lawful();
 }
 
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row,
-                     std::int64_t max_hit) {
+void require_ceiling(const CacheData& state, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, std::int64_t row, std::int64_t max_hit) {
     const Owner owner = state.tenants.of(request.sequence);
     if (!exceeds_ceiling(state, sequence, request, tokens, owner, max_hit)) return;
     throw InRow<CapacityError>(

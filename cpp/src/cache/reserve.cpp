@@ -24,7 +24,7 @@ EvictionGuard guard_of(const Reservation& made) noexcept {
 
 // With `transfers`, the caller copies at once, and both pages are held until the copy ends.
 // Without, take_copies hands out the copy before the next kernels run.
-void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition source,
+void owe_cached_copy(CacheData& state, const PageMove& copy, TreePosition source,
                      Transfers* transfers) noexcept {
     if (transfers == nullptr) return state.copy_list.add(copy);
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
@@ -33,7 +33,7 @@ void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition sou
 }
 
 // The same for a page that forks hold: the reference that the row gives up holds the page.
-void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* transfers) noexcept {
+void owe_shared_copy(CacheData& state, const PageMove& copy, Transfers* transfers) noexcept {
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
     if (transfers == nullptr) {
         state.copy_list.add(copy);
@@ -44,7 +44,7 @@ void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* trans
 }
 
 // Fills a new column of a row, which reads it from now on, with pages of all bundles.
-void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, const PageRow& row,
+void fill_column(CacheData& state, Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int32_t column) {
     home.columns->fill_full(row[column]);
     for (std::size_t w = 0; w < state.grouping.windows().size(); ++w) {
@@ -56,7 +56,7 @@ void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, cons
 // The next tokens go into pages that the tree or forks may read. The sequence gets pages of its own
 // for these columns; the first page begins with a copy of the tokens that the sequence keeps. The
 // sequence drops its shared pages after the columns that it needs.
-void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
+void copy_on_write(CacheData& state, const Departures& departures, Reservation& made,
                    SequenceHandle handle, Sequence& sequence, Transfers* transfers) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
@@ -94,7 +94,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
 }
 
 // Appends the row's new columns, and pages of windows for the tokens that run next.
-void append_columns(ManagerState& state, const Admission& admission, SequenceHandle handle,
+void append_columns(CacheData& state, const Admission& admission, SequenceHandle handle,
                     Sequence& sequence) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
@@ -106,7 +106,7 @@ void append_columns(ManagerState& state, const Admission& admission, SequenceHan
     state.windows.fill(home, handle, row, admission.hit_pages, end);
 }
 
-void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHandle handle,
+void copy_partial_page(CacheData& state, const Reservation& made, SequenceHandle handle,
                        Sequence& sequence, Transfers* transfers) noexcept {
     const FoundHit& hit = made.admission.hit;
     Replica& home = state.home_of(sequence);
@@ -121,7 +121,7 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
 
 // With drafts: copies the state to a slot of its own before the drafts change it. If the state is
 // neither in the request's slot nor in a checkpoint yet, the copy is made later.
-void keep_state(ManagerState& state, const Reservation& made, const Sequence& sequence,
+void keep_state(CacheData& state, const Reservation& made, const Sequence& sequence,
                 SequenceHandle handle, Transfers* transfers) noexcept {
     StateRow& row = state.states.of(handle);
     if (row.kept == ColumnStates::kNone) row.kept = state.home_of(sequence).states->take();
@@ -134,7 +134,7 @@ void keep_state(ManagerState& state, const Reservation& made, const Sequence& se
 
 // Takes the slot that the request computes in from now on, with the state at the end of its hit. If
 // only the checkpoint of the hit is available, the request takes over its slot.
-void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
+void take_state(CacheData& state, Reservation& made, const Sequence& sequence,
                 const RequestView& request, Transfers* transfers) {
     ColumnStates& states = *state.home_of(sequence).states;
     const Admission& admission = made.admission;
@@ -171,7 +171,7 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     made.checkpoint.leave();
 }
 
-void count(ManagerState& state, const Admission& admission, const RequestView& request,
+void count(CacheData& state, const Admission& admission, const RequestView& request,
            Sequence& sequence) noexcept {
     const SequenceHandle handle = request.sequence;
     const TokenSums sums = state.tokens_of(sequence, handle);

@@ -28,11 +28,11 @@ namespace kvcore {
 /// The state that a CacheManager keeps between two calls, except its pins. The verbs are the
 /// classes around it: each has a reference to it, and memory of its own at most for the length of a
 /// call.
-struct ManagerState {
+struct CacheData {
     /// Throws std::invalid_argument for sizes below 1.
-    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
-    ManagerState(const ManagerState&) = delete;
-    ManagerState& operator=(const ManagerState&) = delete;
+    CacheData(const CacheConfig& given, const PolicyFactory& make_policy);
+    CacheData(const CacheData&) = delete;
+    CacheData& operator=(const CacheData&) = delete;
 
     [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
