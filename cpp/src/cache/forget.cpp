@@ -133,17 +133,17 @@ void Forgetter::bar_holders(std::int32_t replica) noexcept {
 
 // A copy under way does not count as a use of its page. The reset also forgets that page, but the
 // page stays until the copy ends.
-void Forgetter::loosen_copies() noexcept {
-    state_.cache_copies.loosen();
-    state_.flights.loosen();
-    state_.store_queue.loosen();
-    state_.copies.loosen();
-    state_.holds.loosen();
-    state_.holds.fasten();
-    state_.copies.fasten();
-    state_.flights.fasten();
-    state_.store_queue.fasten();
-    state_.cache_copies.fasten();
+void Forgetter::detach_copies() noexcept {
+    state_.cache_copies.detach_from_tree();
+    state_.flights.detach_from_tree();
+    state_.store_queue.detach_from_tree();
+    state_.copies.detach_from_tree();
+    state_.holds.detach_from_tree();
+    state_.holds.reattach();
+    state_.copies.reattach();
+    state_.flights.reattach();
+    state_.store_queue.reattach();
+    state_.cache_copies.reattach();
 }
 
 void Forgetter::drop_forgotten() noexcept {
@@ -188,7 +188,7 @@ bool Forgetter::reset() {
     }
     // Nothing below can fail.
     if (state_.events != nullptr) state_.events->begin_reset();
-    loosen_copies();
+    detach_copies();
     auto branches = held.begin();
     for (const auto& home : state_.replicas) {
         home->metrics.evicted.reset += home->num_cached();

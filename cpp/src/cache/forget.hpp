@@ -30,7 +30,7 @@ class Forgetter {
     void bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
     void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
     void bar_holders(std::int32_t replica) noexcept;
-    void loosen_copies() noexcept;
+    void detach_copies() noexcept;
     void drop_forgotten() noexcept;
     void bar_all() noexcept;
     [[nodiscard]] bool is_empty() const noexcept;

@@ -99,12 +99,12 @@ void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition a
     }
 }
 
-void OwedCopies::loosen() noexcept {
-    for (Copy& copy : copies_) copy.source.loosen();
+void OwedCopies::detach_from_tree() noexcept {
+    for (Copy& copy : copies_) copy.source.detach_from_tree();
 }
 
-void OwedCopies::fasten() noexcept {
-    for (Copy& copy : copies_) copy.source.fasten();
+void OwedCopies::reattach() noexcept {
+    for (Copy& copy : copies_) copy.source.reattach();
 }
 
 }  // namespace kvcore

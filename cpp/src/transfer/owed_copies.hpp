@@ -96,9 +96,10 @@ class OwedCopies {
     /// Turns the references to a page into pins: the page is in the tree from now on, as the last
     /// page on the path to `at`.
     void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
-    void loosen() noexcept;
-    void fasten() noexcept;
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PageHold.
+    void detach_from_tree() noexcept;
+    void reattach() noexcept;
 
    private:
     static constexpr std::size_t kNoCall = static_cast<std::size_t>(-1);

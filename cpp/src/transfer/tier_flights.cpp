@@ -346,10 +346,10 @@ void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
     }
 }
 
-void TierFlights::loosen() noexcept {
+void TierFlights::detach_from_tree() noexcept {
     for (TierFlight& flight : flights_) {
         const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.loosen(pages.data(), static_cast<std::int64_t>(pages.size()));
+        flight.source.detach_from_tree(pages.data(), static_cast<std::int64_t>(pages.size()));
         if (flight.is_load || owner_of(flight) != nullptr) continue;
         flight.is_wanted = false;
         flight.place.reset();
@@ -361,10 +361,10 @@ void TierFlights::loosen() noexcept {
     }
 }
 
-void TierFlights::fasten() noexcept {
+void TierFlights::reattach() noexcept {
     for (TierFlight& flight : flights_) {
         const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
+        flight.source.reattach(pages.data(), static_cast<std::int64_t>(pages.size()));
     }
 }
 

@@ -155,11 +155,11 @@ class TierFlights {
     /// its tier. Resets the places on forgotten pages. A sequence whose load reads forgotten pages
     /// cannot commit the loaded pages.
     void drop_forgotten(std::int32_t replica) noexcept;
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
-    /// Stores for a sequence that was released or cut are cancelled: their pages would come back
-    /// otherwise.
-    void loosen() noexcept;
-    void fasten() noexcept;
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PageHold. Stores for a sequence that was released or cut are cancelled: their pages would
+    /// come back otherwise.
+    void detach_from_tree() noexcept;
+    void reattach() noexcept;
 
     /// Throws IntegrityError unless the flights agree with the records of each sequence and tier.
     void check_integrity() const;
