@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "a fork writes what another still copies",
         "cpp/src/transfer/owed_copies.cpp",
-        "if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);",
+        "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "forks",
     ),

@@ -97,8 +97,8 @@ struct CacheData {
         return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
     }
     /// Pages that copies of other sequences still read are not written in place.
-    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
-        copies.freeze_read_pages(sequence, start, config.page_size);
+    void protect_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+        copies.protect_read_pages(sequence, start, config.page_size);
     }
 
     const CacheConfig config;

@@ -74,13 +74,13 @@ void add_tree(const Replica& replica, Holders& holders) {
 }
 
 void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, Holders& holders) {
-    for (std::int32_t column = row.frozen(); column < row.size(); ++column) {
+    for (std::int32_t column = row.read_only_end(); column < row.size(); ++column) {
         const auto source = copied.find(row[column]);
         const std::uint32_t copies = source == copied.end() ? 0 : source->second;
         require_law(pool.ref_count(row[column]) == 1 + copies,
-                    "sequence: pages that are not frozen have no other owner");
+                    "sequence: pages that are not read-only have no other owner");
     }
-    for (const std::int32_t column : row.twins()) ++holders[row[column]];
+    for (const std::int32_t column : row.own_duplicates()) ++holders[row[column]];
     for (std::int32_t column = row.committed(); column < row.size(); ++column) {
         ++holders[row[column]];
     }

@@ -171,10 +171,10 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
         if (home.columns != nullptr) state_.windows.cut(home, handle, row, columns);
         row.drop(home.pool, columns);
         cut.apply(state_, handle, sequence);
-        row.unfreeze(columns);
+        row.make_writable(columns);
     }
-    row.unbar(columns);
-    state_.freeze_read_pages(sequence, n);
+    row.lift_commit_limit(columns);
+    state_.protect_read_pages(sequence, n);
     state_.count_generated(handle, sequence);
     sequence.written = std::min(sequence.written, n);
     if (!state_.states.exist()) return;

@@ -171,7 +171,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             part = {targets[replica], rooms_[static_cast<std::size_t>(replica)]};
         }
         const std::int64_t row = part.target.rows++;
-        if (is_copying) state_.freeze_read_pages(sequence, request.start);
+        if (is_copying) state_.protect_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (!kHasGroups ||

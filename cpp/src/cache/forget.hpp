@@ -27,12 +27,12 @@ class Forgetter {
    private:
     [[nodiscard]] std::vector<TreePosition> find_stored(
         const Replica& home, const std::vector<TreePosition>& ends) const;
-    void bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
-    void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
-    void bar_holders(std::int32_t replica) noexcept;
+    void limit_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
+    void limit_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
+    void limit_holders(std::int32_t replica) noexcept;
     void detach_copies() noexcept;
     void drop_forgotten() noexcept;
-    void bar_all() noexcept;
+    void limit_all() noexcept;
     [[nodiscard]] bool is_empty() const noexcept;
 
     CacheData& state_;

@@ -241,10 +241,10 @@ void Admitter::count_columns(Admission& admission, const Sequence& sequence,
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended =
         std::max<std::int64_t>(0, needed - std::max(row.size(), admission.hit_pages));
-    if (row.frozen() <= admission.start / state_.config.page_size) return;
+    if (row.read_only_end() <= admission.start / state_.config.page_size) return;
     const Departures::Writer writer = state_.writer(sequence, admission.start);
-    // A hit replaces no columns, because it ends after the frozen columns.
-    const std::int64_t end = std::min<std::int64_t>(row.frozen(), needed);
+    // A hit replaces no columns, because it ends after the read-only columns.
+    const std::int64_t end = std::min<std::int64_t>(row.read_only_end(), needed);
     admission.replaced =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, end - writer.first_column()) -
                                   departures_.count_sole(writer, end));
@@ -311,7 +311,7 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
     const Grouping& grouping = state_.grouping;
     const std::int64_t column = state_.config.page_size;
     const std::int64_t wanted = ceil_div(asked.options.must_fit, column);
-    const bool is_cut = row.frozen() > admission.needed;
+    const bool is_cut = row.read_only_end() > admission.needed;
     const std::int64_t held =
         is_cut ? admission.needed : std::max({row.size(), admission.hit_pages, admission.needed});
     const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();

@@ -67,7 +67,7 @@ struct Admission {
     std::int64_t start = 0;      // start of the request after the reservation
     std::int64_t active = 0;
     std::int32_t needed = 0;    // columns that the row needs in all
-    std::int32_t replaced = 0;  // frozen columns that the next tokens would write into
+    std::int32_t replaced = 0;  // read-only columns that the next tokens would write into
     std::int64_t appended = 0;  // columns added at the row's end
     std::int32_t windowed = 0;  // columns for which windows get pages, with groups
     std::int32_t patched = 0;   // columns of the hit that get pages from the host tier
@@ -99,7 +99,7 @@ struct Admission {
 template <class Visit>
 void for_each_returned(const Replica& home, const PageRow& row, const Admission& admission,
                        const Visit& visit) {
-    const bool is_cut = row.frozen() > admission.needed;
+    const bool is_cut = row.read_only_end() > admission.needed;
     const std::int32_t from = is_cut ? admission.needed : row.committed();
     const std::int32_t end = is_cut ? row.size() : std::min(row.size(), admission.hit_pages);
     for (std::int32_t c = from; c < end; ++c) {

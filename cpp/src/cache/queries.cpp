@@ -300,8 +300,8 @@ std::vector<const TreeNode*> path_to(const TreeNode* node) {
     return path;
 }
 
-// Enters the stretches of a row. A twin begins at a run boundary, because it was committed after a
-// run.
+// Enters the stretches of a row. An own duplicate begins at a run boundary, because it was
+// committed after a run.
 void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::int64_t written,
            std::int64_t page_size) {
     std::size_t at = 0;
@@ -312,7 +312,7 @@ void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::in
         at = stretches.enter(at, key, node->end() * page_size, row, written);
     }
     const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
-    const std::int32_t end = std::min(pages.frozen(), num_pages);
+    const std::int32_t end = std::min(pages.read_only_end(), num_pages);
     for (std::int32_t column = cached; column < end; ++column) {
         const std::uint64_t key = static_cast<std::uint64_t>(pages[column]) << 1 | 1;
         at = stretches.enter(at, key, (column + 1) * page_size, row, written);

@@ -84,7 +84,7 @@ void copy_on_write(CacheData& state, const Departures& departures, Reservation& 
     };
     if (home.columns != nullptr) {
         const std::int32_t needed = made.admission.needed;
-        if (row.frozen() > needed) {
+        if (row.read_only_end() > needed) {
             state.windows.cut(home, handle, row, needed);
             row.drop(home.pool, needed);
         }
@@ -233,12 +233,12 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
     }
     const auto first = static_cast<std::int32_t>(admission.start / state_.config.page_size);
-    const bool writes_frozen = row.frozen() > first;
-    if (!made.place && writes_frozen) {
+    const bool writes_read_only = row.read_only_end() > first;
+    if (!made.place && writes_read_only) {
         made.cut = RowCut(state_, request.sequence, sequence, first);
     }
     // At most one page is copied: the last page of a hit, or a page that is written again.
-    if (hit.is_partial() || writes_frozen || made.checkpoint || admission.keeps ||
+    if (hit.is_partial() || writes_read_only || made.checkpoint || admission.keeps ||
         admission.resumes) {
         make_room_for_copies(1, transfers);
     }
@@ -290,7 +290,8 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         pages.take_hit(home, std::move(made.place), columns);
         state_.flights.note_hit(handle, sequence, first);
         if (home.columns != nullptr) {
-            const bool takes_over = pages.twins().empty();  // twins differ from the hit's columns
+            const bool takes_over =
+                pages.own_duplicates().empty();  // own duplicates differ from the hit's columns
             state_.windows.take_hit(home, handle, pages, columns, admission.start, takes_over);
             if (takes_over) made.windows.hand_over();
             made.windows.leave();
@@ -310,7 +311,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     } else if (admission.appended > 0) {
         pages.take(home, admission.appended);
     }
-    if (pages.frozen() > admission.start / state_.config.page_size) {
+    if (pages.read_only_end() > admission.start / state_.config.page_size) {
         copy_on_write(state_, departures_, made, handle, sequence, transfers);
     }
     home.note_peak();  // before a copy holds its source for a moment
@@ -436,7 +437,7 @@ void JointReserver::sort(const Call& call) {
         const Sequence& sequence = call.rows[row];
         const bool only_grows = !state_.states.exist() && sequence.is_sealed() &&
                                 !sequence.pages.empty() &&
-                                call.batch[row].start >= sequence.pages.frozen() * page_size;
+                                call.batch[row].start >= sequence.pages.read_only_end() * page_size;
         const Growth growth{row, only_grows ? missing_columns(call, row) : 0};
         if (only_grows && (state_.grouping.is_plain() || grows_evenly(call, growth))) {
             growing_.push_back(growth);
@@ -782,12 +783,12 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
 
 namespace {
 
-// Restores the frozen columns that a query changed, also if it throws.
+// Restores the read-only columns that a query changed, also if it throws.
 struct Thaw {
     PageRow& row;
-    const std::int32_t frozen;
+    const std::int32_t read_only_end;
 
-    ~Thaw() { row.unfreeze(frozen); }
+    ~Thaw() { row.make_writable(read_only_end); }
 };
 
 }  // namespace
@@ -824,7 +825,7 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
     const std::int64_t num_steps = asked.num_steps;
     Sequence& sequence = rows_[row];
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
-    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    if (!state_.copies.empty()) state_.protect_read_pages(sequence, request.start);
     const std::int32_t page_size = state_.config.page_size;
     if (sequence.is_sealed() && !asked.options.has_margin() &&
         JointReserver::is_reserved(sequence.pages, request, num_steps, page_size,
@@ -922,8 +923,8 @@ ReservePlan OrderedReserver::plan(const RequestView& request, const Asked& asked
     if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
     rules::require_namespace(state_.config, sequence, request, 0);
     rules::require_windows(state_, sequence, request, 0);
-    const Thaw thaw{sequence.pages, sequence.pages.frozen()};
-    state_.freeze_read_pages(sequence, request.start);
+    const Thaw thaw{sequence.pages, sequence.pages.read_only_end()};
+    state_.protect_read_pages(sequence, request.start);
     return plan(sequence, request, asked);
 }
 
@@ -974,7 +975,7 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     hit.require_cached();
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
     const OwedCopies::Call scope(state_.copies);
-    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    if (!state_.copies.empty()) state_.protect_read_pages(sequence, request.start);
     Replica& home = state_.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;

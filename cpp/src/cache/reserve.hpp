@@ -72,7 +72,7 @@ class JointReserver {
             request.end + num_steps - 1 <= held ||
             (reserves_chunks ? request.active + num_steps - 1
                              : request.tokens_to_hold(request.active, num_steps)) <= held;
-        return has_pages && request.start >= row.frozen() * page_size;
+        return has_pages && request.start >= row.read_only_end() * page_size;
     }
 
     /// Reserves the rows [missing] of a call, which ascend. If their pages are not all available,

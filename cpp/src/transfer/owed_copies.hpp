@@ -88,11 +88,11 @@ class OwedCopies {
     void drop_owed(SequenceHandle handle) noexcept;
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
-    /// Freezes the pages of a sequence from token `start` on that copies for forks still read. The
-    /// sequence continues from `start`, and must not overwrite tokens that a copy in flight or an
-    /// owed copy reads.
-    void freeze_read_pages(Sequence& sequence, std::int64_t start,
-                           std::int32_t page_size) const noexcept;
+    /// Makes the pages of a sequence read-only, from token `start` on, that copies for forks still
+    /// read. The sequence continues from `start`, and must not overwrite tokens that a copy in
+    /// flight or an owed copy reads.
+    void protect_read_pages(Sequence& sequence, std::int64_t start,
+                            std::int32_t page_size) const noexcept;
     /// Turns the references to a page into pins: the page is in the tree from now on, as the last
     /// page on the path to `at`.
     void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;

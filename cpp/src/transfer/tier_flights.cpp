@@ -326,7 +326,7 @@ void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
         if (flight.is_load) {
             Sequence* sequence = sequences_.find(flight.sequence);
             if (sequence != nullptr && flight.source.is_forgotten()) {
-                sequence->pages.bar(PrefixTree::findable_depth(flight.source.node()));
+                sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
             }
         } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
             flight.is_wanted = false;
