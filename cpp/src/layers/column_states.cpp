@@ -9,7 +9,7 @@
 
 namespace kvcore {
 
-ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs,
+ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UnreachableTails& runs,
                            PoolListener* next)
     : of_column_(static_cast<std::size_t>(columns.end_id())),
       runs_(runs),

@@ -9,8 +9,8 @@
 #include "kvcore/eviction.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "layers/idle_pages.hpp"
-#include "layers/useless_runs.hpp"
+#include "layers/evictable_window_pages.hpp"
+#include "layers/unreachable_tails.hpp"
 
 namespace kvcore {
 
@@ -19,7 +19,7 @@ namespace kvcore {
 ///
 /// A checkpoint belongs to a column of the tree: it stays with its column when a run is cut, and is
 /// dropped when the column becomes free. When slots are needed, checkpoints without holds are
-/// dropped, the least recently used first. UselessRuns stores which runs have a checkpoint.
+/// dropped, the least recently used first. UnreachableTails stores which runs have a checkpoint.
 ///
 /// Owns: the slots and their order. Invariant: a slot is free, a request's, a checkpoint's, or
 /// leaving: only copies hold it. A hit finds a checkpoint when it is ready: its copy is complete.
@@ -30,9 +30,10 @@ class ColumnStates final : public PoolListener {
     using Slot = std::int32_t;
     static constexpr Slot kNone = -1;
 
-    /// `runs`: the UselessRuns of the tree that has the columns, with room for a checkpoint per
-    /// slot. `next`: another listener for freed columns.
-    ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs, PoolListener* next);
+    /// `runs`: the UnreachableTails of the tree that has the columns, with room for a checkpoint
+    /// per slot. `next`: another listener for freed columns.
+    ColumnStates(std::int64_t num_slots, BlockPool& columns, UnreachableTails& runs,
+                 PoolListener* next);
 
     /// Free slots, and checkpoints without holds.
     [[nodiscard]] std::int64_t num_available() const noexcept {
@@ -130,7 +131,7 @@ class ColumnStates final : public PoolListener {
     void leave_column(Slot slot) noexcept;
 
     ZeroedArray<Slot> of_column_;  // slot + 1; 0: no checkpoint
-    UselessRuns& runs_;
+    UnreachableTails& runs_;
     PoolListener* next_;
     std::vector<Entry> slots_;
     std::vector<Slot> free_;

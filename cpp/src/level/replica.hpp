@@ -142,7 +142,7 @@ struct Replica {
     void note_hit(TreePosition committed, std::int64_t n) noexcept {
         const std::int64_t columns = n / tree.page_size();
         if (host_states == nullptr || columns == 0 || columns > committed.depth) return;
-        policy_->useless().note_hit({committed.node, static_cast<std::int32_t>(columns)});
+        policy_->unreachable().note_hit({committed.node, static_cast<std::int32_t>(columns)});
     }
     [[nodiscard]] static BlockId last_column(const PrefixTree& tree, TreePosition at) noexcept {
         BlockId column = 0;
@@ -318,8 +318,8 @@ struct Replica {
     void watch_states(const CacheConfig& config) {
         PoolListener* next = columns.get();
         if (next == nullptr) next = owners.get();
-        states =
-            std::make_unique<ColumnStates>(config.num_state_slots, pool, policy_->useless(), next);
+        states = std::make_unique<ColumnStates>(config.num_state_slots, pool,
+                                                policy_->unreachable(), next);
         if (columns != nullptr) columns->need_checkpoints();
     }
     void make_host(const CacheConfig& config, const Grouping& grouping) {
@@ -339,10 +339,11 @@ struct Replica {
         }
         if (config.has_stores) record_keys = std::make_unique<RecordKeys>(host->num_pages());
         if (config.num_host_state_slots == 0) return;
-        host_states = std::make_unique<ColumnStates>(config.num_host_state_slots, host->pool(),
-                                                     host_policy_->useless(), host_columns.get());
+        host_states =
+            std::make_unique<ColumnStates>(config.num_host_state_slots, host->pool(),
+                                           host_policy_->unreachable(), host_columns.get());
         if (host_columns != nullptr) host_columns->need_checkpoints();
-        policy_->useless().assume_tier();
+        policy_->unreachable().assume_tier();
     }
     // Columns and kept windows have one order of eviction. Pages that no checkpoint makes useful
     // are evicted before both.

@@ -37,8 +37,8 @@ class GroupSide {
           pages_(made()) {
         if constexpr (kIsReal) {
             if (num_slots == 0) return;
-            states_ = std::make_unique<kvcore::ColumnStates>(num_slots, columns_, policy_.useless(),
-                                                             &pages_);
+            states_ = std::make_unique<kvcore::ColumnStates>(num_slots, columns_,
+                                                             policy_.unreachable(), &pages_);
             pages_.need_checkpoints();
         }
     }

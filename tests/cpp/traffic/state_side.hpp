@@ -181,7 +181,7 @@ class RealStates final : public StateSide<RealStates> {
                std::unique_ptr<kvcore::WindowPolicy>&& policy)
         : StateSide(num_pages, std::move(policy)),
           policy_(known),
-          states_(num_slots, pool_, known.useless(), nullptr) {}
+          states_(num_slots, pool_, known.unreachable(), nullptr) {}
 
     kvcore::WindowPolicy& policy_;
     kvcore::ColumnStates states_;
