@@ -10,9 +10,9 @@
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
+#include "request/recurrent_states.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"
-#include "request/state_rows.hpp"
 #include "request/terms.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
@@ -108,7 +108,7 @@ struct CacheData {
     std::unique_ptr<EventLog> events;  // null if there is no reader
     SequenceTable sequences;
     WindowRows windows;
-    StateRows states;
+    RecurrentStates states;
     Tickets tickets;
     OwedCopies copies;
     PageHolds holds;

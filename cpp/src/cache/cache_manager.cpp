@@ -311,8 +311,8 @@ std::vector<StateMove> CacheManager::take_state_copies() {
 std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
     static_cast<void>(impl_->state.sequences.at(sequence));
-    const StateRows& states = impl_->state.states;
-    return states.exist() ? states.of(sequence).slot : ColumnStates::kNone;
+    const RecurrentStates& states = impl_->state.states;
+    return states.exist() ? states.of(sequence).slot : RecurrentSlots::kNone;
 }
 
 StateStats CacheManager::state_stats(std::int32_t replica) const {

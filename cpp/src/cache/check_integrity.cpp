@@ -213,18 +213,18 @@ void check_tallies(Replica& replica) {
 void check_states(const CacheData& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.states == nullptr) return;
-    std::vector<ColumnStates::Slot> used;
+    std::vector<RecurrentSlots::Slot> used;
     const std::vector<Sequence>& entries = state.sequences.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
         if (entries[i].replica != index) continue;
-        const ColumnStates::Slot slot = state.states.at(i).slot;
-        require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
+        const RecurrentSlots::Slot slot = state.states.at(i).slot;
+        require_law(slot != RecurrentSlots::kNone || entries[i].pages.empty(),
                     "sequence: has a slot once it holds pages");
-        if (slot != ColumnStates::kNone) used.push_back(slot);
-        const ColumnStates::Slot kept = state.states.at(i).kept;
-        require_law(kept == ColumnStates::kNone || slot != ColumnStates::kNone,
+        if (slot != RecurrentSlots::kNone) used.push_back(slot);
+        const RecurrentSlots::Slot kept = state.states.at(i).kept;
+        require_law(kept == RecurrentSlots::kNone || slot != RecurrentSlots::kNone,
                     "sequence: has a slot if it keeps a state");
-        if (kept != ColumnStates::kNone) used.push_back(kept);
+        if (kept != RecurrentSlots::kNone) used.push_back(kept);
     }
     for (const ColumnImport* each : state.cache_copies.imports()) {
         if (&each->home() != &replica) continue;

@@ -123,9 +123,9 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
                             SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
     state_.state_copies.drop_owed(handle);
-    StateRow& row = state_.states.of(handle);
-    for (const ColumnStates::Slot slot : {row.slot, row.kept}) {
-        if (slot != ColumnStates::kNone) home.states->give_back(slot);
+    RecurrentState& row = state_.states.of(handle);
+    for (const RecurrentSlots::Slot slot : {row.slot, row.kept}) {
+        if (slot != RecurrentSlots::kNone) home.states->give_back(slot);
     }
     row = {};
 }
@@ -136,9 +136,9 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
 StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
                              std::int64_t n) const {
     if (!state_.states.exist()) return {};
-    const StateRow& row = state_.states.of(handle);
+    const RecurrentState& row = state_.states.of(handle);
     const std::int64_t stands = std::max(row.at, row.run);
-    if (n == 0 || n == stands || row.slot == ColumnStates::kNone) return {};
+    if (n == 0 || n == stands || row.slot == RecurrentSlots::kNone) return {};
     if (state_.states.resumes(row, n)) return {};
     StateHold found =
         state_.home_of(sequence).hold_state({sequence.pages.node(), sequence.pages.committed()}, n);

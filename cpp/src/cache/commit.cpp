@@ -266,8 +266,8 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
 void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
-        const StateRow& row = state_.states.of(request.sequence);
-        if (row.slot == ColumnStates::kNone) continue;
+        const RecurrentState& row = state_.states.of(request.sequence);
+        if (row.slot == RecurrentSlots::kNone) continue;
         if (!state_.states.advance(request.sequence, request.start)) continue;
         Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
@@ -286,18 +286,18 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
 // and in the tier, each by itself.
 void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers) {
     Replica& home = state_.home_of(sequence);
-    const ColumnStates::Slot slot = state_.states.of(handle).slot;
+    const RecurrentSlots::Slot slot = state_.states.of(handle).slot;
     if (home.host != nullptr) {
         state_.flights.owe_checkpoint(handle, sequence, slot, *transfers);
     }
-    ColumnStates& states = *home.states;
+    RecurrentSlots& states = *home.states;
     const TreePosition end{sequence.pages.node(), sequence.pages.committed()};
     const BlockId column = Replica::last_column(home.tree, end);
-    const ColumnStates::Slot known = states.find(column);
-    if (known != ColumnStates::kNone) return states.renew(known);
+    const RecurrentSlots::Slot known = states.find(column);
+    if (known != RecurrentSlots::kNone) return states.renew(known);
     state_.state_copies.make_room(1, transfers);
-    const ColumnStates::Slot made = states.add(column, end);
-    if (made == ColumnStates::kNone) return;
+    const RecurrentSlots::Slot made = states.add(column, end);
+    if (made == RecurrentSlots::kNone) return;
     state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
 }
 

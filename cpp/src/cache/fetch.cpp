@@ -81,7 +81,8 @@ struct Fetcher::Part {
     }
 
     // Rows beyond the end of a table are only counted.
-    void write_state(const RequestView& request, std::int64_t row, const StateRows& states) const {
+    void write_state(const RequestView& request, std::int64_t row,
+                     const RecurrentStates& states) const {
         if (row < room.rows && target.states != nullptr) {
             target.states[row] = states.of(request.sequence).slot;
         }

@@ -210,14 +210,14 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
 // checkpoint is due, or the end of the tokens that run again after rejected drafts.
 void Admitter::place_state(Admission& admission, const Sequence& sequence,
                            const RequestView& request, const Asked& asked) const {
-    const StateRows& states = state_.states;
-    StateRow row;
+    const RecurrentStates& states = state_.states;
+    RecurrentState row;
     if (Asked::is_claimed(request)) row = states.of(request.sequence);
     // A request that stands where its last run began may be running, so its slot stays unchanged.
     const bool is_over = row.kept_at < admission.start || asked.runs;
     admission.resumes =
         !admission.hit.is_taken() && is_over && states.resumes(row, admission.start);
-    std::int64_t due = StateRows::kNever;
+    std::int64_t due = RecurrentStates::kNever;
     if (admission.resumes) {
         if (states.reruns_alone(row, admission.start)) due = admission.start;
         admission.start = row.kept_at;
@@ -229,8 +229,8 @@ void Admitter::place_state(Admission& admission, const Sequence& sequence,
     if (admission.is_cut) admission.active = due;
     const std::int64_t end = admission.active + asked.num_steps - 1;
     admission.keeps = states.is_to_keep(row, admission.start, end);
-    admission.slots = (row.slot == ColumnStates::kNone ? 1 : 0) +
-                      (admission.keeps && row.kept == ColumnStates::kNone ? 1 : 0);
+    admission.slots = (row.slot == RecurrentSlots::kNone ? 1 : 0) +
+                      (admission.keeps && row.kept == RecurrentSlots::kNone ? 1 : 0);
     admission.lacks_slot = admission.slots > state_.home_of(sequence).states->num_available();
 }
 

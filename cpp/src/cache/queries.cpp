@@ -204,7 +204,7 @@ SequenceMark mark_of(const CacheData& state, SequenceHandle handle) {
     mark.pages = sequence.pages.version();
     if (!state.grouping.is_plain()) mark.windows = state.windows.of(handle).version;
     if (state.states.exist()) {
-        const StateRow& row = state.states.of(handle);
+        const RecurrentState& row = state.states.of(handle);
         mark.state = row.at;
         mark.run = row.run;
     }

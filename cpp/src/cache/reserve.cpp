@@ -123,11 +123,11 @@ void copy_partial_page(CacheData& state, const Reservation& made, SequenceHandle
 // neither in the request's slot nor in a checkpoint yet, the copy is made later.
 void keep_state(CacheData& state, const Reservation& made, const Sequence& sequence,
                 SequenceHandle handle, Transfers* transfers) noexcept {
-    StateRow& row = state.states.of(handle);
-    if (row.kept == ColumnStates::kNone) row.kept = state.home_of(sequence).states->take();
+    RecurrentState& row = state.states.of(handle);
+    if (row.kept == RecurrentSlots::kNone) row.kept = state.home_of(sequence).states->take();
     if (made.admission.hit.is_taken() && !made.checkpoint) return;
     const bool is_copied = made.checkpoint && made.checkpoint.slot() != row.slot;
-    const ColumnStates::Slot source = is_copied ? made.checkpoint.slot() : row.slot;
+    const RecurrentSlots::Slot source = is_copied ? made.checkpoint.slot() : row.slot;
     state.state_copies.add({sequence.replica, source, row.kept}, {}, handle, transfers, !is_copied);
     row.kept_at = made.admission.start;
 }
@@ -136,16 +136,16 @@ void keep_state(CacheData& state, const Reservation& made, const Sequence& seque
 // only the checkpoint of the hit is available, the request takes over its slot.
 void take_state(CacheData& state, Reservation& made, const Sequence& sequence,
                 const RequestView& request, Transfers* transfers) {
-    ColumnStates& states = *state.home_of(sequence).states;
+    RecurrentSlots& states = *state.home_of(sequence).states;
     const Admission& admission = made.admission;
-    StateRow& row = state.states.of(request.sequence);
-    const ColumnStates::Slot checkpoint = made.checkpoint.slot();
+    RecurrentState& row = state.states.of(request.sequence);
+    const RecurrentSlots::Slot checkpoint = made.checkpoint.slot();
     const bool takes_over =
-        row.slot == ColumnStates::kNone && states.num_available() < admission.slots;
+        row.slot == RecurrentSlots::kNone && states.num_available() < admission.slots;
     if (takes_over) {
         states.take_over(checkpoint);
         row.slot = checkpoint;
-    } else if (row.slot == ColumnStates::kNone) {
+    } else if (row.slot == RecurrentSlots::kNone) {
         row.slot = states.take();
     }
     if (made.checkpoint || (made.load != nullptr && made.load->stored_state)) states.count_hit();
@@ -259,7 +259,7 @@ bool Reserver::spill(const Reservation& made, const Sequence& sequence, Transfer
 void Reserver::evict(const Reservation& made, const Sequence& sequence, SequenceHandle handle) {
     Replica& home = state_.home_of(sequence);
     if (home.states != nullptr) {
-        const bool has_slot = state_.states.of(handle).slot != ColumnStates::kNone ||
+        const bool has_slot = state_.states.of(handle).slot != RecurrentSlots::kNone ||
                               home.states->num_available() > 0 || made.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
@@ -323,7 +323,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     if (made.load != nullptr) {
         const bool has_state = home.states != nullptr;
         state_.flights.owe_load(*made.load, sequence,
-                                has_state ? state_.states.of(handle).slot : ColumnStates::kNone,
+                                has_state ? state_.states.of(handle).slot : RecurrentSlots::kNone,
                                 *transfers);
     }
     count(state_, admission, request, sequence);
@@ -646,7 +646,7 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
         const Admission& admission = made[k].admission;
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
         const bool takes_over =
-            state_.states.of(call.batch[row].sequence).slot == ColumnStates::kNone &&
+            state_.states.of(call.batch[row].sequence).slot == RecurrentSlots::kNone &&
             available < admission.slots && made[k].checkpoint.is_sole();
         available -= admission.slots - (takes_over ? 1 : 0);
         if (available >= 0) continue;

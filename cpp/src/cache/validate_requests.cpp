@@ -17,7 +17,7 @@ constexpr const char* kRemedy =
 void require_state(const CacheData& state, std::int64_t start, SequenceHandle handle,
                    std::int64_t row) {
     if (state.states.can_go_on(handle, start)) return;
-    const StateRow& known = state.states.of(handle);
+    const RecurrentState& known = state.states.of(handle);
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", start, ", but the request's state is that of token ",
                             known.run > known.at ? known.run : known.at, "; ", kRemedy));

@@ -74,10 +74,10 @@ class PageHold {
         *this = at.node != nullptr ? pin(*home_, at, column) : share(*home_, column);
     }
     /// Call `detach_from_tree` before the tree forgets unused pages, because a copy does not count
-    /// as a use, and `reattach` after all holds are detached. `reattach` pins a page again if another
-    /// pin still protects it. Otherwise the hold takes a reference, which keeps the page after it
-    /// leaves the tree. For a forgotten page `detach_from_tree` also takes a reference: a pin would
-    /// keep the pages before it.
+    /// as a use, and `reattach` after all holds are detached. `reattach` pins a page again if
+    /// another pin still protects it. Otherwise the hold takes a reference, which keeps the page
+    /// after it leaves the tree. For a forgotten page `detach_from_tree` also takes a reference: a
+    /// pin would keep the pages before it.
     void detach_from_tree() noexcept {
         if (at_.node == nullptr) return;
         TreeNode* pinned = at_.node;
@@ -132,7 +132,7 @@ class PathHold {
     /// Holds the pages or columns at the end of the prefix of `depth` pages on the path to `node`.
     /// Window pages need a reader elsewhere.
     PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
-             ColumnPages* columns, ColumnStates* states) noexcept
+             ColumnPages* columns, RecurrentSlots* states) noexcept
         : pool_(&pool),
           tree_(&tree),
           columns_(columns),
@@ -221,10 +221,10 @@ class PathHold {
 
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
-    ColumnPages* columns_ = nullptr;  // nullptr if a column is a page
-    ColumnStates* states_ = nullptr;  // nullptr without states
-    TreeNode* node_ = nullptr;        // nullptr: no held page is in the tree
-    std::int32_t depth_ = 0;          // of the part in the tree
+    ColumnPages* columns_ = nullptr;    // nullptr if a column is a page
+    RecurrentSlots* states_ = nullptr;  // nullptr without states
+    TreeNode* node_ = nullptr;          // nullptr: no held page is in the tree
+    std::int32_t depth_ = 0;            // of the part in the tree
     Pages references_;
 };
 
