@@ -121,7 +121,7 @@ CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
       state_copies(tickets, sequences, replicas),
       store_queue(config, grouping, replicas),
       flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
-      terms(config.page_size),
+      priorities(config.page_size),
       most_pooled_tokens_(grouping.is_plain()
                               ? config.num_pages * config.page_size
                               : grouping.most_tokens(config.num_pages, {config.reserve_chunks,

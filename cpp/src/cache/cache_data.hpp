@@ -10,10 +10,10 @@
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
+#include "request/priorities.hpp"
 #include "request/recurrent_states.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"
-#include "request/terms.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
 #include "transfer/copy_list.hpp"
@@ -118,7 +118,7 @@ struct CacheData {
     TierFlights flights;
     CacheCopies cache_copies;
     TokenCounts counts;
-    Terms terms;
+    Priorities priorities;
     SequenceTenants tenants;
 
    private:

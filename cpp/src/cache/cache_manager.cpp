@@ -64,14 +64,14 @@ SequenceHandle CacheManager::claim(std::int32_t replica) {
     return impl_->claims.claim(replica);
 }
 
-void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
+void CacheManager::set_priority(SequenceHandle sequence, const RequestPriority& priority) {
     const Lock lock(impl_->mutex);
     CacheData& state = impl_->state;
     const Sequence& told = state.sequences.at(sequence);
-    const bool has_tenant = terms.tenant != RequestTerms::kSameTenant;
-    const Owner owner = has_tenant ? quotas::owner_of(state.config, terms.tenant) : Owner{0};
+    const bool has_tenant = priority.tenant != RequestPriority::kSameTenant;
+    const Owner owner = has_tenant ? quotas::owner_of(state.config, priority.tenant) : Owner{0};
     if (owner != 0) state.tenants.make_room(sequence);
-    state.terms.set(sequence, terms);
+    state.priorities.set(sequence, priority);
     if (has_tenant) state.set_tenant(told, sequence, owner);
 }
 

@@ -42,9 +42,9 @@ bool Claims::release(SequenceHandle handle, RequestHistory* history) {
     TreeNode* node = leaving.pages.node();
     if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
-        state_.terms.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
+        state_.priorities.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
     }
-    state_.terms.forget(handle);
+    state_.priorities.forget(handle);
     state_.tenants.set(handle, 0);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);

@@ -195,9 +195,9 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
         const std::int32_t end = is_held ? written : read_only;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
-        Terms::Segment kept;
+        Priorities::Segment kept;
         if (home.keeps_by_priority)
-            kept = state_.terms.segment(request.sequence, pages.committed());
+            kept = state_.priorities.segment(request.sequence, pages.committed());
         const std::int32_t piece = std::min({shared + 1, written, kept.end});
         if (!commit_run(sequence, request.sequence, request.tokens, piece, shared < piece,
                         kept.retention, row)) {

@@ -281,7 +281,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         const std::int32_t columns = admission.hit_pages;
         home.tree.use(hit, pages.committed());
         if (home.keeps_by_priority) {
-            state_.terms.retain(home.tree, handle, hit, pages.committed());
+            state_.priorities.retain(home.tree, handle, hit, pages.committed());
         }
         if (home.columns != nullptr) {
             state_.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));

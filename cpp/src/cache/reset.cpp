@@ -27,8 +27,8 @@ void note_late_reads(CacheData& state, const PageMove* stores, std::int64_t n, s
 }
 
 void advance(CacheData& state, std::int64_t now) noexcept {
-    if (now <= state.terms.now()) return;
-    state.terms.set_now(now);
+    if (now <= state.priorities.now()) return;
+    state.priorities.set_now(now);
     for (const auto& replica : state.replicas) {
         replica->tree.advance(now);
         if (replica->host != nullptr) replica->host->tree().advance(now);
