@@ -25,7 +25,8 @@ class BatchSequences {
         return *sequences_[static_cast<std::size_t>(row)];
     }
 
-    std::uint32_t stamp = 0;  // of the last batch
+    std::uint32_t stamp = 0;             // of the last batch
+    std::vector<RequestView*> requests;  // of a batch that was given as views
 
    private:
     std::vector<Sequence*> sequences_;
@@ -42,13 +43,11 @@ struct ReserveMemory {
         std::int64_t left;           // pages that are still available
         bool has_evictable = false;  // `left` includes evictable pages; free pages are too few
         std::int64_t wanted = 0;     // columns of the rows that only grow
-        std::size_t given = 0;       // of `taken`, the index of the next page
     };
 
     std::vector<Growth> growing;
     std::vector<std::int64_t> joining;  // the other rows
     std::vector<Supply> supply;         // of each replica
-    std::vector<BlockId> taken;         // pages on the way to their rows
 };
 
 struct FetchMemory {

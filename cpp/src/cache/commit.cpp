@@ -11,6 +11,7 @@
 #include "level/quotas.hpp"
 #include "request/undo_log.hpp"
 #include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore::verbs {
 namespace {
@@ -284,9 +285,9 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
 // Checks all rows. rows gets the rows with new pages and the rows that are not sealed yet;
 // passing gets the rows whose windows leave columns.
 template <bool kHasWindows>
-void find_new_pages(CacheData& cache, const RequestBatch& given) {
-    const RequestBatch batch = given;
+[[gnu::noinline]] void find_new_pages(CacheData& cache, const RequestBatch& batch) {
     const std::int64_t n = batch.size();
+    RequestView* const* const requests = batch.rows(cache.rows.requests);
     const std::int64_t page_size = cache.config.page_size;
     const SequenceTable::Live sequences = cache.sequences.live();
     const WindowView windows = cache.windows.view();
@@ -297,8 +298,8 @@ void find_new_pages(CacheData& cache, const RequestBatch& given) {
     cache.commit_memory.passing.clear();
     UndoLog<&Sequence::written> written(cache.commit_memory.undo, n);
     for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
-        const RequestView& request = batch[i];
+        if (i + kAhead < n) sequences.prefetch(requests[i + kAhead]->sequence);
+        const RequestView& request = *requests[i];
         Sequence& sequence = sequences.at(request.sequence, i);
         if (!rules::has_legal_indices(request)) rules::refuse_indices(request, i);
         const std::int32_t pages = sequence.pages.size();
@@ -316,9 +317,10 @@ void find_new_pages(CacheData& cache, const RequestBatch& given) {
         }
         const bool has_new = end >= (sequence.pages.committed() + std::int64_t{1}) * page_size;
         const bool is_due = may_owe && cache.flights.is_due(request.sequence);
-        if (sequence.is_sealed() && !has_new && !is_due) continue;
-        cache.commit_memory.rows.push_back(i);
-        PrefixTree::prefetch_node(sequence.pages.node());
+        if (unlikely(!sequence.is_sealed() || has_new || is_due)) {
+            cache.commit_memory.rows.push_back(i);
+            PrefixTree::prefetch_node(sequence.pages.node());
+        }
     }
     written.keep();
 }

@@ -544,6 +544,9 @@ void evict_for(CacheData& cache, const Reservation& reservation, const Sequence&
                               home.states->num_available() > 0 || reservation.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
+    const bool needs_none =
+        home.columns == nullptr && home.pool.num_free() >= reservation.plan.new_pages();
+    if (needs_none) return;
     const PageNeed need = need_now(home, sequence.pages, reservation.plan);
     home.prepare_room(need);
     home.make_room(need, guard_of(reservation));
@@ -1144,51 +1147,25 @@ bool find_supply(const Call& call, FetchResult& result) {
 // it.
 void prepare_growth(const Call& call) {
     call.memory.supply.assign(call.cache.replicas.size(), {});
-    std::int64_t wanted = 0;
     for (const auto& [row, columns] : call.memory.growing) {
         Sequence& sequence = call.rows[row];
         sequence.pages.make_room(static_cast<std::size_t>(columns));
         call.memory.supply[static_cast<std::size_t>(sequence.replica)].wanted += columns;
-        wanted += columns;
     }
-    call.memory.taken.reserve(static_cast<std::size_t>(wanted));
 }
 
-void grow_columns(const Call& call) {
+void grow(const Call& call) {
     for (const auto& [row, columns] : call.memory.growing) {
         Sequence& sequence = call.rows[row];
         Replica& home = call.cache.home_of(sequence);
         PageRow& pages = sequence.pages;
+        const SequenceHandle handle = call.batch[row].sequence;
         const std::int32_t size = pages.size();
+        if (home.owners != nullptr) home.owners->set_taker(call.cache.tenants.of(handle));
         pages.take(home, columns);
-        call.cache.windows.grow(home, call.batch[row].sequence, pages, size);
+        if (home.columns != nullptr) call.cache.windows.grow(home, handle, pages, size);
     }
     for (const auto& replica : call.cache.replicas) replica->note_peak();
-}
-
-void grow(const Call& call) {
-    if (!call.cache.grouping.is_plain()) return grow_columns(call);
-    call.memory.taken.clear();
-    for (std::size_t r = 0; r < call.memory.supply.size(); ++r) {
-        Supply& supply = call.memory.supply[r];
-        Replica& replica = *call.cache.replicas[r];
-        replica.require_pages(supply.wanted);
-        supply.given = call.memory.taken.size();
-        call.memory.taken.resize(call.memory.taken.size() +
-                                 static_cast<std::size_t>(supply.wanted));
-        replica.take_pages(supply.wanted, call.memory.taken.data() + supply.given);
-        replica.note_peak();
-    }
-    for (const auto& [row, pages] : call.memory.growing) {
-        Sequence& sequence = call.rows[row];
-        std::size_t& given = call.memory.supply[static_cast<std::size_t>(sequence.replica)].given;
-        if (PageOwners* owners = call.cache.home_of(sequence).owners.get()) {
-            owners->give(call.memory.taken.data() + given, pages,
-                         call.cache.tenants.of(call.batch[row].sequence));
-        }
-        sequence.pages.append(call.memory.taken.data() + given, pages);
-        given += static_cast<std::size_t>(pages);
-    }
 }
 
 // With groups: columns may be missing although pages are available. Called when all hits are held.
