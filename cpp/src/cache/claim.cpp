@@ -30,8 +30,8 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
     const SequenceHandle handle = cache.sequences.claim(replica);
     try {
         cache.counts.begin(handle);
-        if (!cache.grouping.is_plain()) cache.windows.make_room(handle);
-        if (cache.states.exist()) cache.states.begin(handle);
+        if (!cache.is_plain) cache.windows.make_room(handle);
+        if (cache.has_states) cache.states.begin(handle);
     } catch (...) {
         cache.sequences.release(handle);
         throw;

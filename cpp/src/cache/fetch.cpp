@@ -139,7 +139,7 @@ void note_late_row(CacheData& cache, const RequestView& request, Sequence& seque
     const std::int64_t i = late.batch_row;
     rules::require_namespace(cache.config, sequence, request, i);
     rules::require_windows(cache, sequence, request, i);
-    if (cache.states.exist()) rules::require_run(cache, request, i);
+    if (cache.has_states) rules::require_run(cache, request, i);
     if (!has_pages && !cache.config.quotas.empty()) {
         quotas::require_ceiling(cache, sequence, request, request.end, i);
     }
@@ -168,7 +168,7 @@ template <bool kHasGroups, bool kHasStates>
     const std::int64_t page_size = cache.config.page_size;
     const bool is_copying = !cache.copies.empty();
     const bool in_chunks = cache.config.reserve_chunks;
-    const WindowView windows = cache.windows.view();
+    const WindowView windows = kHasGroups ? cache.windows.view() : WindowView();
     cache.rows.resize(n);
     std::int32_t replica = 0;
     Part part = part_of(cache, targets, replica);
@@ -207,7 +207,7 @@ template <bool kHasGroups, bool kHasStates>
 }
 
 void write_late_rows(const CacheData& cache, const RequestBatch& batch, FetchTarget* targets) {
-    const bool is_plain = cache.grouping.is_plain();
+    const bool is_plain = cache.is_plain;
     const WindowView windows = cache.windows.view();
     for (const FetchMemory::LateRow& late : cache.fetch_memory.late) {
         const Sequence& sequence = cache.rows[late.batch_row];
@@ -215,7 +215,7 @@ void write_late_rows(const CacheData& cache, const RequestBatch& batch, FetchTar
         const RequestView& request = batch[late.batch_row];
         is_plain ? part.write<false>(request, sequence, late.row, cache, windows)
                  : part.write<true>(request, sequence, late.row, cache, windows);
-        if (cache.states.exist()) part.write_state(request, late.row, cache.states);
+        if (cache.has_states) part.write_state(request, late.row, cache.states);
     }
 }
 
@@ -251,12 +251,12 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     begin_fetch(cache, targets, end);
     CountedEnds counted(cache.fetch_memory.undo, batch.size());
     FetchResult result;
-    if (cache.states.exist()) {
-        cache.grouping.is_plain()
+    if (cache.has_states) {
+        cache.is_plain
             ? write_ready_rows<false, true>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, true>(cache, batch, num_steps, targets, counted, result);
     } else {
-        cache.grouping.is_plain()
+        cache.is_plain
             ? write_ready_rows<false, false>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, false>(cache, batch, num_steps, targets, counted, result);
     }
@@ -276,7 +276,7 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     }
     counted.keep();
     count_rows(cache, batch);
-    for (std::int64_t i = 0; cache.states.exist() && i < batch.size(); ++i) {
+    for (std::int64_t i = 0; cache.has_states && i < batch.size(); ++i) {
         cache.states.note_run(batch[i], num_steps);
     }
     for (FetchTarget* target = targets; target != end; ++target) {

@@ -59,9 +59,9 @@ class Children {
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(cache.sequences.claim(replica));
         cache.counts.begin(handles_.back());
-        if (!cache.grouping.is_plain()) cache.windows.make_room(handles_.back());
+        if (!cache.is_plain) cache.windows.make_room(handles_.back());
         if (!cache.config.quotas.empty()) cache.tenants.make_room(handles_.back());
-        if (cache.states.exist()) cache.states.begin(handles_.back());
+        if (cache.has_states) cache.states.begin(handles_.back());
         Sequence& child = cache.sequences.at(handles_.back());
         child.pages.make_room_to_share(cache.sequences.at(parent).pages, num_pages_);
     }
@@ -104,7 +104,7 @@ void require_room(const CacheData& cache, std::int32_t replica, std::int64_t num
 StateHold find_parent_state(const CacheData& cache, const RequestView& parent,
                             const Sequence& source, std::int64_t written,
                             std::int64_t num_children) {
-    if (!cache.states.exist() || written == 0) return {};
+    if (!cache.has_states || written == 0) return {};
     Replica& home = cache.home_of(source);
     const RecurrentState& row = cache.states.of(parent.sequence);
     StateHold found;
@@ -174,7 +174,7 @@ void fork(CacheData& cache, const RequestView& parent, const RequestBatch& child
         view.start = written;
         // With more than the next token, a child has a prompt of its own; the next turn begins at
         // its end.
-        if (!cache.grouping.is_plain() && view.end > written + 1) {
+        if (!cache.is_plain && view.end > written + 1) {
             cache.windows.set_prompt(handle, view.end);
         }
         if (view.active <= written) view.active = view.end;

@@ -35,7 +35,7 @@ class HeldHit {
                 source_ = WindowHold(home, found_.match.partial, found_.tokens, column);
             }
         }
-        const bool has_records = found_.below.node != nullptr && !cache.grouping.is_plain();
+        const bool has_records = found_.below.node != nullptr && !cache.is_plain;
         if (has_records) {
             records_ =
                 WindowHold(*home.host_columns, home.host->tree(), found_.below, found_.tokens);

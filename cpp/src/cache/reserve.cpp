@@ -391,7 +391,7 @@ void count_needs(const CacheData& cache, Plan& plan, const Sequence& sequence,
     if (hit.tokens >= request.active) {
         plan.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
-    if (cache.states.exist()) place_state(cache, plan, sequence, request, args);
+    if (cache.has_states) place_state(cache, plan, sequence, request, args);
     const std::int64_t tokens = cache.tokens_to_hold(request, plan.active, args.num_steps);
     count_columns(cache, plan, sequence, ceil_div(tokens, cache.config.page_size));
     count_returned(cache, plan, sequence);
@@ -477,7 +477,7 @@ void make_room_for_copies(CacheData& cache, std::size_t n, Transfers* transfers)
         cache.copies.make_room(*transfers, n);
     }
     // A state is copied to the slot of a request, and to the one in which it is kept.
-    if (cache.states.exist()) cache.state_copies.make_room(2 * n, transfers);
+    if (cache.has_states) cache.state_copies.make_room(2 * n, transfers);
 }
 
 }  // namespace
@@ -861,9 +861,9 @@ ReserveStatus reserve_row(CacheData& cache, RequestView& request, const ReserveA
     const std::int32_t page_size = cache.config.page_size;
     if (sequence.is_sealed() && !args.options.has_margin() &&
         is_reserved(sequence.pages, request, num_steps, page_size, cache.config.reserve_chunks) &&
-        (cache.grouping.is_plain() ||
+        (cache.is_plain ||
          cache.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
-        (!cache.states.exist() || cache.states.is_ready(request, num_steps))) {
+        (!cache.has_states || cache.states.is_ready(request, num_steps))) {
         sequence.written = std::min(sequence.written, request.start);
         cache.counts.count_input(cache.tokens_of(sequence, request.sequence), request.sequence,
                                  sequence, request.start, request.active);
@@ -936,7 +936,7 @@ BatchReserve reserve(CacheData& cache, const RequestBatch& batch, std::int64_t n
             rules::require_fit(cache, cache.rows[i], batch[i], options, i);
         }
     }
-    if (num_steps > 1 && cache.states.exist()) require_one_step_each(cache, batch, num_steps);
+    if (num_steps > 1 && cache.has_states) require_one_step_each(cache, batch, num_steps);
     const OwedCopies::Call scope(cache.copies);
     const ReserveArgs args{num_steps, options};
     for (std::int64_t i = 0; i < batch.size(); ++i) {
@@ -1057,11 +1057,11 @@ void sort_rows(const Call& call) {
     const std::int64_t page_size = call.cache.config.page_size;
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
-        const bool only_grows = !call.cache.states.exist() && sequence.is_sealed() &&
+        const bool only_grows = !call.cache.has_states && sequence.is_sealed() &&
                                 !sequence.pages.empty() &&
                                 call.batch[row].start >= sequence.pages.read_only_end() * page_size;
         const Growth growth{row, only_grows ? missing_columns(call, row) : 0};
-        if (only_grows && (call.cache.grouping.is_plain() || grows_evenly(call, growth))) {
+        if (only_grows && (call.cache.is_plain || grows_evenly(call, growth))) {
             call.memory.growing.push_back(growth);
         } else {
             call.memory.joining.push_back(row);
@@ -1170,7 +1170,7 @@ void grow(const Call& call) {
 
 // With groups: columns may be missing although pages are available. Called when all hits are held.
 bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult& result) {
-    if (call.cache.grouping.is_plain()) return true;
+    if (call.cache.is_plain) return true;
     std::vector<std::int64_t> left;
     for (const auto& replica : call.cache.replicas) {
         left.push_back(replica->pool.num_free() + replica->tree.num_evictable());
@@ -1200,7 +1200,7 @@ bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult&
 // the checkpoint of its hit if no other request holds the hit. Called when all hits are held.
 bool have_slots(const Call& call, const std::vector<Reservation>& reservations,
                 FetchResult& result) {
-    if (!call.cache.states.exist()) return true;
+    if (!call.cache.has_states) return true;
     std::vector<std::int64_t> left;
     for (const auto& replica : call.cache.replicas)
         left.push_back(replica->states->num_available());
@@ -1222,7 +1222,7 @@ bool have_slots(const Call& call, const std::vector<Reservation>& reservations,
 
 // With groups: returns true if columns must be evicted although there are pages.
 bool lacks_columns(const Call& call, const std::vector<Plan>& plans) noexcept {
-    if (call.cache.grouping.is_plain()) return false;
+    if (call.cache.is_plain) return false;
     for (std::size_t r = 0; r < call.cache.replicas.size(); ++r) {
         std::int64_t left = call.cache.replicas[r]->pool.num_free();
         for (std::size_t k = 0; k < plans.size(); ++k) {

@@ -48,6 +48,11 @@ BlockPool::BlockPool(std::int64_t num_blocks, BlockId first)
 
 bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
     if (n > num_free()) return false;
+    if (n == 1 && num_recycled_ > 0) {  // as in decode steps
+        *out = stack_[static_cast<std::size_t>(--num_recycled_)];
+        refs_[static_cast<std::size_t>(*out)] = 1;
+        return true;
+    }
     const std::int64_t recycled = std::min(n, num_recycled_);
     std::uint32_t* refs = refs_.get();
     const BlockId* top = stack_.get() + num_recycled_;
