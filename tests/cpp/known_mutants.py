@@ -82,16 +82,16 @@ MUTANTS = (
     ),
     Mutant(
         "truncate does not wait",
-        "cpp/src/cache/claim.cpp",
-        "    Sequence& sequence = state_.sequences.at(handle);\n"
+        "cpp/src/cache/truncate.cpp",
+        "    Sequence& sequence = cache.sequences.at(handle);\n"
         "    if (sequence.num_pending > 0) rules::refuse_pending(-1);\n",
-        "    Sequence& sequence = state_.sequences.at(handle);\n",
+        "    Sequence& sequence = cache.sequences.at(handle);\n",
         "forks",
     ),
     Mutant(
         "a fork writes what another still copies",
         "cpp/src/transfer/owed_copies.cpp",
-        "if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);",
+        "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "forks",
     ),
@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/cache/reserve.cpp",
-        "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
-        "                static_cast<void>(source);\n",
+        "reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);",
+        "static_cast<void>(source);",
         "groups",
     ),
     Mutant(
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "a hit is taken whatever windows have",
-        "cpp/src/cache/plan.cpp",
+        "cpp/src/cache/reserve.cpp",
         "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
         "",
         "groups",
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "a request that ends keeps its slot",
         "cpp/src/cache/claim.cpp",
-        "        if (slot != ColumnStates::kNone) home.states->give_back(slot);\n",
+        "        if (slot != RecurrentSlots::kNone) home.states->give_back(slot);\n",
         "        static_cast<void>(slot), static_cast<void>(home);\n",
         "states",
     ),
@@ -154,21 +154,21 @@ MUTANTS = (
     ),
     Mutant(
         "a chunk runs past a checkpoint that is due",
-        "cpp/src/cache/plan.cpp",
-        "    if (admission.is_cut) admission.active = due;\n",
+        "cpp/src/cache/reserve.cpp",
+        "    if (plan.is_cut) plan.active = due;\n",
         "",
         "states",
     ),
     Mutant(
         "a checkpoint is found before its copy is done",
-        "cpp/src/layers/column_states.hpp",
+        "cpp/src/layers/recurrent_slots.hpp",
         "return slot != kNone && at(slot).is_ready;",
         "return slot != kNone;",
         "states",
     ),
     Mutant(
         "a checkpoint goes while somebody reads it",
-        "cpp/src/layers/column_states.cpp",
+        "cpp/src/layers/recurrent_slots.cpp",
         "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
         "",
         "states",
@@ -210,8 +210,8 @@ MUTANTS = (
     ),
     Mutant(
         "a page that step swaps keeps its owner",
-        "cpp/src/level/quotas.cpp",
-        "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
+        "cpp/src/cache/commit.cpp",
+        "        home.owners->share_out(memory.adopted[i], memory.takers[i], available);\n",
         "        static_cast<void>(available);\n",
         "tenants",
     ),

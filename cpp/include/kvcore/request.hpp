@@ -236,7 +236,7 @@ struct RetainedTokens {
 /// The priority of a request's pages, for policies that use priorities, and the tenant whose quota
 /// they count against. Durations count from the last use or release, in the unit of
 /// CacheManager::advance.
-struct RequestTerms {
+struct RequestPriority {
     static constexpr std::int32_t kNoTenant = -1;
     static constexpr std::int32_t kSameTenant = -2;  // a fork: its parent's tenant; else no tenant
 
@@ -260,6 +260,14 @@ class RequestBatch {
     [[nodiscard]] std::int64_t size() const noexcept { return size_; }
     [[nodiscard]] RequestView& operator[](std::int64_t row) const noexcept {
         return rows_ != nullptr ? *rows_[row] : views_[row];
+    }
+    /// The rows as pointers, for long walks. `memory` gets the pointers if the batch was given as
+    /// views. Throws std::bad_alloc.
+    [[nodiscard]] RequestView* const* rows(std::vector<RequestView*>& memory) const {
+        if (rows_ != nullptr) return rows_;
+        memory.resize(static_cast<std::size_t>(size_));
+        for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = views_ + i;
+        return memory.data();
     }
 
    private:

@@ -35,8 +35,8 @@ static_assert(sizeof(WindowRow) == 64, "one cache line");
 
 /// The rows of a WindowRows, for walks over many rows; invalid after the next `make_room`.
 struct WindowView {
-    const WindowRow* rows;
-    std::int64_t column_tokens;
+    const WindowRow* rows = nullptr;
+    std::int64_t column_tokens = 0;
 
     [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
         return rows[handle.index];
@@ -144,9 +144,10 @@ class WindowRows {
     [[nodiscard]] std::int32_t keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
                                         std::size_t window, std::int32_t column,
                                         std::int32_t committed) const noexcept;
-    void fill_twins(Replica& home, SequenceHandle handle, const PageRow& row) const noexcept;
-    static void fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
-                          std::size_t window) noexcept;
+    void fill_from_own_duplicates(Replica& home, SequenceHandle handle,
+                                  const PageRow& row) const noexcept;
+    static void fill_from_own_duplicate(Replica& home, const PageRow& row, std::int32_t column,
+                                        BlockId cached, std::size_t window) noexcept;
     /// The hit for which a committed column is kept.
     struct Kept {
         std::int32_t end;   // of the hit; 0: the column is not kept

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 #include "level/page_holds.hpp"
 #include "level/replica.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
+#include "request/priorities.hpp"
+#include "request/recurrent_states.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"
-#include "request/state_rows.hpp"
-#include "request/terms.hpp"
+#include "request/undo_log.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
 #include "transfer/copy_list.hpp"
@@ -25,14 +29,83 @@
 
 namespace kvcore {
 
-/// The state that a CacheManager keeps between two calls, except its pins. The verbs are the
-/// classes around it: each has a reference to it, and memory of its own at most for the length of a
-/// call.
-struct ManagerState {
+// ---- memory of a call, kept for the next call, so that a decode step allocates nothing ----------
+
+/// The sequences of the rows of a batch, and the stamp that finds duplicates.
+class BatchSequences {
+   public:
+    /// Makes room, so that `set` may name rows below `n`.
+    void resize(std::int64_t n) { sequences_.resize(static_cast<std::size_t>(n)); }
+    void set(std::int64_t row, Sequence& sequence) noexcept {
+        sequences_[static_cast<std::size_t>(row)] = &sequence;
+    }
+    [[nodiscard]] Sequence& operator[](std::int64_t row) const noexcept {
+        return *sequences_[static_cast<std::size_t>(row)];
+    }
+
+    std::uint32_t stamp = 0;             // of the last batch
+    std::vector<RequestView*> requests;  // of a batch that was given as views
+
+   private:
+    std::vector<Sequence*> sequences_;
+};
+
+/// Rows of a batch that need pages.
+struct ReserveMemory {
+    /// A row that needs only more columns at its end.
+    struct Growth {
+        std::int64_t row;
+        std::int64_t columns;
+    };
+    struct Supply {
+        std::int64_t left;           // pages that are still available
+        bool has_evictable = false;  // `left` includes evictable pages; free pages are too few
+        std::int64_t wanted = 0;     // columns of the rows that only grow
+    };
+
+    std::vector<Growth> growing;
+    std::vector<std::int64_t> joining;  // the other rows
+    std::vector<Supply> supply;         // of each replica
+};
+
+struct FetchMemory {
+    struct LateRow {
+        std::int64_t batch_row;
+        std::int64_t row;  // row in its replica's table
+    };
+    struct Room {
+        std::int64_t rows = 0;
+        std::int64_t columns = 0;
+    };
+
+    std::vector<std::int64_t> missing;  // rows that need pages
+    std::vector<LateRow> late;          // rows that are written after all rows are reserved
+    std::vector<Undo> undo;             // changes to undo if the batch is refused
+    std::vector<std::int64_t> prompts;  // written rows that are still in their prompts
+    std::vector<Room> rooms;            // of the tables of each replica
+};
+
+struct CommitMemory {
+    std::vector<std::int64_t> rows;     // rows that have pages to commit
+    std::vector<std::int64_t> passing;  // rows whose windows leave columns
+    std::vector<Undo> undo;             // changes to undo if the batch is refused
+    std::vector<DuplicatePage> duplicates;
+    std::vector<PageSwap> swapped;
+    std::vector<BlockId> replaced;  // columns that were swapped
+    // With quotas: cached pages that the request of a row holds from now on.
+    std::vector<BlockId> adopted;
+    std::vector<Owner> takers;  // of each page: the new owner if its owner has no room
+};
+
+// ---- the data -----------------------------------------------------------------------------------
+
+/// The data that a CacheManager keeps between two calls, except its pins. The verbs are functions
+/// that change it.
+struct CacheData {
     /// Throws std::invalid_argument for sizes below 1.
-    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
-    ManagerState(const ManagerState&) = delete;
-    ManagerState& operator=(const ManagerState&) = delete;
+    CacheData(const CacheConfig& given, const PolicyFactory& make_policy);
+    CacheData(const CacheData&) = delete;
+    CacheData& operator=(const CacheData&) = delete;
 
     [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
@@ -77,7 +150,9 @@ struct ManagerState {
         return *replicas[static_cast<std::size_t>(index)];
     }
     /// The longest request that the pool and max_seq_len allow to run `num_steps` steps.
-    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept {
+        return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
+    }
     /// The number of tokens that a request needs pages for once it is active up to `at`.
     [[nodiscard]] std::int64_t tokens_to_hold(const RequestView& request, std::int64_t at,
                                               std::int64_t num_steps) const noexcept {
@@ -85,9 +160,8 @@ struct ManagerState {
     }
     /// The fewest pages that a request of `n` tokens needs.
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
-        return grouping.is_plain()
-                   ? ceil_div(n, config.page_size)
-                   : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
+        return is_plain ? ceil_div(n, config.page_size)
+                        : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
     }
     /// The longest request that fits in a pool without other requests.
     [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }
@@ -97,18 +171,20 @@ struct ManagerState {
         return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
     }
     /// Pages that copies of other sequences still read are not written in place.
-    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
-        copies.freeze_read_pages(sequence, start, config.page_size);
+    void protect_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+        copies.protect_read_pages(sequence, start, config.page_size);
     }
 
     const CacheConfig config;
     const Grouping grouping;
+    const bool is_plain = grouping.is_plain();  // without groups: a column is a page
+    const bool has_states = !config.states.empty();
     // The order matters: a later member holds pages of an earlier member.
     std::vector<std::unique_ptr<Replica>> replicas;
     std::unique_ptr<EventLog> events;  // null if there is no reader
     SequenceTable sequences;
     WindowRows windows;
-    StateRows states;
+    RecurrentStates states;
     Tickets tickets;
     OwedCopies copies;
     PageHolds holds;
@@ -118,8 +194,13 @@ struct ManagerState {
     TierFlights flights;
     CacheCopies cache_copies;
     TokenCounts counts;
-    Terms terms;
+    Priorities priorities;
     SequenceTenants tenants;
+    Departures departures{copies};
+    BatchSequences rows;  // of the present call
+    ReserveMemory reserve_memory;
+    FetchMemory fetch_memory;
+    CommitMemory commit_memory;
 
    private:
     [[noreturn]] void throw_no_replica(std::int32_t index) const;
