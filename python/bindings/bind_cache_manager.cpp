@@ -189,9 +189,9 @@ PinHandle pin(CacheManager& manager, const py::object& tokens, std::int32_t repl
 
 void set_tenant(CacheManager& manager, SequenceHandle sequence,
                 std::optional<std::int32_t> tenant) {
-    kvcore::RequestTerms terms;
-    terms.tenant = tenant.value_or(kvcore::RequestTerms::kNoTenant);
-    manager.set_terms(sequence, terms);
+    kvcore::RequestPriority terms;
+    terms.tenant = tenant.value_or(kvcore::RequestPriority::kNoTenant);
+    manager.set_priority(sequence, terms);
 }
 
 py::array_t<std::int32_t> take_copies(CacheManager& manager) {

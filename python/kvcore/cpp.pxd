@@ -398,7 +398,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int64_t end
         int32_t priority
         int64_t duration
-    cdef cppclass RequestTerms:
+    cdef cppclass RequestPriority:
         int32_t priority
         int64_t duration
         vector[RetainedTokens] ranges
@@ -595,8 +595,8 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         CacheManager(const CacheConfig& config) except +translate_exception
         const CacheConfig& config()
         SequenceHandle claim(int32_t replica) except +translate_exception
-        void set_terms(
-            SequenceHandle sequence, const RequestTerms& terms
+        void set_priority(
+            SequenceHandle sequence, const RequestPriority& terms
         ) except +translate_exception
         void advance(int64_t now) except +translate_exception
         cbool contains(SequenceHandle sequence)

@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "a fork writes what another still copies",
         "cpp/src/transfer/owed_copies.cpp",
-        "if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);",
+        "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "forks",
     ),
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "a request that ends keeps its slot",
         "cpp/src/cache/claim.cpp",
-        "        if (slot != ColumnStates::kNone) home.states->give_back(slot);\n",
+        "        if (slot != RecurrentSlots::kNone) home.states->give_back(slot);\n",
         "        static_cast<void>(slot), static_cast<void>(home);\n",
         "states",
     ),
@@ -161,14 +161,14 @@ MUTANTS = (
     ),
     Mutant(
         "a checkpoint is found before its copy is done",
-        "cpp/src/layers/column_states.hpp",
+        "cpp/src/layers/recurrent_slots.hpp",
         "return slot != kNone && at(slot).is_ready;",
         "return slot != kNone;",
         "states",
     ),
     Mutant(
         "a checkpoint goes while somebody reads it",
-        "cpp/src/layers/column_states.cpp",
+        "cpp/src/layers/recurrent_slots.cpp",
         "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
         "",
         "states",

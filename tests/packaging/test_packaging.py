@@ -322,7 +322,7 @@ PARTS_OF_STRUCTS = """
 void parts() {
     const kvcore::CacheConfig pages{8};
     const kvcore::RequestView view{{}};
-    const kvcore::RequestTerms terms{50};
+    const kvcore::RequestPriority terms{50};
     const kvcore::ReserveOptions reserve{};
     const kvcore::ColumnSpan span{{}};
     const kvcore::KeyOptions keys{{}};

@@ -92,7 +92,7 @@ struct CacheConfig {
     bool reserve_chunks = false;
     // With groups or states: number of last written tokens that may be truncated.
     std::int64_t max_draft_tokens = 0;
-    // Quotas of tenants, by number: see RequestTerms. The sum of reserved pages is at most
+    // Quotas of tenants, by number: see RequestPriority. The sum of reserved pages is at most
     // num_pages.
     std::vector<TenantQuota> quotas = {};
     // Layers with a state in addition to layers with pages, and the number of slots that they share

@@ -116,10 +116,10 @@ class CacheManager {
     /// exist and CapacityError when the replica is full.
     [[nodiscard]] SequenceHandle claim(std::int32_t replica = 0);
     /// Sets the priority and the tenant of a sequence, for pages that it gets from now on; pages
-    /// that it already has, and cached pages, keep their terms. Throws RequestNotFoundError, and
+    /// that it already has, and cached pages, keep their priority. Throws RequestNotFoundError, and
     /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, ranges that are
     /// not in order, or a tenant without a quota. O(ranges).
-    void set_terms(SequenceHandle sequence, const RequestTerms& terms);
+    void set_priority(SequenceHandle sequence, const RequestPriority& priority);
     /// Sets the current time to `now`, in a unit that the caller chooses: priorities whose duration
     /// is over end. An earlier time changes nothing. O(log n) for each run whose priority ends.
     void advance(std::int64_t now);
@@ -177,7 +177,7 @@ class CacheManager {
     /// also for a tenant without a quota.
     [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
                                    std::int64_t num_steps = 1, const ReserveOptions& options = {},
-                                   std::int32_t tenant = RequestTerms::kNoTenant) const;
+                                   std::int32_t tenant = RequestPriority::kNoTenant) const;
 
     /// Gives an empty sequence pages for a request whose first `n` tokens the caller writes, and a
     /// slot for its state. The request then stands where a hit of `n` tokens would place it. The

@@ -236,7 +236,7 @@ struct RetainedTokens {
 /// The priority of a request's pages, for policies that use priorities, and the tenant whose quota
 /// they count against. Durations count from the last use or release, in the unit of
 /// CacheManager::advance.
-struct RequestTerms {
+struct RequestPriority {
     static constexpr std::int32_t kNoTenant = -1;
     static constexpr std::int32_t kSameTenant = -2;  // a fork: its parent's tenant; else no tenant
 

@@ -24,7 +24,7 @@ using Lock = std::lock_guard<std::mutex>;
 
 // Returns true if the sequence is gone, or if no transfers into its pages are under way and no
 // transfers that make room in its replica.
-bool is_settled(const ManagerState& state, SequenceHandle handle) {
+bool is_settled(const CacheData& state, SequenceHandle handle) {
     if (state.sequences.find(handle) == nullptr) return true;
     const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
                                  SequenceHandle sequence) {
@@ -64,14 +64,14 @@ SequenceHandle CacheManager::claim(std::int32_t replica) {
     return impl_->claims.claim(replica);
 }
 
-void CacheManager::set_terms(SequenceHandle sequence, const RequestTerms& terms) {
+void CacheManager::set_priority(SequenceHandle sequence, const RequestPriority& priority) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     const Sequence& told = state.sequences.at(sequence);
-    const bool has_tenant = terms.tenant != RequestTerms::kSameTenant;
-    const Owner owner = has_tenant ? quotas::owner_of(state.config, terms.tenant) : Owner{0};
+    const bool has_tenant = priority.tenant != RequestPriority::kSameTenant;
+    const Owner owner = has_tenant ? quotas::owner_of(state.config, priority.tenant) : Owner{0};
     if (owner != 0) state.tenants.make_room(sequence);
-    state.terms.set(sequence, terms);
+    state.priorities.set(sequence, priority);
     if (has_tenant) state.set_tenant(told, sequence, owner);
 }
 
@@ -282,7 +282,7 @@ std::uint64_t CacheManager::late_reads(std::int32_t replica) const {
 
 OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     state.state_copies.make_room_to_take(sequence, transfers);
     const OwedStatus pages = state.copies.take_owed(sequence, transfers);
     const bool has_states = state.state_copies.take_owed(sequence, transfers);
@@ -311,8 +311,8 @@ std::vector<StateMove> CacheManager::take_state_copies() {
 std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
     static_cast<void>(impl_->state.sequences.at(sequence));
-    const StateRows& states = impl_->state.states;
-    return states.exist() ? states.of(sequence).slot : ColumnStates::kNone;
+    const RecurrentStates& states = impl_->state.states;
+    return states.exist() ? states.of(sequence).slot : RecurrentSlots::kNone;
 }
 
 StateStats CacheManager::state_stats(std::int32_t replica) const {
@@ -400,7 +400,7 @@ namespace {
                                             "once"));
 }
 
-void require_stores(const ManagerState& state, std::int32_t replica) {
+void require_stores(const CacheData& state, std::int32_t replica) {
     if (state.replica_at(replica).record_keys != nullptr) return;
     throw std::invalid_argument(
         "this manager has no stores below its host tier; create it with has_stores");
@@ -424,7 +424,7 @@ void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end
 bool CacheManager::take_writes(std::int64_t most, StoreMoves& out) {
     out.clear();
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     return state.store_queue.take(most, state.tickets.next(), out);
 }
 
@@ -524,7 +524,7 @@ std::vector<CacheEvent> CacheManager::take_events() {
 void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
                                 std::uint64_t num_resets) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     static_cast<void>(state.replica_at(replica));
     if (state.events == nullptr || n == 0) return;
     if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
@@ -561,7 +561,7 @@ std::uint64_t CacheManager::num_resets() const {
 
 CacheExport CacheManager::export_columns(const ColumnSpan& span) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     const TreePosition at = cached_tree::find(state, span);
     if (at.node == nullptr) return {};
     state.cache_copies.make_room();
@@ -571,7 +571,7 @@ CacheExport CacheManager::export_columns(const ColumnSpan& span) {
 
 CacheImport CacheManager::import_columns(const ColumnSpan& span, const CachedColumn* columns) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     cached_tree::check_span(state, span);
     cached_tree::check_offer(state, span, columns);
     if (span.num_resets != state.cache_copies.num_resets()) {
@@ -659,7 +659,7 @@ struct HeldPages::Held {
 
 HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    ManagerState& state = impl_->state;
+    CacheData& state = impl_->state;
     Replica& home = state.replica_at(replica);
     state.holds.make_room();
     return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, state.holds, home, pages, n));

@@ -45,7 +45,7 @@ void rank_runs(const Replica& home, const std::vector<const TreeNode*>& nodes, C
 
 }  // namespace
 
-CachedTree list(const ManagerState& state, std::int32_t replica) {
+CachedTree list(const CacheData& state, std::int32_t replica) {
     const Replica& home = state.replica_at(replica);
     const std::vector<const TreeNode*> nodes = home.tree.runs();
     const auto page_size = std::int64_t{home.tree.page_size()};
@@ -77,7 +77,7 @@ CachedTree list(const ManagerState& state, std::int32_t replica) {
     return found;
 }
 
-void check_span(const ManagerState& state, const ColumnSpan& span) {
+void check_span(const CacheData& state, const ColumnSpan& span) {
     static_cast<void>(state.replica_at(span.replica));
     const auto page_size = std::int64_t{state.config.page_size};
     const std::int64_t columns = span.n / page_size;
@@ -89,7 +89,7 @@ void check_span(const ManagerState& state, const ColumnSpan& span) {
                                                page_size, " tokens"));
 }
 
-TreePosition find(const ManagerState& state, const ColumnSpan& span) {
+TreePosition find(const CacheData& state, const ColumnSpan& span) {
     check_span(state, span);
     Replica& home = state.replica_at(span.replica);
     TreeNode* root = home.tree.find_namespace(span.name_space);
@@ -104,7 +104,7 @@ TreePosition find(const ManagerState& state, const ColumnSpan& span) {
     return at.depth > span.first ? at : TreePosition{};
 }
 
-void check_offer(const ManagerState& state, const ColumnSpan& span, const CachedColumn* columns) {
+void check_offer(const CacheData& state, const ColumnSpan& span, const CachedColumn* columns) {
     const auto n = static_cast<std::size_t>(span.n / state.config.page_size - span.first);
     const std::size_t windows = state.grouping.windows().size();
     for (std::size_t i = 0; i < n; ++i) {

@@ -17,7 +17,7 @@ using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
 
 // Calls visit(hold) for each page of the replica that is held by its id.
 template <class Visit>
-void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit& visit) {
+void for_each_hold(const CacheData& state, std::int32_t replica, const Visit& visit) {
     for (const PageSet* set : state.holds.all()) {
         if (&set->home() != &state.replica_at(replica)) continue;
         std::for_each(set->holds().begin(), set->holds().end(), visit);
@@ -25,7 +25,7 @@ void for_each_hold(const ManagerState& state, std::int32_t replica, const Visit&
 }
 
 // Counts the references of copies, tier transfers, holds by id, exports and imports.
-Holders transfer_holders(const ManagerState& state, std::int32_t replica) {
+Holders transfer_holders(const CacheData& state, std::int32_t replica) {
     Holders holders;
     for (const OwedCopies::Copy& copy : state.copies.all()) {
         if (copy.copy.replica != replica) continue;
@@ -74,13 +74,13 @@ void add_tree(const Replica& replica, Holders& holders) {
 }
 
 void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, Holders& holders) {
-    for (std::int32_t column = row.frozen(); column < row.size(); ++column) {
+    for (std::int32_t column = row.read_only_end(); column < row.size(); ++column) {
         const auto source = copied.find(row[column]);
         const std::uint32_t copies = source == copied.end() ? 0 : source->second;
         require_law(pool.ref_count(row[column]) == 1 + copies,
-                    "sequence: pages that are not frozen have no other owner");
+                    "sequence: pages that are not read-only have no other owner");
     }
-    for (const std::int32_t column : row.twins()) ++holders[row[column]];
+    for (const std::int32_t column : row.own_duplicates()) ++holders[row[column]];
     for (std::int32_t column = row.committed(); column < row.size(); ++column) {
         ++holders[row[column]];
     }
@@ -88,7 +88,7 @@ void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, H
 
 // Every page is counted once for the tree, or once for each sequence and transfer that owns it. A
 // page in the tree has no other owner: the sequence that committed it holds its place in the tree.
-void check_counts(const ManagerState& state, std::int32_t index) {
+void check_counts(const CacheData& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     Holders holders = transfer_holders(state, index);
     const Holders copied = holders;
@@ -110,7 +110,7 @@ void check_counts(const ManagerState& state, std::int32_t index) {
 
 // Calls visit(column) for each column that an export reads or an import fills.
 template <class Visit>
-void for_each_copied_column(const ManagerState& state, const Replica& replica, const Visit& visit) {
+void for_each_copied_column(const CacheData& state, const Replica& replica, const Visit& visit) {
     for (const ColumnExport* each : state.cache_copies.exports()) {
         if (&each->home() != &replica) continue;
         for (const BlockId column : each->ids()) visit(column);
@@ -125,7 +125,7 @@ void for_each_copied_column(const ManagerState& state, const Replica& replica, c
 
 // Each sequence reads the columns that its windows cover; each copy reads the columns that it
 // names.
-void check_columns(const ManagerState& state, std::int32_t index) {
+void check_columns(const CacheData& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.columns == nullptr) return;
     const std::size_t windows = state.grouping.windows().size();
@@ -210,21 +210,21 @@ void check_tallies(Replica& replica) {
 }
 
 // A request has its own slots; a checkpoint belongs to the tree.
-void check_states(const ManagerState& state, std::int32_t index) {
+void check_states(const CacheData& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     if (replica.states == nullptr) return;
-    std::vector<ColumnStates::Slot> used;
+    std::vector<RecurrentSlots::Slot> used;
     const std::vector<Sequence>& entries = state.sequences.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
         if (entries[i].replica != index) continue;
-        const ColumnStates::Slot slot = state.states.at(i).slot;
-        require_law(slot != ColumnStates::kNone || entries[i].pages.empty(),
+        const RecurrentSlots::Slot slot = state.states.at(i).slot;
+        require_law(slot != RecurrentSlots::kNone || entries[i].pages.empty(),
                     "sequence: has a slot once it holds pages");
-        if (slot != ColumnStates::kNone) used.push_back(slot);
-        const ColumnStates::Slot kept = state.states.at(i).kept;
-        require_law(kept == ColumnStates::kNone || slot != ColumnStates::kNone,
+        if (slot != RecurrentSlots::kNone) used.push_back(slot);
+        const RecurrentSlots::Slot kept = state.states.at(i).kept;
+        require_law(kept == RecurrentSlots::kNone || slot != RecurrentSlots::kNone,
                     "sequence: has a slot if it keeps a state");
-        if (kept != ColumnStates::kNone) used.push_back(kept);
+        if (kept != RecurrentSlots::kNone) used.push_back(kept);
     }
     for (const ColumnImport* each : state.cache_copies.imports()) {
         if (&each->home() != &replica) continue;
@@ -240,7 +240,7 @@ void check_states(const ManagerState& state, std::int32_t index) {
 }
 
 // Both pages of a copy are held until it is over.
-void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
+void check_copy(const CacheData& state, const OwedCopies::Copy& copy) {
     require_law(copy.source.page() == copy.copy.source &&
                     copy.destination.page() == copy.copy.destination &&
                     copy.destination.is_reference(),
@@ -257,7 +257,7 @@ void check_copy(const ManagerState& state, const OwedCopies::Copy& copy) {
 }
 
 // All state copies that name a sequence count as one pending transfer of it.
-void add_state_copies(const ManagerState& state,
+void add_state_copies(const CacheData& state,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
     std::unordered_set<const Sequence*> named{nullptr};
     for (const StateCopies::Copy& copy : state.state_copies.all()) {
@@ -283,7 +283,7 @@ void check_held_pages(const PageSet& set) {
 }
 
 // A page that is held by its id is not free; in the tree it is protected.
-void check_holds(const ManagerState& state, std::int32_t index) {
+void check_holds(const CacheData& state, std::int32_t index) {
     const Replica& replica = state.replica_at(index);
     for (const PageSet* set : state.holds.all()) {
         if (&set->home() == &replica) check_held_pages(*set);
@@ -299,7 +299,7 @@ void check_holds(const ManagerState& state, std::int32_t index) {
 }
 
 // A sequence waits for each copy or load into its pages.
-void check_transfers(const ManagerState& state) {
+void check_transfers(const CacheData& state) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
     for (const OwedCopies::Copy& copy : state.copies.all()) {
         check_copy(state, copy);
@@ -321,7 +321,7 @@ void check_transfers(const ManagerState& state) {
 
 }  // namespace
 
-void check_integrity(const ManagerState& state) {
+void check_integrity(const CacheData& state) {
     for (const Sequence& sequence : state.sequences.entries()) {
         if (sequence.replica < 0) continue;
         sequence.pages.check_integrity(state.home_of(sequence).tree);

@@ -42,9 +42,9 @@ bool Claims::release(SequenceHandle handle, RequestHistory* history) {
     TreeNode* node = leaving.pages.node();
     if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
-        state_.terms.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
+        state_.priorities.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
     }
-    state_.terms.forget(handle);
+    state_.priorities.forget(handle);
     state_.tenants.set(handle, 0);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
@@ -123,9 +123,9 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
                             SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
     state_.state_copies.drop_owed(handle);
-    StateRow& row = state_.states.of(handle);
-    for (const ColumnStates::Slot slot : {row.slot, row.kept}) {
-        if (slot != ColumnStates::kNone) home.states->give_back(slot);
+    RecurrentState& row = state_.states.of(handle);
+    for (const RecurrentSlots::Slot slot : {row.slot, row.kept}) {
+        if (slot != RecurrentSlots::kNone) home.states->give_back(slot);
     }
     row = {};
 }
@@ -136,9 +136,9 @@ void Claims::give_back_slot(Replica& home, const Sequence& sequence,
 StateHold Claims::find_state(SequenceHandle handle, const Sequence& sequence,
                              std::int64_t n) const {
     if (!state_.states.exist()) return {};
-    const StateRow& row = state_.states.of(handle);
+    const RecurrentState& row = state_.states.of(handle);
     const std::int64_t stands = std::max(row.at, row.run);
-    if (n == 0 || n == stands || row.slot == ColumnStates::kNone) return {};
+    if (n == 0 || n == stands || row.slot == RecurrentSlots::kNone) return {};
     if (state_.states.resumes(row, n)) return {};
     StateHold found =
         state_.home_of(sequence).hold_state({sequence.pages.node(), sequence.pages.committed()}, n);
@@ -171,10 +171,10 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
         if (home.columns != nullptr) state_.windows.cut(home, handle, row, columns);
         row.drop(home.pool, columns);
         cut.apply(state_, handle, sequence);
-        row.unfreeze(columns);
+        row.make_writable(columns);
     }
-    row.unbar(columns);
-    state_.freeze_read_pages(sequence, n);
+    row.lift_commit_limit(columns);
+    state_.protect_read_pages(sequence, n);
     state_.count_generated(handle, sequence);
     sequence.written = std::min(sequence.written, n);
     if (!state_.states.exist()) return;

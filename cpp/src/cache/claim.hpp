@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 namespace kvcore {
 
@@ -12,7 +12,7 @@ namespace kvcore {
 /// Threads: not thread-safe. Cost: O(1), and O(uncommitted pages) to give these back.
 class Claims {
    public:
-    explicit Claims(ManagerState& state) noexcept : state_(state) {}
+    explicit Claims(CacheData& state) noexcept : state_(state) {}
 
     /// The verbs of CacheManager. `release` returns true if a thread may wait for the sequence, and
     /// stores the history of its request.
@@ -31,7 +31,7 @@ class Claims {
     void give_back_slot(Replica& home, const Sequence& sequence, SequenceHandle handle) noexcept;
     void require_window(SequenceHandle handle, const Sequence& sequence, std::int64_t n) const;
 
-    ManagerState& state_;
+    CacheData& state_;
 };
 
 }  // namespace kvcore

@@ -62,7 +62,7 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
     const std::int32_t first = pages.committed();
     if (is_shared) {
         for_each_other_holder(sequence, end - 1, [&](PageRow& other) {
-            other.make_room_for_twins(static_cast<std::size_t>(end - 1 - other.committed()));
+            other.make_room_for_duplicates(static_cast<std::size_t>(end - 1 - other.committed()));
         });
     }
     if (home.owners != nullptr) {
@@ -78,8 +78,8 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
         make_room(replaced_, static_cast<std::size_t>(end - first));
         home.columns->make_room_to_cache(end - first, home.num_sequences);
     }
-    if (!state_.config.dedup) pages.make_room_for_twins(static_cast<std::size_t>(end - first));
-    if (is_shared && home.columns != nullptr) pages.make_room_for_twins(1);
+    if (!state_.config.dedup) pages.make_room_for_duplicates(static_cast<std::size_t>(end - first));
+    if (is_shared && home.columns != nullptr) pages.make_room_for_duplicates(1);
     pages.commit(home.tree, tokens, end, duplicates_, retention);
     // Nothing below can fail.
     state_.flights.note_commit(sequence, first, end, duplicates_);
@@ -98,7 +98,7 @@ void Committer::settle_run(Sequence& sequence, SequenceHandle handle, std::int32
     if (is_shared && num_duplicates < end - first) entrust_to_tree(sequence, end - 1);
     if (num_duplicates == 0) return;
     if (!state_.config.dedup) {
-        for (const DuplicatePage& each : duplicates_) pages.keep_twin(first + each.index);
+        for (const DuplicatePage& each : duplicates_) pages.keep_own_duplicate(first + each.index);
         home.note_peak();  // the row now also holds the tree's pages
         return;
     }
@@ -128,8 +128,8 @@ void Committer::cache_columns(Replica& home, const PageRow& pages, std::int32_t 
 }
 
 // The tree's column cannot take over a page that others also read. If the tree's column lacks a
-// page that this row reads, the row keeps its own column, as a twin. Only the last column may be
-// shared.
+// page that this row reads, the row keeps its own column, as an own duplicate. Only the last column
+// may be shared.
 void Committer::keep_what_others_read(Replica& home, SequenceHandle handle, PageRow& pages,
                                       std::int32_t first) noexcept {
     const ColumnPages& columns = *home.columns;
@@ -142,7 +142,7 @@ void Committer::keep_what_others_read(Replica& home, SequenceHandle handle, Page
                                !columns.has(duplicates_.back().cached, w);
         if (!is_missed) continue;
         duplicates_.pop_back();
-        pages.keep_twin(index);
+        pages.keep_own_duplicate(index);
         return home.note_peak();
     }
 }
@@ -187,16 +187,17 @@ void Committer::commit_pages(Sequence& sequence, const RequestView& request, std
     const BlockPool& pool = home.pool;
     PageRow& pages = sequence.pages;
     const auto columns = this->written(request) / state_.config.page_size;
-    const auto written = static_cast<std::int32_t>(std::min<std::int64_t>(columns, pages.barred()));
+    const auto written =
+        static_cast<std::int32_t>(std::min<std::int64_t>(columns, pages.commit_limit()));
     while (pages.committed() < written) {
-        const std::int32_t frozen = std::min(pages.frozen(), written);
+        const std::int32_t read_only = std::min(pages.read_only_end(), written);
         const bool is_held = !state_.copies.empty() || !state_.holds.empty();
-        const std::int32_t end = is_held ? written : frozen;
+        const std::int32_t end = is_held ? written : read_only;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
-        Terms::Segment kept;
+        Priorities::Segment kept;
         if (home.keeps_by_priority)
-            kept = state_.terms.segment(request.sequence, pages.committed());
+            kept = state_.priorities.segment(request.sequence, pages.committed());
         const std::int32_t piece = std::min({shared + 1, written, kept.end});
         if (!commit_run(sequence, request.sequence, request.tokens, piece, shared < piece,
                         kept.retention, row)) {
@@ -265,8 +266,8 @@ void Committer::leave_windows(const RequestBatch& batch) noexcept {
 void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
-        const StateRow& row = state_.states.of(request.sequence);
-        if (row.slot == ColumnStates::kNone) continue;
+        const RecurrentState& row = state_.states.of(request.sequence);
+        if (row.slot == RecurrentSlots::kNone) continue;
         if (!state_.states.advance(request.sequence, request.start)) continue;
         Sequence& sequence = *state_.sequences.find(request.sequence);
         const bool has_place =
@@ -285,18 +286,18 @@ void Committer::advance_states(const RequestBatch& batch, Transfers* transfers) 
 // and in the tier, each by itself.
 void Committer::make_checkpoint(Sequence& sequence, SequenceHandle handle, Transfers* transfers) {
     Replica& home = state_.home_of(sequence);
-    const ColumnStates::Slot slot = state_.states.of(handle).slot;
+    const RecurrentSlots::Slot slot = state_.states.of(handle).slot;
     if (home.host != nullptr) {
         state_.flights.owe_checkpoint(handle, sequence, slot, *transfers);
     }
-    ColumnStates& states = *home.states;
+    RecurrentSlots& states = *home.states;
     const TreePosition end{sequence.pages.node(), sequence.pages.committed()};
     const BlockId column = Replica::last_column(home.tree, end);
-    const ColumnStates::Slot known = states.find(column);
-    if (known != ColumnStates::kNone) return states.renew(known);
+    const RecurrentSlots::Slot known = states.find(column);
+    if (known != RecurrentSlots::kNone) return states.renew(known);
     state_.state_copies.make_room(1, transfers);
-    const ColumnStates::Slot made = states.add(column, end);
-    if (made == ColumnStates::kNone) return;
+    const RecurrentSlots::Slot made = states.add(column, end);
+    if (made == RecurrentSlots::kNone) return;
     state_.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
 }
 
@@ -357,7 +358,7 @@ void Committer::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
     if (!swapped_.empty()) swaps.swap(swapped_);
 }
 
-bool OwnedCommit::begin(const ManagerState& state, const Sequence& sequence, SequenceHandle handle,
+bool OwnedCommit::begin(const CacheData& state, const Sequence& sequence, SequenceHandle handle,
                         TreePosition known, std::int32_t first) {
     home_ = &state.home_of(sequence);
     pages_.clear();

@@ -19,7 +19,7 @@ class OwnedCommit {
    public:
     /// Columns `first` .. known.depth - 1 of a row are cached on the way to `known`. Returns false
     /// if they must not be committed now. Throws std::bad_alloc, and has changed nothing.
-    [[nodiscard]] bool begin(const ManagerState& state, const Sequence& sequence,
+    [[nodiscard]] bool begin(const CacheData& state, const Sequence& sequence,
                              SequenceHandle handle, TreePosition known, std::int32_t first);
     /// Called after the columns were committed.
     void end() noexcept;
@@ -38,7 +38,7 @@ class OwnedCommit {
 /// Cost: O(new tokens), and O(sequences) for a page that forks share.
 class Committer {
    public:
-    explicit Committer(ManagerState& state) noexcept : state_(state) {}
+    explicit Committer(CacheData& state) noexcept : state_(state) {}
 
     /// The verb of CacheManager.
     void commit(const RequestBatch& batch, std::vector<PageSwap>& swaps, Transfers* transfers);
@@ -77,7 +77,7 @@ class Committer {
     void for_each_other_holder(const Sequence& sequence, std::int32_t column, const Visit& visit);
     void entrust_to_tree(const Sequence& sequence, std::int32_t column) noexcept;
 
-    ManagerState& state_;
+    CacheData& state_;
     std::vector<std::int64_t> rows_;     // rows that have pages to commit
     std::vector<std::int64_t> passing_;  // rows whose windows leave columns
     std::vector<Undo> undo_;             // changes to undo if the batch is refused

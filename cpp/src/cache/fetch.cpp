@@ -17,7 +17,7 @@ LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
 // row, all other tables show it. There is room.
 [[gnu::noinline]] void write_bundles(const FetchTarget& target, const SequenceHandle& handle,
                                      const Sequence& sequence, std::int64_t row,
-                                     const ManagerState& groups) {
+                                     const CacheData& groups) {
     const ColumnPages& pages = *groups.home_of(sequence).columns;
     const WindowRow& reader = groups.windows.of(handle);
     const std::int32_t n = sequence.pages.size();
@@ -60,7 +60,7 @@ struct Fetcher::Part {
     // With groups columns have pages of several bundles.
     template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
-               const ManagerState& state, const WindowView& windows) {
+               const CacheData& state, const WindowView& windows) {
         const RowPages pages = sequence.pages.view();
         target.width = std::max(target.width, pages.n);
         target.longest_new = std::max(target.longest_new, request.active - request.start);
@@ -81,7 +81,8 @@ struct Fetcher::Part {
     }
 
     // Rows beyond the end of a table are only counted.
-    void write_state(const RequestView& request, std::int64_t row, const StateRows& states) const {
+    void write_state(const RequestView& request, std::int64_t row,
+                     const RecurrentStates& states) const {
         if (row < room.rows && target.states != nullptr) {
             target.states[row] = states.of(request.sequence).slot;
         }
@@ -171,7 +172,7 @@ void Fetcher::write_ready_rows(const RequestBatch& given, std::int64_t num_steps
             part = {targets[replica], rooms_[static_cast<std::size_t>(replica)]};
         }
         const std::int64_t row = part.target.rows++;
-        if (is_copying) state_.freeze_read_pages(sequence, request.start);
+        if (is_copying) state_.protect_read_pages(sequence, request.start);
         const bool has_pages =
             JointReserver::is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
             (!kHasGroups ||

@@ -17,7 +17,7 @@ namespace kvcore {
 /// Cost: O(rows), and O(pages changed) for changed rows.
 class Fetcher {
    public:
-    Fetcher(ManagerState& state, BatchRows& rows, JointReserver& reserver) noexcept
+    Fetcher(CacheData& state, BatchRows& rows, JointReserver& reserver) noexcept
         : state_(state), rows_(rows), reserver_(reserver) {}
 
     /// The verb of CacheManager.
@@ -47,7 +47,7 @@ class Fetcher {
     void write_late_rows(const RequestBatch& batch, FetchTarget* targets) const;
     void count(const RequestBatch& batch) noexcept;
 
-    ManagerState& state_;
+    CacheData& state_;
     BatchRows& rows_;
     JointReserver& reserver_;
     std::vector<std::int64_t> missing_;  // rows that need pages

@@ -46,14 +46,14 @@ std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::
         stored = home.host->tree().find_branches(find_stored(home, ends));
     }
     // Nothing below can fail.
-    bar_owners(replica, marked);
+    limit_owners(replica, marked);
     if (ends.empty()) return 0;
     if (state_.events != nullptr) state_.events->seal();
     const std::int64_t cached = home.num_cached();
-    bar_copies(replica, branches);
+    limit_copies(replica, branches);
     home.tree.forget(branches);
     if (home.host != nullptr) home.host->tree().forget(stored);
-    bar_holders(replica);
+    limit_holders(replica);
     state_.flights.drop_forgotten(replica);
     state_.store_queue.drop_forgotten();
     state_.cache_copies.drop_forgotten();
@@ -73,27 +73,27 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
     return found;
 }
 
-// A hit finds no page that a request holds outside the tree. The request is barred at such a page
-// if tokens are written in it; a request that waits for a copy of the page is also barred. Tokens
-// that are written to the page later are right.
-void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
+// A hit finds no page that a request holds outside the tree. The request commits no
+// page from such a page on if tokens are written in it; a request that waits for a copy of the page
+// commits no page from the copy on. Tokens that are written to the page later are right.
+void Forgetter::limit_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
     for (Sequence& sequence : state_.sequences.live()) {
         if (sequence.replica != replica) continue;
         PageRow& row = sequence.pages;
         const std::int64_t filled = ceil_div(sequence.filled_end(), state_.config.page_size);
         const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(filled, row.size()));
-        const auto bar = [&](std::int32_t column) {
-            if (column < end && is_marked(row[column])) row.bar(column);
+        const auto limit = [&](std::int32_t column) {
+            if (column < end && is_marked(row[column])) row.limit_commits(column);
         };
-        for (const std::int32_t column : row.twins()) bar(column);
-        for (std::int32_t column = row.committed(); column < end; ++column) bar(column);
+        for (const std::int32_t column : row.own_duplicates()) limit(column);
+        for (std::int32_t column = row.committed(); column < end; ++column) limit(column);
     }
     for (const OwedCopies::Copy& copy : state_.copies.all()) {
         if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
         Sequence* sequence = state_.sequences.find(copy.copy.sequence);
         if (sequence == nullptr || !is_marked(copy.source.page())) continue;
-        sequence->pages.bar(sequence->pages.find(copy.destination.page()));
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
     }
 }
 
@@ -101,7 +101,7 @@ void Forgetter::bar_owners(std::int32_t replica, const std::vector<bool>& marked
 // is known. Finished copies (of partial hits, forks and truncations) are not recorded: the first
 // uncommitted page may be a copy of any forgotten page at its place, so its request commits no part
 // of it.
-void Forgetter::bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
+void Forgetter::limit_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
     for (Sequence& sequence : state_.sequences.live()) {
         PageRow& row = sequence.pages;
         const std::int32_t column = row.committed();
@@ -110,16 +110,16 @@ void Forgetter::bar_copies(std::int32_t replica, const PrefixTree::Branches& bra
         const bool is_behind = std::any_of(
             branches.tops.begin(), branches.tops.end(),
             [&](const TreeNode* top) { return top->parent == node && top->start == column; });
-        if (is_behind) row.bar(column);
+        if (is_behind) row.limit_commits(column);
     }
 }
 
-void Forgetter::bar_holders(std::int32_t replica) noexcept {
+void Forgetter::limit_holders(std::int32_t replica) noexcept {
     for (Sequence& sequence : state_.sequences.live()) {
         TreeNode* node = sequence.pages.node();
         if (sequence.replica != replica || node == nullptr) continue;
         if (!PrefixTree::is_forgotten(node)) continue;
-        sequence.pages.bar(PrefixTree::findable_depth(node));
+        sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
     }
     for (const OwedCopies::Copy& copy : state_.copies.all()) {
@@ -127,28 +127,28 @@ void Forgetter::bar_holders(std::int32_t replica) noexcept {
         Sequence* sequence = state_.sequences.find(copy.copy.sequence);
         if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
         if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
-        sequence->pages.bar(sequence->pages.find(copy.destination.page()));
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
     }
 }
 
 // A copy under way does not count as a use of its page. The reset also forgets that page, but the
 // page stays until the copy ends.
-void Forgetter::loosen_copies() noexcept {
-    state_.cache_copies.loosen();
-    state_.flights.loosen();
-    state_.store_queue.loosen();
-    state_.copies.loosen();
-    state_.holds.loosen();
-    state_.holds.fasten();
-    state_.copies.fasten();
-    state_.flights.fasten();
-    state_.store_queue.fasten();
-    state_.cache_copies.fasten();
+void Forgetter::detach_copies() noexcept {
+    state_.cache_copies.detach_from_tree();
+    state_.flights.detach_from_tree();
+    state_.store_queue.detach_from_tree();
+    state_.copies.detach_from_tree();
+    state_.holds.detach_from_tree();
+    state_.holds.reattach();
+    state_.copies.reattach();
+    state_.flights.reattach();
+    state_.store_queue.reattach();
+    state_.cache_copies.reattach();
 }
 
 void Forgetter::drop_forgotten() noexcept {
     for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
-        bar_holders(r);
+        limit_holders(r);
         state_.flights.drop_forgotten(r);
     }
     state_.store_queue.drop_forgotten();
@@ -157,13 +157,13 @@ void Forgetter::drop_forgotten() noexcept {
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A
 // request that has pages but neither a hit nor a step begins after the reset.
-void Forgetter::bar_all() noexcept {
+void Forgetter::limit_all() noexcept {
     const SequenceTable::Live all = state_.sequences.live();
     for (std::size_t i = 0; i < all.size; ++i) {
         Sequence& sequence = all.data[i];
         const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
         if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
-        sequence.pages.bar(0);
+        sequence.pages.limit_commits(0);
         state_.counts.seal(state_.home_of(sequence).metrics,
                            {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
                            state_.config.page_size);
@@ -188,7 +188,7 @@ bool Forgetter::reset() {
     }
     // Nothing below can fail.
     if (state_.events != nullptr) state_.events->begin_reset();
-    loosen_copies();
+    detach_copies();
     auto branches = held.begin();
     for (const auto& home : state_.replicas) {
         home->metrics.evicted.reset += home->num_cached();
@@ -201,7 +201,7 @@ bool Forgetter::reset() {
         home->metrics.host_evicted.reset -= home->num_stored();
     }
     drop_forgotten();
-    bar_all();
+    limit_all();
     if (state_.events != nullptr) state_.events->end_reset();
     return is_empty();
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 namespace kvcore {
 
@@ -18,7 +18,7 @@ namespace kvcore {
 /// Cost: O(cached pages + requests); with a host tier also the match of each prefix in the tier.
 class Forgetter {
    public:
-    explicit Forgetter(ManagerState& state) noexcept : state_(state) {}
+    explicit Forgetter(CacheData& state) noexcept : state_(state) {}
 
     /// The verb of CacheManager.
     [[nodiscard]] std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
@@ -27,15 +27,15 @@ class Forgetter {
    private:
     [[nodiscard]] std::vector<TreePosition> find_stored(
         const Replica& home, const std::vector<TreePosition>& ends) const;
-    void bar_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
-    void bar_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
-    void bar_holders(std::int32_t replica) noexcept;
-    void loosen_copies() noexcept;
+    void limit_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept;
+    void limit_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept;
+    void limit_holders(std::int32_t replica) noexcept;
+    void detach_copies() noexcept;
     void drop_forgotten() noexcept;
-    void bar_all() noexcept;
+    void limit_all() noexcept;
     [[nodiscard]] bool is_empty() const noexcept;
 
-    ManagerState& state_;
+    CacheData& state_;
 };
 
 }  // namespace kvcore

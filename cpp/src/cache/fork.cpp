@@ -42,8 +42,7 @@ void check_children(const RequestView& parent, std::int64_t written, const Reque
 /// Children that are being made; they are released unless all of them are made.
 class Forker::Brood {
    public:
-    Brood(ManagerState& state, const Sequence& parent, std::int64_t written,
-          std::int64_t num_children)
+    Brood(CacheData& state, const Sequence& parent, std::int64_t written, std::int64_t num_children)
         : state_(state),
           home_(state.home_of(parent)),
           num_pages_(static_cast<std::int32_t>(ceil_div(written, state.config.page_size))) {
@@ -87,7 +86,7 @@ class Forker::Brood {
     void keep() noexcept { handles_.clear(); }
 
    private:
-    ManagerState& state_;
+    CacheData& state_;
     Replica& home_;
     std::int32_t num_pages_;
     TreePin place_;  // where the children's committed prefix ends
@@ -108,7 +107,7 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
                              std::int64_t written, std::int64_t num_children) const {
     if (!state_.states.exist() || written == 0) return {};
     Replica& home = state_.home_of(source);
-    const StateRow& row = state_.states.of(parent.sequence);
+    const RecurrentState& row = state_.states.of(parent.sequence);
     StateHold found;
     if (row.at == written && row.run == written) {
         found = StateHold(*home.states, row.slot);
@@ -133,8 +132,8 @@ StateHold Forker::find_state(const RequestView& parent, const Sequence& source,
 void Forker::copy_state(const StateHold& source, SequenceHandle parent, RequestView& child,
                         Transfers* transfers) {
     const Sequence& sequence = *state_.sequences.find(child.sequence);
-    ColumnStates& states = *state_.home_of(sequence).states;
-    StateRow& row = state_.states.of(child.sequence);
+    RecurrentSlots& states = *state_.home_of(sequence).states;
+    RecurrentState& row = state_.states.of(child.sequence);
     row.slot = states.take();
     row.prompt_end = state_.states.prompt_end(child.end);
     state_.states.set_back(child.sequence, child.start);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 namespace kvcore {
 
@@ -12,7 +12,7 @@ namespace kvcore {
 /// Threads: not thread-safe. Cost: O(children * (pages + tokens compared)).
 class Forker {
    public:
-    explicit Forker(ManagerState& state) noexcept : state_(state) {}
+    explicit Forker(CacheData& state) noexcept : state_(state) {}
 
     /// The verb of CacheManager.
     void fork(const RequestView& parent, const RequestBatch& children, Transfers* transfers);
@@ -26,7 +26,7 @@ class Forker {
                     Transfers* transfers);
     void require_room(std::int32_t replica, std::int64_t num_children) const;
 
-    ManagerState& state_;
+    CacheData& state_;
 };
 
 }  // namespace kvcore

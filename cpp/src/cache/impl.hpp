@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "cache/cache_data.hpp"
 #include "cache/claim.hpp"
 #include "cache/commit.hpp"
 #include "cache/fetch.hpp"
@@ -12,7 +13,6 @@
 #include "cache/pin.hpp"
 #include "cache/plan.hpp"
 #include "cache/reserve.hpp"
-#include "cache/state.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "observe/event_keys.hpp"
 
@@ -26,7 +26,7 @@ struct CacheManager::Impl {
 
     std::mutex mutex;
     std::condition_variable finished;  // signals finished transfers
-    ManagerState state;
+    CacheData state;
     Pins pins;
     Departures departures{state.copies};
     BatchRows rows{state};

@@ -210,14 +210,14 @@ void Admitter::count(Admission& admission, const Sequence& sequence, const Reque
 // checkpoint is due, or the end of the tokens that run again after rejected drafts.
 void Admitter::place_state(Admission& admission, const Sequence& sequence,
                            const RequestView& request, const Asked& asked) const {
-    const StateRows& states = state_.states;
-    StateRow row;
+    const RecurrentStates& states = state_.states;
+    RecurrentState row;
     if (Asked::is_claimed(request)) row = states.of(request.sequence);
     // A request that stands where its last run began may be running, so its slot stays unchanged.
     const bool is_over = row.kept_at < admission.start || asked.runs;
     admission.resumes =
         !admission.hit.is_taken() && is_over && states.resumes(row, admission.start);
-    std::int64_t due = StateRows::kNever;
+    std::int64_t due = RecurrentStates::kNever;
     if (admission.resumes) {
         if (states.reruns_alone(row, admission.start)) due = admission.start;
         admission.start = row.kept_at;
@@ -229,8 +229,8 @@ void Admitter::place_state(Admission& admission, const Sequence& sequence,
     if (admission.is_cut) admission.active = due;
     const std::int64_t end = admission.active + asked.num_steps - 1;
     admission.keeps = states.is_to_keep(row, admission.start, end);
-    admission.slots = (row.slot == ColumnStates::kNone ? 1 : 0) +
-                      (admission.keeps && row.kept == ColumnStates::kNone ? 1 : 0);
+    admission.slots = (row.slot == RecurrentSlots::kNone ? 1 : 0) +
+                      (admission.keeps && row.kept == RecurrentSlots::kNone ? 1 : 0);
     admission.lacks_slot = admission.slots > state_.home_of(sequence).states->num_available();
 }
 
@@ -241,10 +241,10 @@ void Admitter::count_columns(Admission& admission, const Sequence& sequence,
     admission.needed = static_cast<std::int32_t>(needed);
     admission.appended =
         std::max<std::int64_t>(0, needed - std::max(row.size(), admission.hit_pages));
-    if (row.frozen() <= admission.start / state_.config.page_size) return;
+    if (row.read_only_end() <= admission.start / state_.config.page_size) return;
     const Departures::Writer writer = state_.writer(sequence, admission.start);
-    // A hit replaces no columns, because it ends after the frozen columns.
-    const std::int64_t end = std::min<std::int64_t>(row.frozen(), needed);
+    // A hit replaces no columns, because it ends after the read-only columns.
+    const std::int64_t end = std::min<std::int64_t>(row.read_only_end(), needed);
     admission.replaced =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, end - writer.first_column()) -
                                   departures_.count_sole(writer, end));
@@ -311,7 +311,7 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
     const Grouping& grouping = state_.grouping;
     const std::int64_t column = state_.config.page_size;
     const std::int64_t wanted = ceil_div(asked.options.must_fit, column);
-    const bool is_cut = row.frozen() > admission.needed;
+    const bool is_cut = row.read_only_end() > admission.needed;
     const std::int64_t held =
         is_cut ? admission.needed : std::max({row.size(), admission.hit_pages, admission.needed});
     const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();
@@ -440,9 +440,8 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
 
 }  // namespace
 
-bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, Owner owner,
-                     std::int64_t max_hit) {
+bool exceeds_ceiling(const CacheData& state, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, Owner owner, std::int64_t max_hit) {
     const Replica& home = state.home_of(sequence);
     const std::int64_t pages = state.least_pages(tokens);
     if (pages <= ceiling_of(home, owner)) return false;
@@ -455,9 +454,8 @@ bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
     return !alone.is_lawful();
 }
 
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row,
-                     std::int64_t max_hit) {
+void require_ceiling(const CacheData& state, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, std::int64_t row, std::int64_t max_hit) {
     const Owner owner = state.tenants.of(request.sequence);
     if (!exceeds_ceiling(state, sequence, request, tokens, owner, max_hit)) return;
     throw InRow<CapacityError>(

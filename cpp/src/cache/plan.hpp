@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
 #include "level/replica.hpp"
@@ -27,14 +27,13 @@ class RowCut {
    public:
     RowCut() noexcept = default;
     /// Throws std::bad_alloc.
-    RowCut(ManagerState& state, SequenceHandle handle, const Sequence& sequence,
-           std::int32_t columns)
+    RowCut(CacheData& state, SequenceHandle handle, const Sequence& sequence, std::int32_t columns)
         : columns_(columns),
           place_(sequence.pages.find_cut(state.home_of(sequence).tree, columns)) {
         if (place_) stored_ = state.flights.find_cut(handle, sequence.replica, columns);
     }
 
-    void apply(ManagerState& state, SequenceHandle handle, Sequence& sequence) noexcept {
+    void apply(CacheData& state, SequenceHandle handle, Sequence& sequence) noexcept {
         if (!place_) return;
         state.flights.move_back(handle, columns_, std::move(stored_));
         sequence.pages.move_back(columns_, std::move(place_));
@@ -68,7 +67,7 @@ struct Admission {
     std::int64_t start = 0;      // start of the request after the reservation
     std::int64_t active = 0;
     std::int32_t needed = 0;    // columns that the row needs in all
-    std::int32_t replaced = 0;  // frozen columns that the next tokens would write into
+    std::int32_t replaced = 0;  // read-only columns that the next tokens would write into
     std::int64_t appended = 0;  // columns added at the row's end
     std::int32_t windowed = 0;  // columns for which windows get pages, with groups
     std::int32_t patched = 0;   // columns of the hit that get pages from the host tier
@@ -100,7 +99,7 @@ struct Admission {
 template <class Visit>
 void for_each_returned(const Replica& home, const PageRow& row, const Admission& admission,
                        const Visit& visit) {
-    const bool is_cut = row.frozen() > admission.needed;
+    const bool is_cut = row.read_only_end() > admission.needed;
     const std::int32_t from = is_cut ? admission.needed : row.committed();
     const std::int32_t end = is_cut ? row.size() : std::min(row.size(), admission.hit_pages);
     for (std::int32_t c = from; c < end; ++c) {
@@ -142,7 +141,7 @@ struct Reservation {
 /// O(columns that are written again).
 class Admitter {
    public:
-    Admitter(const ManagerState& state, const Departures& departures) noexcept
+    Admitter(const CacheData& state, const Departures& departures) noexcept
         : state_(state), departures_(departures) {}
 
     /// The longest hit of a claim of which nothing has been fetched or written.
@@ -203,7 +202,7 @@ class Admitter {
     void place_state(Admission& admission, const Sequence& sequence, const RequestView& request,
                      const Asked& asked) const;
 
-    const ManagerState& state_;
+    const CacheData& state_;
     const Departures& departures_;
 };
 
@@ -214,12 +213,12 @@ namespace quotas {
 /// other requests. Pages that it shares now, or could share by a hit of at most `max_hit` tokens,
 /// count for their present owners. O(1) if the pages fit under the ceiling, else the match of its
 /// prompt.
-[[nodiscard]] bool exceeds_ceiling(const ManagerState& state, const Sequence& sequence,
+[[nodiscard]] bool exceeds_ceiling(const CacheData& state, const Sequence& sequence,
                                    const RequestView& request, std::int64_t tokens, Owner owner,
                                    std::int64_t max_hit);
 /// Throws CapacityError if that is true of a claimed request.
-void require_ceiling(const ManagerState& state, const Sequence& sequence,
-                     const RequestView& request, std::int64_t tokens, std::int64_t row,
+void require_ceiling(const CacheData& state, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, std::int64_t row,
                      std::int64_t max_hit = ReserveOptions::kUnlimited);
 
 /// Applies quotas to an admission: it fits only if quotas allow it with `ahead` more pages.

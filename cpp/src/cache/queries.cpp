@@ -115,7 +115,7 @@ std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId*
     return at.depth;
 }
 
-std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
+std::int32_t recommend_replica(const CacheData& state, std::string_view name_space,
                                const TokenId* tokens, std::int64_t n) {
     using Merit = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
     std::int32_t best = 0;
@@ -135,7 +135,7 @@ std::int32_t recommend_replica(const ManagerState& state, std::string_view name_
     return best;
 }
 
-std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle, std::int32_t bundle,
+std::vector<BlockId> pages_of(const CacheData& state, SequenceHandle handle, std::int32_t bundle,
                               std::int64_t first) {
     const Sequence& sequence = state.sequences.at(handle);
     const std::int32_t num_bundles = count_bundles(state.grouping);
@@ -176,7 +176,7 @@ std::vector<BlockId> next_pages(const Replica& replica) {
     return pages;
 }
 
-std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
+std::vector<TokenId> tokens_up_to(const CacheData& state, TokenId highest) {
     std::vector<TokenId> found;
     for (const auto& replica : state.replicas) {
         replica->tree.find_tokens_up_to(highest, found);
@@ -196,7 +196,7 @@ std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest) {
     return found;
 }
 
-SequenceMark mark_of(const ManagerState& state, SequenceHandle handle) {
+SequenceMark mark_of(const CacheData& state, SequenceHandle handle) {
     const Sequence& sequence = state.sequences.at(handle);
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
     SequenceMark mark;
@@ -204,20 +204,20 @@ SequenceMark mark_of(const ManagerState& state, SequenceHandle handle) {
     mark.pages = sequence.pages.version();
     if (!state.grouping.is_plain()) mark.windows = state.windows.of(handle).version;
     if (state.states.exist()) {
-        const StateRow& row = state.states.of(handle);
+        const RecurrentState& row = state.states.of(handle);
         mark.state = row.at;
         mark.run = row.run;
     }
     return mark;
 }
 
-std::int64_t first_uncached(const ManagerState& state, SequenceHandle handle) {
+std::int64_t first_uncached(const CacheData& state, SequenceHandle handle) {
     const Sequence& sequence = state.sequences.at(handle);
     if (!sequence.is_sealed()) return 0;
     return std::int64_t{sequence.pages.committed()} * state.config.page_size;
 }
 
-PoolStats stats(const ManagerState& state, std::int32_t replica) {
+PoolStats stats(const CacheData& state, std::int32_t replica) {
     const Replica& asked = state.replica_at(replica);
     return {state.config.num_pages, asked.num_free(),    asked.num_cached(),
             asked.num_evictable(),  asked.num_sequences, state.config.host_pages,
@@ -239,7 +239,7 @@ std::vector<TenantStats> tenant_stats(const Replica& replica) {
     return stats;
 }
 
-Metrics metrics(const ManagerState& state) noexcept {
+Metrics metrics(const CacheData& state) noexcept {
     Metrics sum;
     for (const auto& replica : state.replicas) sum += replica->counted();
     return sum;
@@ -300,8 +300,8 @@ std::vector<const TreeNode*> path_to(const TreeNode* node) {
     return path;
 }
 
-// Enters the stretches of a row. A twin begins at a run boundary, because it was committed after a
-// run.
+// Enters the stretches of a row. An own duplicate begins at a run boundary, because it was
+// committed after a run.
 void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::int64_t written,
            std::int64_t page_size) {
     std::size_t at = 0;
@@ -312,7 +312,7 @@ void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::in
         at = stretches.enter(at, key, node->end() * page_size, row, written);
     }
     const auto num_pages = static_cast<std::int32_t>(ceil_div(written, page_size));
-    const std::int32_t end = std::min(pages.frozen(), num_pages);
+    const std::int32_t end = std::min(pages.read_only_end(), num_pages);
     for (std::int32_t column = cached; column < end; ++column) {
         const std::uint64_t key = static_cast<std::uint64_t>(pages[column]) << 1 | 1;
         at = stretches.enter(at, key, (column + 1) * page_size, row, written);
@@ -321,7 +321,7 @@ void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::in
 
 }  // namespace
 
-std::vector<SharedPrefix> shared_prefixes(const ManagerState& state, const RequestBatch& batch) {
+std::vector<SharedPrefix> shared_prefixes(const CacheData& state, const RequestBatch& batch) {
     std::vector<Stretches> parts(state.replicas.size());
     std::vector<std::int32_t> num_rows(state.replicas.size());
     for (std::int64_t i = 0; i < batch.size(); ++i) {

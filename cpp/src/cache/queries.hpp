@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 namespace kvcore::queries {
 
@@ -18,21 +18,21 @@ namespace kvcore::queries {
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
                                  std::int32_t* partial_tokens, std::int64_t most_pages,
                                  std::int32_t bundle);
-[[nodiscard]] std::int32_t recommend_replica(const ManagerState& state, std::string_view name_space,
+[[nodiscard]] std::int32_t recommend_replica(const CacheData& state, std::string_view name_space,
                                              const TokenId* tokens, std::int64_t n);
-[[nodiscard]] std::vector<BlockId> pages_of(const ManagerState& state, SequenceHandle handle,
+[[nodiscard]] std::vector<BlockId> pages_of(const CacheData& state, SequenceHandle handle,
                                             std::int32_t bundle, std::int64_t first);
 [[nodiscard]] std::vector<BlockId> next_pages(const Replica& replica);
-[[nodiscard]] std::vector<TokenId> tokens_up_to(const ManagerState& state, TokenId highest);
-[[nodiscard]] SequenceMark mark_of(const ManagerState& state, SequenceHandle handle);
-[[nodiscard]] std::int64_t first_uncached(const ManagerState& state, SequenceHandle sequence);
-[[nodiscard]] PoolStats stats(const ManagerState& state, std::int32_t replica);
+[[nodiscard]] std::vector<TokenId> tokens_up_to(const CacheData& state, TokenId highest);
+[[nodiscard]] SequenceMark mark_of(const CacheData& state, SequenceHandle handle);
+[[nodiscard]] std::int64_t first_uncached(const CacheData& state, SequenceHandle sequence);
+[[nodiscard]] PoolStats stats(const CacheData& state, std::int32_t replica);
 [[nodiscard]] std::vector<TenantStats> tenant_stats(const Replica& replica);
-[[nodiscard]] Metrics metrics(const ManagerState& state) noexcept;
+[[nodiscard]] Metrics metrics(const CacheData& state) noexcept;
 /// Leading pages that rows of a batch share.
-[[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const ManagerState& state,
+[[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const CacheData& state,
                                                         const RequestBatch& batch);
 /// In check_integrity.cpp: the conservation laws of the whole manager.
-void check_integrity(const ManagerState& state);
+void check_integrity(const CacheData& state);
 
 }  // namespace kvcore::queries

@@ -24,7 +24,7 @@ EvictionGuard guard_of(const Reservation& made) noexcept {
 
 // With `transfers`, the caller copies at once, and both pages are held until the copy ends.
 // Without, take_copies hands out the copy before the next kernels run.
-void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition source,
+void owe_cached_copy(CacheData& state, const PageMove& copy, TreePosition source,
                      Transfers* transfers) noexcept {
     if (transfers == nullptr) return state.copy_list.add(copy);
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
@@ -33,7 +33,7 @@ void owe_cached_copy(ManagerState& state, const PageMove& copy, TreePosition sou
 }
 
 // The same for a page that forks hold: the reference that the row gives up holds the page.
-void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* transfers) noexcept {
+void owe_shared_copy(CacheData& state, const PageMove& copy, Transfers* transfers) noexcept {
     Replica& home = *state.replicas[static_cast<std::size_t>(copy.replica)];
     if (transfers == nullptr) {
         state.copy_list.add(copy);
@@ -44,7 +44,7 @@ void owe_shared_copy(ManagerState& state, const PageMove& copy, Transfers* trans
 }
 
 // Fills a new column of a row, which reads it from now on, with pages of all bundles.
-void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, const PageRow& row,
+void fill_column(CacheData& state, Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int32_t column) {
     home.columns->fill_full(row[column]);
     for (std::size_t w = 0; w < state.grouping.windows().size(); ++w) {
@@ -56,7 +56,7 @@ void fill_column(ManagerState& state, Replica& home, SequenceHandle handle, cons
 // The next tokens go into pages that the tree or forks may read. The sequence gets pages of its own
 // for these columns; the first page begins with a copy of the tokens that the sequence keeps. The
 // sequence drops its shared pages after the columns that it needs.
-void copy_on_write(ManagerState& state, const Departures& departures, Reservation& made,
+void copy_on_write(CacheData& state, const Departures& departures, Reservation& made,
                    SequenceHandle handle, Sequence& sequence, Transfers* transfers) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
@@ -84,7 +84,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
     };
     if (home.columns != nullptr) {
         const std::int32_t needed = made.admission.needed;
-        if (row.frozen() > needed) {
+        if (row.read_only_end() > needed) {
             state.windows.cut(home, handle, row, needed);
             row.drop(home.pool, needed);
         }
@@ -94,7 +94,7 @@ void copy_on_write(ManagerState& state, const Departures& departures, Reservatio
 }
 
 // Appends the row's new columns, and pages of windows for the tokens that run next.
-void append_columns(ManagerState& state, const Admission& admission, SequenceHandle handle,
+void append_columns(CacheData& state, const Admission& admission, SequenceHandle handle,
                     Sequence& sequence) {
     Replica& home = state.home_of(sequence);
     PageRow& row = sequence.pages;
@@ -106,7 +106,7 @@ void append_columns(ManagerState& state, const Admission& admission, SequenceHan
     state.windows.fill(home, handle, row, admission.hit_pages, end);
 }
 
-void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHandle handle,
+void copy_partial_page(CacheData& state, const Reservation& made, SequenceHandle handle,
                        Sequence& sequence, Transfers* transfers) noexcept {
     const FoundHit& hit = made.admission.hit;
     Replica& home = state.home_of(sequence);
@@ -121,31 +121,31 @@ void copy_partial_page(ManagerState& state, const Reservation& made, SequenceHan
 
 // With drafts: copies the state to a slot of its own before the drafts change it. If the state is
 // neither in the request's slot nor in a checkpoint yet, the copy is made later.
-void keep_state(ManagerState& state, const Reservation& made, const Sequence& sequence,
+void keep_state(CacheData& state, const Reservation& made, const Sequence& sequence,
                 SequenceHandle handle, Transfers* transfers) noexcept {
-    StateRow& row = state.states.of(handle);
-    if (row.kept == ColumnStates::kNone) row.kept = state.home_of(sequence).states->take();
+    RecurrentState& row = state.states.of(handle);
+    if (row.kept == RecurrentSlots::kNone) row.kept = state.home_of(sequence).states->take();
     if (made.admission.hit.is_taken() && !made.checkpoint) return;
     const bool is_copied = made.checkpoint && made.checkpoint.slot() != row.slot;
-    const ColumnStates::Slot source = is_copied ? made.checkpoint.slot() : row.slot;
+    const RecurrentSlots::Slot source = is_copied ? made.checkpoint.slot() : row.slot;
     state.state_copies.add({sequence.replica, source, row.kept}, {}, handle, transfers, !is_copied);
     row.kept_at = made.admission.start;
 }
 
 // Takes the slot that the request computes in from now on, with the state at the end of its hit. If
 // only the checkpoint of the hit is available, the request takes over its slot.
-void take_state(ManagerState& state, Reservation& made, const Sequence& sequence,
+void take_state(CacheData& state, Reservation& made, const Sequence& sequence,
                 const RequestView& request, Transfers* transfers) {
-    ColumnStates& states = *state.home_of(sequence).states;
+    RecurrentSlots& states = *state.home_of(sequence).states;
     const Admission& admission = made.admission;
-    StateRow& row = state.states.of(request.sequence);
-    const ColumnStates::Slot checkpoint = made.checkpoint.slot();
+    RecurrentState& row = state.states.of(request.sequence);
+    const RecurrentSlots::Slot checkpoint = made.checkpoint.slot();
     const bool takes_over =
-        row.slot == ColumnStates::kNone && states.num_available() < admission.slots;
+        row.slot == RecurrentSlots::kNone && states.num_available() < admission.slots;
     if (takes_over) {
         states.take_over(checkpoint);
         row.slot = checkpoint;
-    } else if (row.slot == ColumnStates::kNone) {
+    } else if (row.slot == RecurrentSlots::kNone) {
         row.slot = states.take();
     }
     if (made.checkpoint || (made.load != nullptr && made.load->stored_state)) states.count_hit();
@@ -171,7 +171,7 @@ void take_state(ManagerState& state, Reservation& made, const Sequence& sequence
     made.checkpoint.leave();
 }
 
-void count(ManagerState& state, const Admission& admission, const RequestView& request,
+void count(CacheData& state, const Admission& admission, const RequestView& request,
            Sequence& sequence) noexcept {
     const SequenceHandle handle = request.sequence;
     const TokenSums sums = state.tokens_of(sequence, handle);
@@ -233,12 +233,12 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
     }
     const auto first = static_cast<std::int32_t>(admission.start / state_.config.page_size);
-    const bool writes_frozen = row.frozen() > first;
-    if (!made.place && writes_frozen) {
+    const bool writes_read_only = row.read_only_end() > first;
+    if (!made.place && writes_read_only) {
         made.cut = RowCut(state_, request.sequence, sequence, first);
     }
     // At most one page is copied: the last page of a hit, or a page that is written again.
-    if (hit.is_partial() || writes_frozen || made.checkpoint || admission.keeps ||
+    if (hit.is_partial() || writes_read_only || made.checkpoint || admission.keeps ||
         admission.resumes) {
         make_room_for_copies(1, transfers);
     }
@@ -259,7 +259,7 @@ bool Reserver::spill(const Reservation& made, const Sequence& sequence, Transfer
 void Reserver::evict(const Reservation& made, const Sequence& sequence, SequenceHandle handle) {
     Replica& home = state_.home_of(sequence);
     if (home.states != nullptr) {
-        const bool has_slot = state_.states.of(handle).slot != ColumnStates::kNone ||
+        const bool has_slot = state_.states.of(handle).slot != RecurrentSlots::kNone ||
                               home.states->num_available() > 0 || made.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
@@ -281,7 +281,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         const std::int32_t columns = admission.hit_pages;
         home.tree.use(hit, pages.committed());
         if (home.keeps_by_priority) {
-            state_.terms.retain(home.tree, handle, hit, pages.committed());
+            state_.priorities.retain(home.tree, handle, hit, pages.committed());
         }
         if (home.columns != nullptr) {
             state_.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
@@ -290,7 +290,8 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
         pages.take_hit(home, std::move(made.place), columns);
         state_.flights.note_hit(handle, sequence, first);
         if (home.columns != nullptr) {
-            const bool takes_over = pages.twins().empty();  // twins differ from the hit's columns
+            const bool takes_over =
+                pages.own_duplicates().empty();  // own duplicates differ from the hit's columns
             state_.windows.take_hit(home, handle, pages, columns, admission.start, takes_over);
             if (takes_over) made.windows.hand_over();
             made.windows.leave();
@@ -310,7 +311,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     } else if (admission.appended > 0) {
         pages.take(home, admission.appended);
     }
-    if (pages.frozen() > admission.start / state_.config.page_size) {
+    if (pages.read_only_end() > admission.start / state_.config.page_size) {
         copy_on_write(state_, departures_, made, handle, sequence, transfers);
     }
     home.note_peak();  // before a copy holds its source for a moment
@@ -322,7 +323,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     if (made.load != nullptr) {
         const bool has_state = home.states != nullptr;
         state_.flights.owe_load(*made.load, sequence,
-                                has_state ? state_.states.of(handle).slot : ColumnStates::kNone,
+                                has_state ? state_.states.of(handle).slot : RecurrentSlots::kNone,
                                 *transfers);
     }
     count(state_, admission, request, sequence);
@@ -436,7 +437,7 @@ void JointReserver::sort(const Call& call) {
         const Sequence& sequence = call.rows[row];
         const bool only_grows = !state_.states.exist() && sequence.is_sealed() &&
                                 !sequence.pages.empty() &&
-                                call.batch[row].start >= sequence.pages.frozen() * page_size;
+                                call.batch[row].start >= sequence.pages.read_only_end() * page_size;
         const Growth growth{row, only_grows ? missing_columns(call, row) : 0};
         if (only_grows && (state_.grouping.is_plain() || grows_evenly(call, growth))) {
             growing_.push_back(growth);
@@ -645,7 +646,7 @@ bool JointReserver::has_slots(const Call& call, const std::vector<Reservation>& 
         const Admission& admission = made[k].admission;
         std::int64_t& available = left[static_cast<std::size_t>(call.rows[row].replica)];
         const bool takes_over =
-            state_.states.of(call.batch[row].sequence).slot == ColumnStates::kNone &&
+            state_.states.of(call.batch[row].sequence).slot == RecurrentSlots::kNone &&
             available < admission.slots && made[k].checkpoint.is_sole();
         available -= admission.slots - (takes_over ? 1 : 0);
         if (available >= 0) continue;
@@ -782,12 +783,12 @@ bool JointReserver::reserve_together(const Call& call, FetchResult& result) {
 
 namespace {
 
-// Restores the frozen columns that a query changed, also if it throws.
+// Restores the read-only columns that a query changed, also if it throws.
 struct Thaw {
     PageRow& row;
-    const std::int32_t frozen;
+    const std::int32_t read_only_end;
 
-    ~Thaw() { row.unfreeze(frozen); }
+    ~Thaw() { row.make_writable(read_only_end); }
 };
 
 }  // namespace
@@ -824,7 +825,7 @@ ReserveStatus OrderedReserver::reserve_row(RequestView& request, const Asked& as
     const std::int64_t num_steps = asked.num_steps;
     Sequence& sequence = rows_[row];
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
-    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    if (!state_.copies.empty()) state_.protect_read_pages(sequence, request.start);
     const std::int32_t page_size = state_.config.page_size;
     if (sequence.is_sealed() && !asked.options.has_margin() &&
         JointReserver::is_reserved(sequence.pages, request, num_steps, page_size,
@@ -922,8 +923,8 @@ ReservePlan OrderedReserver::plan(const RequestView& request, const Asked& asked
     if (!rules::has_legal_indices(request)) rules::refuse_indices(request, 0);
     rules::require_namespace(state_.config, sequence, request, 0);
     rules::require_windows(state_, sequence, request, 0);
-    const Thaw thaw{sequence.pages, sequence.pages.frozen()};
-    state_.freeze_read_pages(sequence, request.start);
+    const Thaw thaw{sequence.pages, sequence.pages.read_only_end()};
+    state_.protect_read_pages(sequence, request.start);
     return plan(sequence, request, asked);
 }
 
@@ -974,7 +975,7 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     hit.require_cached();
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
     const OwedCopies::Call scope(state_.copies);
-    if (!state_.copies.empty()) state_.freeze_read_pages(sequence, request.start);
+    if (!state_.copies.empty()) state_.protect_read_pages(sequence, request.start);
     Replica& home = state_.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cache/cache_data.hpp"
 #include "cache/plan.hpp"
-#include "cache/state.hpp"
 #include "cache/validate_requests.hpp"
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
@@ -22,7 +22,7 @@ namespace kvcore {
 /// Threads: not thread-safe. Cost: O(pages added and replaced).
 class Reserver {
    public:
-    Reserver(ManagerState& state, const Departures& departures) noexcept
+    Reserver(CacheData& state, const Departures& departures) noexcept
         : state_(state), departures_(departures) {}
 
     /// Throws std::bad_alloc.
@@ -46,7 +46,7 @@ class Reserver {
     void make_room_for_copies(std::size_t n, Transfers* transfers);
 
    private:
-    ManagerState& state_;
+    CacheData& state_;
     const Departures& departures_;
 };
 
@@ -57,7 +57,7 @@ class Reserver {
 /// reservation by itself.
 class JointReserver {
    public:
-    JointReserver(ManagerState& state, Departures& departures, const Admitter& admitter,
+    JointReserver(CacheData& state, Departures& departures, const Admitter& admitter,
                   Reserver& reserver) noexcept
         : state_(state), departures_(departures), admitter_(admitter), reserver_(reserver) {}
 
@@ -72,7 +72,7 @@ class JointReserver {
             request.end + num_steps - 1 <= held ||
             (reserves_chunks ? request.active + num_steps - 1
                              : request.tokens_to_hold(request.active, num_steps)) <= held;
-        return has_pages && request.start >= row.frozen() * page_size;
+        return has_pages && request.start >= row.read_only_end() * page_size;
     }
 
     /// Reserves the rows [missing] of a call, which ascend. If their pages are not all available,
@@ -136,7 +136,7 @@ class JointReserver {
     [[nodiscard]] std::vector<Reservation> prepare(const Call& call,
                                                    const std::vector<Admission>& admissions);
 
-    ManagerState& state_;
+    CacheData& state_;
     Departures& departures_;
     const Admitter& admitter_;
     Reserver& reserver_;
@@ -158,7 +158,7 @@ class JointReserver {
 class HeldHit {
    public:
     /// Throws std::bad_alloc, only with groups or quotas.
-    HeldHit(const ManagerState& state, const FoundHit& found, const Sequence& sequence,
+    HeldHit(const CacheData& state, const FoundHit& found, const Sequence& sequence,
             const RequestView& request)
         : found_(found), asked_(standing(sequence, request)) {
         Replica& home = state.home_of(sequence);
@@ -291,7 +291,7 @@ class HeldHit {
 /// Owns: nothing. Threads: not thread-safe. Cost: the cost of both halves.
 class OrderedReserver {
    public:
-    OrderedReserver(ManagerState& state, BatchRows& rows, const Admitter& admitter,
+    OrderedReserver(CacheData& state, BatchRows& rows, const Admitter& admitter,
                     Reserver& reserver) noexcept
         : state_(state), rows_(rows), admitter_(admitter), reserver_(reserver) {}
 
@@ -319,7 +319,7 @@ class OrderedReserver {
 
     void require_one_step(const RequestBatch& batch, std::int64_t num_steps) const;
 
-    ManagerState& state_;
+    CacheData& state_;
     BatchRows& rows_;
     const Admitter& admitter_;
     Reserver& reserver_;

@@ -5,7 +5,7 @@
 
 namespace kvcore::housekeeping {
 
-bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done) {
+bool finish(CacheData& state, Claims& claims, std::uint64_t ticket, bool done) {
     const bool has_copies = state.copies.finish(ticket, done);
     const bool has_states = state.state_copies.finish(ticket, done);
     const bool has_flights = state.flights.finish(
@@ -15,8 +15,7 @@ bool finish(ManagerState& state, Claims& claims, std::uint64_t ticket, bool done
 }
 
 // Everything that can fail comes first.
-void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n,
-                     std::uint64_t mark) {
+void note_late_reads(CacheData& state, const PageMove* stores, std::int64_t n, std::uint64_t mark) {
     for (std::int64_t i = 0; i < n; ++i) {
         Replica& home = state.replica_at(stores[i].replica);
         page_ids::require(home, stores[i].source);
@@ -27,16 +26,16 @@ void note_late_reads(ManagerState& state, const PageMove* stores, std::int64_t n
     }
 }
 
-void advance(ManagerState& state, std::int64_t now) noexcept {
-    if (now <= state.terms.now()) return;
-    state.terms.set_now(now);
+void advance(CacheData& state, std::int64_t now) noexcept {
+    if (now <= state.priorities.now()) return;
+    state.priorities.set_now(now);
     for (const auto& replica : state.replicas) {
         replica->tree.advance(now);
         if (replica->host != nullptr) replica->host->tree().advance(now);
     }
 }
 
-void reset_metrics(ManagerState& state) noexcept {
+void reset_metrics(CacheData& state) noexcept {
     state.counts.reset();
     for (const auto& replica : state.replicas) {
         replica->metrics = {};

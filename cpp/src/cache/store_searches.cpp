@@ -5,7 +5,7 @@
 
 namespace kvcore::store_searches {
 
-StoreSearch search(ManagerState& state, std::int32_t replica, std::string_view name_space,
+StoreSearch search(CacheData& state, std::int32_t replica, std::string_view name_space,
                    const TokenId* tokens, std::int64_t n) {
     Replica& home = state.replica_at(replica);
     StoreSearch found;
@@ -29,7 +29,7 @@ StoreSearch search(ManagerState& state, std::int32_t replica, std::string_view n
 }
 
 // A request whose hit can no longer change is not searched: see Admitter::find_hit.
-StoreSearch search(ManagerState& state, const RequestView& request, std::int64_t max_hit) {
+StoreSearch search(CacheData& state, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = state.sequences.at(request.sequence);
     const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;

@@ -14,10 +14,10 @@ constexpr const char* kRemedy =
     "truncate to a token with a checkpoint, or release the request and claim again; "
     "max_draft_tokens, with two num_states for each request, keeps the state before drafts";
 
-void require_state(const ManagerState& state, std::int64_t start, SequenceHandle handle,
+void require_state(const CacheData& state, std::int64_t start, SequenceHandle handle,
                    std::int64_t row) {
     if (state.states.can_go_on(handle, start)) return;
-    const StateRow& known = state.states.of(handle);
+    const RecurrentState& known = state.states.of(handle);
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", start, ", but the request's state is that of token ",
                             known.run > known.at ? known.run : known.at, "; ", kRemedy));
@@ -34,7 +34,7 @@ void refuse_indices(const RequestView& request, std::int64_t row) {
                        request.end, " break 0 <= start < active <= end; set the indices first"));
 }
 
-void refuse_length(const ManagerState& state, const RequestView& request, std::int64_t row,
+void refuse_length(const CacheData& state, const RequestView& request, std::int64_t row,
                    std::int64_t num_steps) {
     const CacheConfig& config = state.config;
     if (request.end > state.most_pooled_tokens()) {
@@ -72,7 +72,7 @@ void refuse_options(const ReserveOptions& options) {
     throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 0"));
 }
 
-void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+void require_fit(const CacheData& state, const Sequence& sequence, const RequestView& request,
                  const ReserveOptions& options, std::int64_t row) {
     const std::int64_t tokens = options.must_fit;
     const std::int64_t most = state.most_tokens(1);
@@ -112,7 +112,7 @@ void refuse_cut(const RequestView& request, const Admission& admission, std::int
                             "; run that chunk with one step"));
 }
 
-void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
+void require_windows(const CacheData& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row) {
     if (state.states.exist()) {
         require_state(state, start, handle, row);
@@ -126,7 +126,7 @@ void require_windows(const ManagerState& state, const Sequence& sequence, std::i
                             "back than truncate may go, or release the request and claim again"));
 }
 
-void require_run(const ManagerState& state, const RequestView& request, std::int64_t row) {
+void require_run(const CacheData& state, const RequestView& request, std::int64_t row) {
     if (state.states.can_run(request.sequence, request.start)) return;
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", request.start,
@@ -135,7 +135,7 @@ void require_run(const ManagerState& state, const RequestView& request, std::int
                             " may be in its state since; commit what ran, ", kRemedy));
 }
 
-void require_transfers(const ManagerState& state, Transfers* transfers) {
+void require_transfers(const CacheData& state, Transfers* transfers) {
     if (transfers == nullptr) {
         throw std::invalid_argument(
             detail::concat("transfers are missing, must be given to a manager with ",

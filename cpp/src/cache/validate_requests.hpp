@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache/cache_data.hpp"
 #include "cache/plan.hpp"
-#include "cache/state.hpp"
 
 namespace kvcore {
 
@@ -19,7 +19,7 @@ namespace rules {
     return request.start >= 0 && request.start < request.active && request.active <= request.end;
 }
 [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row);
-[[noreturn]] void refuse_length(const ManagerState& state, const RequestView& request,
+[[noreturn]] void refuse_length(const CacheData& state, const RequestView& request,
                                 std::int64_t row, std::int64_t num_steps);
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
@@ -32,9 +32,9 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
 /// A request that restarts at `start` without `truncate`, or a fork that begins at `start`, must
 /// not read pages that its windows have left, nor continue from the state of another token. Called
 /// only with groups.
-void require_windows(const ManagerState& state, const Sequence& sequence, std::int64_t start,
+void require_windows(const CacheData& state, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row);
-inline void require_windows(const ManagerState& state, const Sequence& sequence,
+inline void require_windows(const CacheData& state, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
     if (!state.states.exist()) {
         if (state.grouping.is_plain()) return;
@@ -44,14 +44,14 @@ inline void require_windows(const ManagerState& state, const Sequence& sequence,
 }
 /// A request must not run twice from the same state: kernels may have changed the state since the
 /// fetch. Called only with states.
-void require_run(const ManagerState& state, const RequestView& request, std::int64_t row);
+void require_run(const CacheData& state, const RequestView& request, std::int64_t row);
 /// Throws std::invalid_argument for numbers below 0.
 [[noreturn]] void refuse_options(const ReserveOptions& options);
 inline void require_options(const ReserveOptions& options) {
     if (!options.is_legal()) refuse_options(options);
 }
 /// Throws CapacityError if a request can never have `must_fit` tokens.
-void require_fit(const ManagerState& state, const Sequence& sequence, const RequestView& request,
+void require_fit(const CacheData& state, const Sequence& sequence, const RequestView& request,
                  const ReserveOptions& options, std::int64_t row);
 /// A chunk that is cut because a checkpoint is due must run with one step.
 [[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
@@ -61,14 +61,14 @@ inline void require_one_step(const RequestView& request, const Admission& admiss
     if (admission.is_cut && num_steps > 1) refuse_cut(request, admission, num_steps, row);
 }
 /// Not called without transfers if there is no host tier. Clears the transfers.
-void require_transfers(const ManagerState& state, Transfers* transfers);
+void require_transfers(const CacheData& state, Transfers* transfers);
 
 }  // namespace rules
 
 /// The rules for every row of a batch, in a form that costs little to test: a decode step walks
 /// hundreds of rows and changes almost nothing.
 struct BatchRules {
-    const ManagerState& state;
+    const CacheData& state;
     SequenceTable::Live sequences;
     std::int64_t num_steps;
     std::int64_t most_tokens;
@@ -88,7 +88,7 @@ struct BatchRules {
 /// The rows of a batch, found and checked, and the stamp that finds duplicates.
 class BatchRows {
    public:
-    explicit BatchRows(ManagerState& state) noexcept : state_(state) {}
+    explicit BatchRows(CacheData& state) noexcept : state_(state) {}
 
     /// The rules of a call. Throws std::invalid_argument for fewer steps than one.
     [[nodiscard]] BatchRules begin(std::int64_t num_steps);
@@ -107,7 +107,7 @@ class BatchRows {
    private:
     friend struct CacheManagerProbe;  // of tests, which compare whole states
 
-    ManagerState& state_;
+    CacheData& state_;
     std::vector<Sequence*> sequences_;
     std::uint32_t stamp_ = 0;
 };

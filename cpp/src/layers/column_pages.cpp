@@ -16,7 +16,7 @@ namespace {
 
 std::size_t num_entries(const Grouping& grouping, std::int64_t num_columns) {
     const auto n = static_cast<std::size_t>(num_columns) * grouping.windows().size();
-    if (n >= IdlePages::kNone) {
+    if (n >= EvictableWindowPages::kNone) {
         throw std::invalid_argument(
             detail::concat(num_columns, " columns with ", grouping.windows().size(),
                            " windows are too many to be numbered; give the pool fewer pages"));
@@ -167,7 +167,7 @@ void ColumnPages::leave(const BlockId* columns, std::int64_t n, std::size_t wind
     const PageOwners* owners = owners_;
     const std::size_t num_lanes = num_lanes_;
     const std::size_t num_windows = num_windows_;
-    IdlePages::Keeper keeper(idle_);
+    EvictableWindowPages::Keeper keeper(idle_);
     std::int64_t left = 0;
     for (std::int64_t i = 0; i < n; ++i) {
         const auto column = static_cast<std::size_t>(columns[i]);
@@ -310,7 +310,7 @@ void ColumnPages::forget(Entry entry) noexcept {
 // A hit at a later checkpoint starts to read at the same column or later.
 std::int32_t ColumnPages::first_hit(TreePosition end, std::int32_t column,
                                     std::size_t window) const noexcept {
-    const std::int32_t depth = policy_.useless().first_checkpoint(end, column);
+    const std::int32_t depth = policy_.unreachable().first_checkpoint(end, column);
     const std::int64_t n = std::int64_t{depth} * grouping_.column_tokens();
     const bool reads =
         depth > 0 && grouping_.first_column(grouping_.windows()[window], n) <= column;
@@ -320,7 +320,7 @@ std::int32_t ColumnPages::first_hit(TreePosition end, std::int32_t column,
 // The last depth in a run, or before it, at which a hit can end.
 std::int32_t ColumnPages::legal_end(TreeNode* run) const noexcept {
     if (!needs_checkpoints_) return longest_hit({run, run->end()});
-    return policy_.useless().last_checkpoint(run, [&](std::int32_t depth) {
+    return policy_.unreachable().last_checkpoint(run, [&](std::int32_t depth) {
         return has_windows({run, depth}, std::int64_t{depth} * grouping_.column_tokens());
     });
 }
@@ -329,9 +329,9 @@ void ColumnPages::condemn_if_useless(TreeNode* run) noexcept {
     if (run->is_root() || run->num_children > 0 || run->pins > 0) return;
     const std::int32_t legal = legal_end(run);
     if (legal < run->end()) {
-        policy_.useless().condemn(run->id, legal, num_filled_);
+        policy_.unreachable().condemn(run->id, legal, num_filled_);
     } else {
-        policy_.useless().pardon(run->id);
+        policy_.unreachable().pardon(run->id);
     }
 }
 
@@ -422,7 +422,8 @@ void ColumnPages::evict_idle(Entry entry) noexcept {
     const std::size_t w = entry - this->entry(column, 0);
     const Grouping::Window& rule = grouping_.windows()[w];
     const Entry behind = idle_.behind(entry);
-    if (behind != IdlePages::kNone) prefetch(column_of(behind));  // usually the next victim
+    if (behind != EvictableWindowPages::kNone)
+        prefetch(column_of(behind));  // usually the next victim
     num_idle_ -= rule.num_lanes;
     num_cached_ -= rule.num_lanes;
     if (listener_ != nullptr) listener_->lost(column, w);
@@ -441,7 +442,7 @@ bool ColumnPages::evict_columns(std::int64_t n, EvictionGuard guard) noexcept {
 // The smallest idle window in the last column of a prefix that has at least `pages` pages, if the
 // column has more pages than that. kNone if the whole column is to be evicted.
 ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) const noexcept {
-    Entry part = IdlePages::kNone;
+    Entry part = EvictableWindowPages::kNone;
     if (end.node == nullptr || pages <= 0) return part;
     BlockId column = 0;
     tree_.copy_pages(end, end.depth - 1, &column);
@@ -459,10 +460,10 @@ ColumnPages::Entry ColumnPages::part_of(TreePosition end, std::int64_t pages) co
 // Evicts up to `n` columns of a run that ends where no hit can end, or only a window of its last
 // column if that window has the last `pages` pages. False if no run is useless.
 bool ColumnPages::evict_useless(std::int64_t n, std::int64_t pages, EvictionGuard guard) noexcept {
-    const auto [run, useless] = policy_.useless().next(
+    const auto [run, useless] = policy_.unreachable().next(
         tree_, guard.node, num_filled_, [this](TreeNode* each) { return legal_end(each); });
     if (run == nullptr) return false;
-    if (const Entry part = part_of({run, run->end()}, pages); part != IdlePages::kNone) {
+    if (const Entry part = part_of({run, run->end()}, pages); part != EvictableWindowPages::kNone) {
         evict_idle(part);
         return true;
     }
@@ -494,10 +495,10 @@ WindowPolicy::Departure ColumnPages::next_departure() noexcept {
 
 // Chooses as `evict_next`.
 TreePosition ColumnPages::next_kept(bool wants_pages, EvictionGuard guard) noexcept {
-    if (wants_pages && idle_.first_useless() != IdlePages::kNone) return {};
+    if (wants_pages && idle_.first_useless() != EvictableWindowPages::kNone) return {};
     if (evict_useless(0, 0, guard)) return {};  // a useless run exists; nothing is evicted
     if (wants_pages) {
-        if (idle_.first_passed() != IdlePages::kNone) return {};
+        if (idle_.first_passed() != EvictableWindowPages::kNone) return {};
         const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) {
             const TreePosition end = policy_.end_of(departure);
@@ -540,19 +541,21 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
     };
     // Fewer pages are missing than a column has: one window of a column may be enough.
     const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
-    Entry next = IdlePages::kNone;
+    Entry next = EvictableWindowPages::kNone;
     if (pages > 0) next = idle_.first_useless();
-    std::int64_t* const count = next == IdlePages::kNone ? &evicted_.window : &evicted_.unreachable;
-    const bool may_be_useless = next == IdlePages::kNone && policy_.useless().has_condemned();
+    std::int64_t* const count =
+        next == EvictableWindowPages::kNone ? &evicted_.window : &evicted_.unreachable;
+    const bool may_be_useless =
+        next == EvictableWindowPages::kNone && policy_.unreachable().has_condemned();
     if (may_be_useless && evict_useless(wanted(), rest, guard)) return &evicted_.unreachable;
-    if (pages > 0 && next == IdlePages::kNone) next = idle_.first_passed();
-    if (pages > 0 && next == IdlePages::kNone) {
+    if (pages > 0 && next == EvictableWindowPages::kNone) next = idle_.first_passed();
+    if (pages > 0 && next == EvictableWindowPages::kNone) {
         const WindowPolicy::Departure departure = next_departure();
         if (departure != 0) next = idle_.first_of(departure);
     }
-    if (next == IdlePages::kNone) {
+    if (next == EvictableWindowPages::kNone) {
         if (rest > 0) next = part_of(tree_.next_victim(guard).end, rest);
-        if (next != IdlePages::kNone) {
+        if (next != EvictableWindowPages::kNone) {
             evict_idle(next);
             return &evicted_.policy;
         }
@@ -560,7 +563,7 @@ std::int64_t* ColumnPages::evict_first(std::int64_t pages, std::int64_t columns,
         if (pages <= 0) return nullptr;
         next = idle_.first_of(policy_.first_aside());
     }
-    if (next == IdlePages::kNone) return nullptr;
+    if (next == EvictableWindowPages::kNone) return nullptr;
     evict_idle(next);
     return count;
 }

@@ -10,8 +10,8 @@
 #include "kvcore/eviction.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "layers/evictable_window_pages.hpp"
 #include "layers/grouping.hpp"
-#include "layers/idle_pages.hpp"
 #include "layers/window_listener.hpp"
 #include "layers/window_policy.hpp"
 #include "pages/late_reads.hpp"
@@ -64,11 +64,10 @@ struct ColumnCounts {
 /// Owns: the pool of real pages; the pages of each column; the number of readers per column and
 /// window. A reader is a row whose window covers the column, or a hit or copy that holds it.
 /// Invariant: a page is free or in one lane of one column. A cached column that has pages of a
-/// window but no reader in it is idle, and is in a queue of IdlePages. Any other live column
-/// without readers in a window has no pages of that window.
-/// Threads: no locks of its own; CacheManager locks around it.
-/// Cost: O(lanes) per column and method; eviction O(1) per column or page. After construction only
-/// `make_room_to_cache` allocates.
+/// window but no reader in it is idle, and is in a queue of EvictableWindowPages. Any other live
+/// column without readers in a window has no pages of that window. Threads: no locks of its own;
+/// CacheManager locks around it. Cost: O(lanes) per column and method; eviction O(1) per column or
+/// page. After construction only `make_room_to_cache` allocates.
 class ColumnPages final : public PoolListener, public ProtectionListener {
    public:
     /// The reason why a reader leaves. It decides how long the tree keeps the pages.
@@ -296,7 +295,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void check_integrity(const std::vector<std::uint32_t>& readers) const;
 
    private:
-    using Entry = IdlePages::Entry;
+    using Entry = EvictableWindowPages::Entry;
 
     [[nodiscard]] std::size_t slot(BlockId column, std::int32_t lane) const noexcept {
         return static_cast<std::size_t>(column) * num_lanes_ + static_cast<std::size_t>(lane);
@@ -353,7 +352,7 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     ZeroedArray<BlockId> ids_;            // [columns, lanes]: page + 1; 0: no page
     ZeroedArray<std::uint32_t> readers_;  // [columns, windows]
     ZeroedArray<bool> is_cached_;         // [columns]
-    IdlePages idle_;
+    EvictableWindowPages idle_;
     std::int64_t num_idle_ = 0;    // pages
     std::int64_t num_cached_ = 0;  // window pages of cached columns
     std::int64_t num_holds_ = 0;   // readers that are held hits

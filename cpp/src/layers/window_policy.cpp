@@ -18,7 +18,7 @@ void WindowPolicy::make_room(NodeId last) {
     kvcore::make_room(runs_, 1);
     // After a failure, the next call uses the room that was made before.
     if (ends_.num_runs() == last) ends_.make_room_for_run();
-    if (useless_.num_runs() == last) useless_.make_room_for_run();
+    if (unreachable_.num_runs() == last) unreachable_.make_room_for_run();
     runs_.push_back({take_id({last, true}), false});
 }
 
@@ -150,7 +150,7 @@ std::size_t WindowPolicy::upcoming(NodeId* out, std::size_t n) const noexcept {
 
 // Hits windows before their run, so windows stay before the run in the order.
 void WindowPolicy::hit(NodeId node) noexcept {
-    useless_.pardon(node);
+    unreachable_.pardon(node);
     if (!interest_.hits) return;
     for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
         if (departures_[d].place != Place::kSpare) policy_->hit(departures_[d].id);
@@ -171,14 +171,14 @@ void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) n
     if (cut_ != kNoNode) {
         const NodeId lower = std::exchange(cut_, kNoNode);
         ends_.cut(lower, depth);
-        useless_.cut(node, lower, depth);
+        unreachable_.cut(node, lower, depth);
     }
     if (interest_.sizes) policy_->resize(id(node), depth, pages);
 }
 
 // Departures that ended in the run end at its parent from now on.
 void WindowPolicy::erase(NodeId node) noexcept {
-    useless_.erase(node);
+    unreachable_.erase(node);
     while (ends_.first(node) != 0) ends_.move_up(ends_.first(node));
     policy_->erase(id(node));
 }

@@ -10,7 +10,7 @@
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/run_marks.hpp"
-#include "layers/useless_runs.hpp"
+#include "layers/unreachable_tails.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
@@ -26,8 +26,8 @@ namespace kvcore {
 ///     others     keep the windows of a run as long as its pages, and evict the windows
 ///                first among runs of equal value
 ///
-/// UselessRuns also gets each event of a run. Useless runs are evicted before the victims of the
-/// policy: ColumnPages names a useless run with `aim`.
+/// UnreachableTails also gets each event of a run. Useless runs are evicted before the victims of
+/// the policy: ColumnPages names a useless run with `aim`.
 ///
 /// Owns: the wrapped policy, a record per node id of the tree and a record per departure; each
 /// record has an id of the wrapped policy.
@@ -43,7 +43,7 @@ class WindowPolicy final : public EvictionPolicy {
         : policy_(std::move(policy)),
           interest_(policy_->interest()),
           has_states_(num_checkpoints > 0) {
-        useless_.make_room_for_checkpoints(num_checkpoints);
+        unreachable_.make_room_for_checkpoints(num_checkpoints);
     }
 
     /// True if the wrapped policy uses only releases. It orders by time, so all pages that left
@@ -79,7 +79,7 @@ class WindowPolicy final : public EvictionPolicy {
     /// The oldest spare departure; 0: no departure.
     [[nodiscard]] Departure first_spare() const noexcept { return spare_.bottom; }
 
-    [[nodiscard]] UselessRuns& useless() noexcept { return useless_; }
+    [[nodiscard]] UnreachableTails& unreachable() noexcept { return unreachable_; }
     /// Makes this run the next victim; kNoNode: the policy chooses. The run must be evictable.
     void aim(NodeId run) noexcept { aim_ = run; }
 
@@ -125,13 +125,13 @@ class WindowPolicy final : public EvictionPolicy {
         return policy_->joins(id(node), retention);
     }
     void advance(std::int64_t now) noexcept override { policy_->advance(now); }
-    void expose(NodeId node) noexcept override { useless_.suspect(node); }
+    void expose(NodeId node) noexcept override { unreachable_.suspect(node); }
     void offer(NodeId node) noexcept override {
         if (!std::exchange(runs_[node].is_candidate, true)) policy_->offer(id(node));
     }
     void withdraw(NodeId node) noexcept override {
         runs_[node].is_candidate = false;
-        useless_.pardon(node);
+        unreachable_.pardon(node);
         policy_->withdraw(id(node));
     }
     /// The next run, even if departures come before it.
@@ -174,7 +174,7 @@ class WindowPolicy final : public EvictionPolicy {
     std::vector<Run> runs_;
     std::vector<Left> departures_ = std::vector<Left>(1);
     RunMarks ends_;  // the ends of departures
-    UselessRuns useless_;
+    UnreachableTails unreachable_;
     std::uint64_t clock_ = 0;
     NodeId cut_ = kNoNode;  // the lower half of a run that is being cut
     NodeId aim_ = kNoNode;

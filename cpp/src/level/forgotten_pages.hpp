@@ -7,7 +7,7 @@
 #include "kvcore/block_pool.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/column_pages.hpp"
-#include "layers/column_states.hpp"
+#include "layers/recurrent_slots.hpp"
 #include "level/record_keys.hpp"
 
 namespace kvcore {
@@ -19,7 +19,7 @@ namespace kvcore {
 class ForgottenPages final : public ForgottenListener {
    public:
     /// Sets the objects to call; nullptr for an object that the replica does not have.
-    void watch(PrefixTree& tree, BlockPool& pool, ColumnPages* columns, ColumnStates* states,
+    void watch(PrefixTree& tree, BlockPool& pool, ColumnPages* columns, RecurrentSlots* states,
                RecordKeys* keys) noexcept {
         pool_ = &pool;
         columns_ = columns;
@@ -40,7 +40,7 @@ class ForgottenPages final : public ForgottenListener {
    private:
     BlockPool* pool_ = nullptr;
     ColumnPages* columns_ = nullptr;
-    ColumnStates* states_ = nullptr;
+    RecurrentSlots* states_ = nullptr;
     RecordKeys* keys_ = nullptr;
 };
 

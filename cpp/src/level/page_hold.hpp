@@ -73,12 +73,12 @@ class PageHold {
     void move_to_column(BlockId column, TreePosition at) noexcept {
         *this = at.node != nullptr ? pin(*home_, at, column) : share(*home_, column);
     }
-    /// Call `loosen` before the tree forgets unused pages, because a copy does not count as a use,
-    /// and `fasten` after all holds are loose. `fasten` pins a page again if another pin still
-    /// protects it. Otherwise the hold takes a reference, which keeps the page after it leaves the
-    /// tree. For a forgotten page `loosen` also takes a reference: a pin would keep the pages
-    /// before it.
-    void loosen() noexcept {
+    /// Call `detach_from_tree` before the tree forgets unused pages, because a copy does not count
+    /// as a use, and `reattach` after all holds are detached. `reattach` pins a page again if
+    /// another pin still protects it. Otherwise the hold takes a reference, which keeps the page
+    /// after it leaves the tree. For a forgotten page `detach_from_tree` also takes a reference: a
+    /// pin would keep the pages before it.
+    void detach_from_tree() noexcept {
         if (at_.node == nullptr) return;
         TreeNode* pinned = at_.node;
         at_ = PrefixTree::position(pinned, at_.depth);  // the run may have been cut
@@ -88,7 +88,7 @@ class PageHold {
         }
         home_->tree.unpin(pinned, false);
     }
-    void fasten() noexcept {
+    void reattach() noexcept {
         if (at_.node == nullptr) return;
         if (home_->tree.is_protected(at_)) {
             home_->tree.pin(at_.node);
@@ -123,16 +123,16 @@ class PageHold {
 
 /// As PageHold, for the last pages of a prefix in a tree: the pages of a store or a load.
 ///
-/// Owns: a pin where the prefix ends. After `fasten`: a reference to each page that no other pin
+/// Owns: a pin where the prefix ends. After `reattach`: a reference to each page that no other pin
 /// protects, and a pin before these pages if there are other pages.
-/// Threads, cost: as PageHold; O(pages) to loosen, fasten and end.
+/// Threads, cost: as PageHold; O(pages) to detach, reattach and end.
 class PathHold {
    public:
     PathHold() noexcept = default;
     /// Holds the pages or columns at the end of the prefix of `depth` pages on the path to `node`.
     /// Window pages need a reader elsewhere.
     PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
-             ColumnPages* columns, ColumnStates* states) noexcept
+             ColumnPages* columns, RecurrentSlots* states) noexcept
         : pool_(&pool),
           tree_(&tree),
           columns_(columns),
@@ -164,9 +164,9 @@ class PathHold {
 
     /// The end of the part that the tree has.
     [[nodiscard]] TreeNode* node() const noexcept { return node_; }
-    /// The end of the prefix, until `fasten`.
+    /// The end of the prefix, until `reattach`.
     [[nodiscard]] std::int32_t depth() const noexcept { return depth_; }
-    /// Pages that are held by references: the last pages given to `fasten`.
+    /// Pages that are held by references: the last pages given to `reattach`.
     struct Pages {
         const BlockId* ids = nullptr;
         std::int64_t n = 0;
@@ -181,7 +181,7 @@ class PathHold {
     }
     /// As in PageHold. `pages` [n]: the last pages of the prefix; the array must stay valid until
     /// the hold ends.
-    void loosen(const BlockId* pages, std::int64_t n) noexcept {
+    void detach_from_tree(const BlockId* pages, std::int64_t n) noexcept {
         if (node_ == nullptr) return;
         TreeNode* pinned = node_;
         node_ = PrefixTree::position(pinned, depth_).node;
@@ -190,7 +190,7 @@ class PathHold {
         }
         tree_->unpin(pinned, false);
     }
-    void fasten(const BlockId* pages, std::int64_t n) noexcept {
+    void reattach(const BlockId* pages, std::int64_t n) noexcept {
         if (node_ == nullptr) return;
         const std::int64_t gone = refer_to_last(pages, n, tree_->num_unprotected({node_, depth_}));
         const BlockId* first = references_.ids;
@@ -221,10 +221,10 @@ class PathHold {
 
     BlockPool* pool_ = nullptr;
     PrefixTree* tree_ = nullptr;
-    ColumnPages* columns_ = nullptr;  // nullptr if a column is a page
-    ColumnStates* states_ = nullptr;  // nullptr without states
-    TreeNode* node_ = nullptr;        // nullptr: no held page is in the tree
-    std::int32_t depth_ = 0;          // of the part in the tree
+    ColumnPages* columns_ = nullptr;    // nullptr if a column is a page
+    RecurrentSlots* states_ = nullptr;  // nullptr without states
+    TreeNode* node_ = nullptr;          // nullptr: no held page is in the tree
+    std::int32_t depth_ = 0;            // of the part in the tree
     Pages references_;
 };
 

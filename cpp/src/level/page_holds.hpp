@@ -70,14 +70,14 @@ class PageHolds {
         }
     }
     /// Call these before and after the tree forgets unused pages: see PageHold.
-    void loosen() noexcept {
+    void detach_from_tree() noexcept {
         for (PageSet* set : sets_) {
-            for (PageHold& hold : set->holds()) hold.loosen();
+            for (PageHold& hold : set->holds()) hold.detach_from_tree();
         }
     }
-    void fasten() noexcept {
+    void reattach() noexcept {
         for (PageSet* set : sets_) {
-            for (PageHold& hold : set->holds()) hold.fasten();
+            for (PageHold& hold : set->holds()) hold.reattach();
         }
     }
 

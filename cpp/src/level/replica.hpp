@@ -14,8 +14,8 @@
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/column_pages.hpp"
-#include "layers/column_states.hpp"
 #include "layers/grouping.hpp"
+#include "layers/recurrent_slots.hpp"
 #include "level/forgotten_pages.hpp"
 #include "level/record_keys.hpp"
 #include "level/tier_index.hpp"
@@ -76,18 +76,18 @@ struct Replica {
     BlockPool pool;
     PrefixTree tree;
     const bool keeps_by_priority = tree.policy().interest().retention;
-    std::unique_ptr<ColumnPages> columns;   // nullptr if a column is a page
-    std::unique_ptr<PageOwners> owners;     // nullptr without quotas
-    std::unique_ptr<LateReads> late_reads;  // nullptr before the first late read
-    std::unique_ptr<ColumnStates> states;   // nullptr without layers that keep a state
-    std::int64_t num_sequences = 0;         // claimed
+    std::unique_ptr<ColumnPages> columns;    // nullptr if a column is a page
+    std::unique_ptr<PageOwners> owners;      // nullptr without quotas
+    std::unique_ptr<LateReads> late_reads;   // nullptr before the first late read
+    std::unique_ptr<RecurrentSlots> states;  // nullptr without layers that keep a state
+    std::int64_t num_sequences = 0;          // claimed
     Metrics metrics;
     std::unique_ptr<TierIndex> host;  // nullptr without a host tier
     // The stored columns: a record for each run of tokens, with pages of the tier. nullptr if a
     // column is a page.
     std::unique_ptr<ColumnPages> host_columns;
-    std::unique_ptr<ColumnStates> host_states;  // checkpoints of the records, or nullptr
-    std::unique_ptr<RecordKeys> record_keys;    // nullptr without lower stores
+    std::unique_ptr<RecurrentSlots> host_states;  // checkpoints of the records, or nullptr
+    std::unique_ptr<RecordKeys> record_keys;      // nullptr without lower stores
 
     /// The pool of page ids: `pool`, or the pool of the columns' pages.
     [[nodiscard]] const BlockPool& page_pool() const noexcept {
@@ -142,7 +142,7 @@ struct Replica {
     void note_hit(TreePosition committed, std::int64_t n) noexcept {
         const std::int64_t columns = n / tree.page_size();
         if (host_states == nullptr || columns == 0 || columns > committed.depth) return;
-        policy_->useless().note_hit({committed.node, static_cast<std::int32_t>(columns)});
+        policy_->unreachable().note_hit({committed.node, static_cast<std::int32_t>(columns)});
     }
     [[nodiscard]] static BlockId last_column(const PrefixTree& tree, TreePosition at) noexcept {
         BlockId column = 0;
@@ -298,7 +298,7 @@ struct Replica {
         end_room();
         detail::require_law(false, kAdmitted);
     }
-    [[nodiscard]] static StateHold hold_state(ColumnStates* states, const PrefixTree& tree,
+    [[nodiscard]] static StateHold hold_state(RecurrentSlots* states, const PrefixTree& tree,
                                               TreePosition at) noexcept {
         if (states == nullptr || at.depth == 0) return {};
         const BlockId column = last_column(tree, at);
@@ -314,12 +314,12 @@ struct Replica {
             tree.set_protection_listener(owners.get());
         }
     }
-    // Freed columns already have a listener: ColumnStates calls it next.
+    // Freed columns already have a listener: RecurrentSlots calls it next.
     void watch_states(const CacheConfig& config) {
         PoolListener* next = columns.get();
         if (next == nullptr) next = owners.get();
-        states =
-            std::make_unique<ColumnStates>(config.num_state_slots, pool, policy_->useless(), next);
+        states = std::make_unique<RecurrentSlots>(config.num_state_slots, pool,
+                                                  policy_->unreachable(), next);
         if (columns != nullptr) columns->need_checkpoints();
     }
     void make_host(const CacheConfig& config, const Grouping& grouping) {
@@ -339,10 +339,11 @@ struct Replica {
         }
         if (config.has_stores) record_keys = std::make_unique<RecordKeys>(host->num_pages());
         if (config.num_host_state_slots == 0) return;
-        host_states = std::make_unique<ColumnStates>(config.num_host_state_slots, host->pool(),
-                                                     host_policy_->useless(), host_columns.get());
+        host_states =
+            std::make_unique<RecurrentSlots>(config.num_host_state_slots, host->pool(),
+                                             host_policy_->unreachable(), host_columns.get());
         if (host_columns != nullptr) host_columns->need_checkpoints();
-        policy_->useless().assume_tier();
+        policy_->unreachable().assume_tier();
     }
     // Columns and kept windows have one order of eviction. Pages that no checkpoint makes useful
     // are evicted before both.

@@ -96,7 +96,7 @@ void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget bud
             wanted.windows &= static_cast<std::uint8_t>(~(1U << w));
         }
         const bool has_state = !is_new(i) && home_.states != nullptr &&
-                               home_.states->find(known[i]) != ColumnStates::kNone;
+                               home_.states->find(known[i]) != RecurrentSlots::kNone;
         if (wanted.state >= 0 && (has_state || budget.slots == 0)) wanted.state = -1;
         columns_.push_back(wanted);
         const std::int64_t pages = count_pages(i);
@@ -297,12 +297,12 @@ void ColumnImport::leave_column(std::size_t i, const Arrived& arrived) noexcept 
 }
 
 void ColumnImport::hand_over_states(const Arrived& arrived, TreeNode* end) noexcept {
-    ColumnStates& states = *home_.states;
+    RecurrentSlots& states = *home_.states;
     for (std::size_t i = 0; i < columns_.size(); ++i) {
-        const ColumnStates::Slot known = states.find(arrived.cached[i]);
-        if (known != ColumnStates::kNone && offered_[i].state >= 0) states.renew(known);
+        const RecurrentSlots::Slot known = states.find(arrived.cached[i]);
+        if (known != RecurrentSlots::kNone && offered_[i].state >= 0) states.renew(known);
         if (columns_[i].state < 0) continue;
-        if (known == ColumnStates::kNone) {
+        if (known == RecurrentSlots::kNone) {
             states.hand_over(columns_[i].state, arrived.cached[i],
                              PrefixTree::position(end, first_ + static_cast<std::int32_t>(i) + 1));
         } else {

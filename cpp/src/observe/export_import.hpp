@@ -36,8 +36,12 @@ class ColumnExport {
     [[nodiscard]] PathHold::Pages references() const noexcept { return path_.references(); }
 
     /// See PathHold.
-    void loosen() noexcept { path_.loosen(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
-    void fasten() noexcept { path_.fasten(ids_.data(), static_cast<std::int64_t>(ids_.size())); }
+    void detach_from_tree() noexcept {
+        path_.detach_from_tree(ids_.data(), static_cast<std::int64_t>(ids_.size()));
+    }
+    void reattach() noexcept {
+        path_.reattach(ids_.data(), static_cast<std::int64_t>(ids_.size()));
+    }
 
    private:
     [[nodiscard]] CachedColumn describe(BlockId column) const noexcept;
@@ -163,15 +167,15 @@ class CacheCopies {
             if (each->is_cut_off()) each->forget();
         }
     }
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PathHold.
-    /// Imports are cancelled: their columns would come back otherwise.
-    void loosen() noexcept {
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PathHold. Imports are cancelled: their columns would come back otherwise.
+    void detach_from_tree() noexcept {
         ++num_resets_;
-        for (ColumnExport* each : exports_) each->loosen();
+        for (ColumnExport* each : exports_) each->detach_from_tree();
         for (ColumnImport* each : imports_) each->forget();
     }
-    void fasten() noexcept {
-        for (ColumnExport* each : exports_) each->fasten();
+    void reattach() noexcept {
+        for (ColumnExport* each : exports_) each->reattach();
     }
 
    private:

@@ -20,7 +20,7 @@ void PageRow::take_hit(Replica& home, TreePin place, std::int32_t columns) noexc
     if (!pages_.empty()) note_change(first);
     if (size() < columns) pages_.resize(static_cast<std::size_t>(columns));
     home.tree.copy_pages({place_.node(), columns}, first, pages_.data() + first);
-    committed_ = frozen_ = columns;
+    committed_ = read_only_end_ = columns;
 }
 
 TreePin PageRow::find_cut(PrefixTree& tree, std::int32_t columns) const {
@@ -29,23 +29,25 @@ TreePin PageRow::find_cut(PrefixTree& tree, std::int32_t columns) const {
 }
 
 void PageRow::free_own_pages(BlockPool& pool, std::int32_t from) const noexcept {
-    const auto first_twin = std::lower_bound(twins_.begin(), twins_.end(), from);
-    for (auto column = first_twin; column != twins_.end(); ++column) {
+    const auto first_duplicate =
+        std::lower_bound(own_duplicates_.begin(), own_duplicates_.end(), from);
+    for (auto column = first_duplicate; column != own_duplicates_.end(); ++column) {
         pool.free(&pages_[static_cast<std::size_t>(*column)], 1);
     }
     const std::int32_t first = std::max(from, committed_);
     if (first < size()) pool.free(pages_.data() + first, size() - first);
 }
 
-void PageRow::drop_twins(std::int32_t from) noexcept {
-    twins_.erase(std::lower_bound(twins_.begin(), twins_.end(), from), twins_.end());
+void PageRow::drop_own_duplicates(std::int32_t from) noexcept {
+    own_duplicates_.erase(std::lower_bound(own_duplicates_.begin(), own_duplicates_.end(), from),
+                          own_duplicates_.end());
 }
 
 void PageRow::drop(BlockPool& pool, std::int32_t from) noexcept {
     if (from >= size()) return;
     free_own_pages(pool, from);
     pages_.resize(static_cast<std::size_t>(from));
-    drop_twins(from);
+    drop_own_duplicates(from);
     note_change(from);
 }
 
@@ -59,10 +61,10 @@ void PageRow::clear(BlockPool& pool) noexcept {
     if (!pages_.empty()) note_change(0);
     free_own_pages(pool, 0);
     pages_.clear();
-    twins_.clear();
+    own_duplicates_.clear();
     place_.end_use();
-    committed_ = frozen_ = 0;
-    barred_ = kNotBarred;
+    committed_ = read_only_end_ = 0;
+    commit_limit_ = kNoLimit;
 }
 
 void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
@@ -72,7 +74,7 @@ void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
                                  pages_.data() + first, end - first, duplicates, retention);
     if (last != node()) place_ = TreePin(tree, last);
     committed_ = end;
-    freeze(end);
+    make_read_only(end);
 }
 
 void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
@@ -92,49 +94,53 @@ void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
 void PageRow::entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept {
     pool.free(&pages_[static_cast<std::size_t>(column)], 1);
     place_ = std::move(end);
-    for (std::int32_t c = committed_; c < column; ++c) twins_.push_back(c);
+    for (std::int32_t c = committed_; c < column; ++c) own_duplicates_.push_back(c);
     committed_ = column + 1;
-    freeze(committed_);
+    make_read_only(committed_);
 }
 
 void PageRow::make_room_to_share(const PageRow& from, std::int32_t columns) {
     pages_.reserve(static_cast<std::size_t>(columns));
-    twins_.reserve(from.twins_.size());
+    own_duplicates_.reserve(from.own_duplicates_.size());
 }
 
 void PageRow::share(BlockPool& pool, PageRow& from, std::int32_t columns, TreePin place) noexcept {
     pages_.assign(from.pages_.begin(), from.pages_.begin() + columns);
     committed_ = std::min(from.committed_, columns);
     place_ = std::move(place);
-    twins_.assign(from.twins_.begin(),
-                  std::lower_bound(from.twins_.begin(), from.twins_.end(), committed_));
-    for (const std::int32_t column : twins_) {
+    own_duplicates_.assign(
+        from.own_duplicates_.begin(),
+        std::lower_bound(from.own_duplicates_.begin(), from.own_duplicates_.end(), committed_));
+    for (const std::int32_t column : own_duplicates_) {
         pool.share(&pages_[static_cast<std::size_t>(column)], 1);
     }
     pool.share(pages_.data() + committed_, columns - committed_);
-    frozen_ = columns;
-    barred_ = from.barred_;
-    from.freeze(columns);
+    read_only_end_ = columns;
+    commit_limit_ = from.commit_limit_;
+    from.make_read_only(columns);
 }
 
 void PageRow::check_integrity(const PrefixTree& tree) const {
     using detail::require_law;
     require_law(committed_ <= size(), "sequence: commits pages it holds");
-    require_law(frozen_ >= committed_ && frozen_ <= std::max(committed_, size()),
-                "sequence: committed and shared columns are frozen");
+    require_law(read_only_end_ >= committed_ && read_only_end_ <= std::max(committed_, size()),
+                "sequence: committed and shared columns are read-only");
     require_law(node() != nullptr || pages_.empty(),
                 "sequence: has a place in the tree once it holds pages");
     if (node() == nullptr) return;
-    require_law(!PrefixTree::is_forgotten(node()) || barred_ <= PrefixTree::findable_depth(node()),
-                "sequence: forgotten columns are barred");
+    require_law(
+        !PrefixTree::is_forgotten(node()) || commit_limit_ <= PrefixTree::findable_depth(node()),
+        "sequence: forgotten columns are beyond the commit limit");
     const std::int32_t depth = PrefixTree::depth_of(node());
     require_law(depth == committed_, "sequence: its place is the end of its columns in the tree");
     std::vector<BlockId> cached(static_cast<std::size_t>(depth));
     tree.copy_pages({node(), depth}, 0, cached.data());
     for (std::int32_t column = 0; column < depth; ++column) {
-        const bool is_twin = std::binary_search(twins_.begin(), twins_.end(), column);
-        require_law((cached[static_cast<std::size_t>(column)] != (*this)[column]) == is_twin,
-                    "sequence: only twins differ from the pages of the tree");
+        const bool is_own_duplicate =
+            std::binary_search(own_duplicates_.begin(), own_duplicates_.end(), column);
+        require_law(
+            (cached[static_cast<std::size_t>(column)] != (*this)[column]) == is_own_duplicate,
+            "sequence: only own duplicates differ from the pages of the tree");
     }
 }
 

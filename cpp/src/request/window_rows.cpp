@@ -160,27 +160,28 @@ void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
     reader.reserved = std::min(reader.reserved, from);
 }
 
-// A row with twins fills missing window pages of the tree's columns from its own columns. Pages
-// that the tree's columns already have are kept as long as the added pages, because a hit needs
-// both.
-void WindowRows::fill_twins(Replica& home, SequenceHandle handle,
-                            const PageRow& row) const noexcept {
+// A row with own duplicates fills missing window pages of the tree's columns from its own columns.
+// Pages that the tree's columns already have are kept as long as the added pages, because a hit
+// needs both.
+void WindowRows::fill_from_own_duplicates(Replica& home, SequenceHandle handle,
+                                          const PageRow& row) const noexcept {
     std::int32_t column = row.committed();
-    if (row.twins().empty()) return;
+    if (row.own_duplicates().empty()) return;
     const TreePosition end{row.node(), column};
-    home.columns->for_each_column(end, row.twins().front(), [&](BlockId cached) {
+    home.columns->for_each_column(end, row.own_duplicates().front(), [&](BlockId cached) {
         if (row[--column] == cached) return;
         for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
             if (column < of(handle).first[w]) continue;
             static_cast<void>(keep_for(home, handle, row, w, column, row.committed()));
-            fill_twin(home, row, column, cached, w);
+            fill_from_own_duplicate(home, row, column, cached, w);
         }
     });
 }
 
-void WindowRows::fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
-                           std::size_t window) noexcept {
-    if (column >= row.barred()) return;  // the content of the row is wrong from `barred` on
+void WindowRows::fill_from_own_duplicate(Replica& home, const PageRow& row, std::int32_t column,
+                                         BlockId cached, std::size_t window) noexcept {
+    if (column >= row.commit_limit())
+        return;  // the content of the row is wrong from `commit_limit` on
     const BlockId own = row[column];
     if (home.columns->has(cached, window)) {
         home.columns->renew(cached, window);
@@ -205,7 +206,7 @@ void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row)
     WindowRow& reader = of(handle);
     if (!home.columns->needs_checkpoints()) keep_one_more(home, reader, row);
     home.columns->begin_leaving();
-    fill_twins(home, handle, row);
+    fill_from_own_duplicates(home, handle, row);
     leave_columns(home, handle, row, 0, row.size());
     const std::uint32_t version = reader.version;
     reader = {};
@@ -267,7 +268,7 @@ void WindowRows::advance(Replica& home, SequenceHandle handle, const PageRow& ro
                 home.columns->leave_from({row.node(), hit.end}, hit.is_spare);
                 if (row.is_own(first)) {
                     ColumnsUp columns({row.node(), row.committed()}, grouping_.column_tokens());
-                    fill_twin(home, row, first, columns[first], w);
+                    fill_from_own_duplicate(home, row, first, columns[first], w);
                 }
             }
             home.columns->leave(row[first], w, how);

@@ -144,9 +144,10 @@ class WindowRows {
     [[nodiscard]] std::int32_t keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
                                         std::size_t window, std::int32_t column,
                                         std::int32_t committed) const noexcept;
-    void fill_twins(Replica& home, SequenceHandle handle, const PageRow& row) const noexcept;
-    static void fill_twin(Replica& home, const PageRow& row, std::int32_t column, BlockId cached,
-                          std::size_t window) noexcept;
+    void fill_from_own_duplicates(Replica& home, SequenceHandle handle,
+                                  const PageRow& row) const noexcept;
+    static void fill_from_own_duplicate(Replica& home, const PageRow& row, std::int32_t column,
+                                        BlockId cached, std::size_t window) noexcept;
     /// The hit for which a committed column is kept.
     struct Kept {
         std::int32_t end;   // of the hit; 0: the column is not kept

@@ -182,20 +182,21 @@ void StoreQueue::drop_forgotten() noexcept {
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), drop), waiting_.end());
 }
 
-void StoreQueue::loosen() noexcept {
+void StoreQueue::detach_from_tree() noexcept {
     for (const Waiting& each : waiting_) {
         num_waiting_ -= each.depth - each.first;
         num_dropped_ += each.depth - each.first;
     }
     waiting_.clear();
     for (Taken& each : taken_) {
-        each.source.loosen(each.records.data(), static_cast<std::int64_t>(each.records.size()));
+        each.source.detach_from_tree(each.records.data(),
+                                     static_cast<std::int64_t>(each.records.size()));
     }
 }
 
-void StoreQueue::fasten() noexcept {
+void StoreQueue::reattach() noexcept {
     for (Taken& each : taken_) {
-        each.source.fasten(each.records.data(), static_cast<std::int64_t>(each.records.size()));
+        each.source.reattach(each.records.data(), static_cast<std::int64_t>(each.records.size()));
     }
 }
 

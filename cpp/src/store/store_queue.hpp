@@ -50,10 +50,10 @@ class StoreQueue {
 
     /// Drops waiting records that the tier has forgotten.
     void drop_forgotten() noexcept;
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
-    /// Waiting records are dropped.
-    void loosen() noexcept;
-    void fasten() noexcept;
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PageHold. Waiting records are dropped.
+    void detach_from_tree() noexcept;
+    void reattach() noexcept;
 
     /// For integrity checks of the tier: the first calls visit(record) for each record of a replica
     /// that is held by a reference, the second for each record whose windows are read.

@@ -66,7 +66,7 @@ class Departures {
     /// continues, it needs no copy. Copies on the list are made before any of the rows writes.
     void note(const Writer& writer, bool copies_at_once) {
         const std::int32_t first = writer.first_column();
-        for (std::int32_t column = first; column < writer.row.frozen(); ++column) {
+        for (std::int32_t column = first; column < writer.row.read_only_end(); ++column) {
             if (!writer.row.is_own(column) || is_sole_holder(writer, column)) continue;
             leaving_[{writer.replica, writer.row[column]}].add(
                 copies_at_once && column == first ? writer.kept_tokens() : 0);

@@ -40,13 +40,13 @@ bool OwedCopies::finish(std::uint64_t ticket, bool done) noexcept {
     return is_known;
 }
 
-// Freezes the source of an owed copy in every sequence that holds it: the sequence must not write
-// in the source while the copy is owed. O(sequences).
+// Protects the source of an owed copy in every sequence that holds it: the sequence must not
+// write in the source while the copy is owed. O(sequences).
 void OwedCopies::spare_source(const PageMove& copy, const Sequence& sequence) noexcept {
     const std::int32_t column = sequence.pages.find(copy.destination);
     for (Sequence& other : sequences_.live()) {
         const bool holds = other.replica == copy.replica && other.pages.has(column, copy.source);
-        if (holds) other.pages.freeze(column + 1);
+        if (holds) other.pages.make_read_only(column + 1);
     }
 }
 
@@ -76,16 +76,16 @@ bool OwedCopies::is_under_way(SequenceHandle handle) const noexcept {
     });
 }
 
-void OwedCopies::freeze_read_pages(Sequence& sequence, std::int64_t start,
-                                   std::int32_t page_size) const noexcept {
+void OwedCopies::protect_read_pages(Sequence& sequence, std::int64_t start,
+                                    std::int32_t page_size) const noexcept {
     const auto first = static_cast<std::int32_t>(start / page_size);
     PageRow& row = sequence.pages;
     for (const Copy& copy : copies_) {
         if (copy.copy.replica != sequence.replica || !copy.source.is_reference()) continue;
-        for (std::int32_t c = std::max(first, row.frozen()); c < row.size(); ++c) {
+        for (std::int32_t c = std::max(first, row.read_only_end()); c < row.size(); ++c) {
             const bool is_it = row[c] == copy.copy.source;
             const std::int64_t kept = start - std::int64_t{c} * page_size;
-            if (is_it && copy.copy.num_tokens > kept) row.freeze(c + 1);
+            if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);
         }
     }
 }
@@ -99,12 +99,12 @@ void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition a
     }
 }
 
-void OwedCopies::loosen() noexcept {
-    for (Copy& copy : copies_) copy.source.loosen();
+void OwedCopies::detach_from_tree() noexcept {
+    for (Copy& copy : copies_) copy.source.detach_from_tree();
 }
 
-void OwedCopies::fasten() noexcept {
-    for (Copy& copy : copies_) copy.source.fasten();
+void OwedCopies::reattach() noexcept {
+    for (Copy& copy : copies_) copy.source.reattach();
 }
 
 }  // namespace kvcore

@@ -88,17 +88,18 @@ class OwedCopies {
     void drop_owed(SequenceHandle handle) noexcept;
     [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
-    /// Freezes the pages of a sequence from token `start` on that copies for forks still read. The
-    /// sequence continues from `start`, and must not overwrite tokens that a copy in flight or an
-    /// owed copy reads.
-    void freeze_read_pages(Sequence& sequence, std::int64_t start,
-                           std::int32_t page_size) const noexcept;
+    /// Makes the pages of a sequence read-only, from token `start` on, that copies for forks still
+    /// read. The sequence continues from `start`, and must not overwrite tokens that a copy in
+    /// flight or an owed copy reads.
+    void protect_read_pages(Sequence& sequence, std::int64_t start,
+                            std::int32_t page_size) const noexcept;
     /// Turns the references to a page into pins: the page is in the tree from now on, as the last
     /// page on the path to `at`.
     void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
-    void loosen() noexcept;
-    void fasten() noexcept;
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PageHold.
+    void detach_from_tree() noexcept;
+    void reattach() noexcept;
 
    private:
     static constexpr std::size_t kNoCall = static_cast<std::size_t>(-1);

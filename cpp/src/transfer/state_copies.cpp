@@ -8,7 +8,7 @@
 
 namespace kvcore {
 
-ColumnStates& StateCopies::states(std::int32_t replica) const noexcept {
+RecurrentSlots& StateCopies::states(std::int32_t replica) const noexcept {
     return *replicas_[static_cast<std::size_t>(replica)]->states;
 }
 
@@ -26,7 +26,7 @@ bool StateCopies::is_named(SequenceHandle handle) const noexcept {
 void StateCopies::add(const StateMove& move, SequenceHandle from, SequenceHandle into,
                       Transfers* transfers, bool has_run) noexcept {
     const bool is_checkpoint = sequences_.find(into) == nullptr;
-    ColumnStates& states = this->states(move.replica);
+    RecurrentSlots& states = this->states(move.replica);
     if (transfers == nullptr) {
         if (is_checkpoint) states.make_ready(move.destination);
         prune();
@@ -74,8 +74,8 @@ bool StateCopies::finish(std::uint64_t ticket, bool done) noexcept {
             continue;
         }
         // The checkpoint may have been dropped with its column meanwhile.
-        ColumnStates& states = this->states(copy.move.replica);
-        const ColumnStates::Slot slot = copy.move.destination;
+        RecurrentSlots& states = this->states(copy.move.replica);
+        const RecurrentSlots::Slot slot = copy.move.destination;
         if (copy.into.generation == 0 && states.is_checkpoint(slot)) {
             done ? states.make_ready(slot) : states.drop(slot);
         }

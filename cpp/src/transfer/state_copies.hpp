@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "layers/column_states.hpp"
+#include "layers/recurrent_slots.hpp"
 #include "level/replica.hpp"
 #include "request/sequence_table.hpp"
 #include "transfer/tickets.hpp"
@@ -83,7 +83,7 @@ class StateCopies {
         bool has_run;
     };
 
-    [[nodiscard]] ColumnStates& states(std::int32_t replica) const noexcept;
+    [[nodiscard]] RecurrentSlots& states(std::int32_t replica) const noexcept;
     [[nodiscard]] bool is_named(SequenceHandle handle) const noexcept;
     void give_out(Copy& copy, Transfers& transfers) noexcept;
     void remove(std::size_t index) noexcept;

@@ -75,7 +75,7 @@ void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Tran
     if (replicas_[0]->host_states != nullptr) make_room(transfers.state_moves, loads);
 }
 
-void TierFlights::owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
+void TierFlights::owe_load(TierFlight& load, Sequence& sequence, RecurrentSlots::Slot slot,
                            Transfers& transfers) {
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
@@ -326,7 +326,7 @@ void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
         if (flight.is_load) {
             Sequence* sequence = sequences_.find(flight.sequence);
             if (sequence != nullptr && flight.source.is_forgotten()) {
-                sequence->pages.bar(PrefixTree::findable_depth(flight.source.node()));
+                sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
             }
         } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
             flight.is_wanted = false;
@@ -346,10 +346,10 @@ void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
     }
 }
 
-void TierFlights::loosen() noexcept {
+void TierFlights::detach_from_tree() noexcept {
     for (TierFlight& flight : flights_) {
         const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.loosen(pages.data(), static_cast<std::int64_t>(pages.size()));
+        flight.source.detach_from_tree(pages.data(), static_cast<std::int64_t>(pages.size()));
         if (flight.is_load || owner_of(flight) != nullptr) continue;
         flight.is_wanted = false;
         flight.place.reset();
@@ -361,10 +361,10 @@ void TierFlights::loosen() noexcept {
     }
 }
 
-void TierFlights::fasten() noexcept {
+void TierFlights::reattach() noexcept {
     for (TierFlight& flight : flights_) {
         const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.fasten(pages.data(), static_cast<std::int64_t>(pages.size()));
+        flight.source.reattach(pages.data(), static_cast<std::int64_t>(pages.size()));
     }
 }
 
@@ -849,8 +849,8 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
     hand_back_place(flight, done);
 }
 
-// With states: stores of a sequence's slot. A checkpoint of the tier is in the tier's ColumnStates
-// and belongs to the record at the end of the sequence's prefix in the tier.
+// With states: stores of a sequence's slot. A checkpoint of the tier is in the tier's
+// RecurrentSlots and belongs to the record at the end of the sequence's prefix in the tier.
 
 // The store that this call gave out for a sequence.
 TierFlight* TierFlights::find_store(SequenceHandle handle, const Transfers& transfers) noexcept {
@@ -880,8 +880,8 @@ std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
 
 // Reads the state from the slot where it was computed, like the copy into the checkpoint of the
 // device. Both copies may be made in any order, and the device needs no slot for its checkpoint.
-void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
-                                 Transfers& transfers) {
+void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
+                                 RecurrentSlots::Slot slot, Transfers& transfers) {
     Replica& home = home_of(sequence.replica);
     if (home.host_states == nullptr) return;
     const std::int32_t depth = sequence.pages.committed();
@@ -933,13 +933,13 @@ void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
 }
 
 void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept {
-    ColumnStates& states = *home.host_states;
-    const ColumnStates::Slot slot = flight.stored_state.slot();
+    RecurrentSlots& states = *home.host_states;
+    const RecurrentSlots::Slot slot = flight.stored_state.slot();
     const bool has_record = done && flight.place && flight.place.depth() == flight.state_depth;
     if (!has_record) return states.give_back(slot);
     const BlockId record =
         Replica::last_column(home.host->tree(), {flight.place.node(), flight.state_depth});
-    if (states.find(record) != ColumnStates::kNone) return states.give_back(slot);
+    if (states.find(record) != RecurrentSlots::kNone) return states.give_back(slot);
     states.hand_over(slot, record, {flight.place.node(), flight.state_depth});
     tell_below(flight, flight.state_depth - 1, flight.state_depth);
 }
@@ -947,7 +947,7 @@ void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) 
 // Each slot of the tier is free, in flight to the tier, or belongs to a record.
 void TierFlights::check_states(std::int32_t replica) const {
     const Replica& home = home_of(replica);
-    std::vector<ColumnStates::Slot> used;
+    std::vector<RecurrentSlots::Slot> used;
     for (const TierFlight& flight : flights_) {
         const bool takes_slot = flight.replica == replica && !flight.is_load && flight.state;
         if (takes_slot) used.push_back(flight.stored_state.slot());
@@ -1017,7 +1017,7 @@ BlockId column_at(const PrefixTree& tree, TreePosition at, std::int32_t column) 
     return Replica::last_column(tree, PrefixTree::position(at.node, column + 1));
 }
 
-bool has_checkpoint(const ColumnStates* states, const PrefixTree& tree, TreePosition at,
+bool has_checkpoint(const RecurrentSlots* states, const PrefixTree& tree, TreePosition at,
                     std::int32_t end) noexcept {
     return states != nullptr && at.depth >= end && states->has(column_at(tree, at, end - 1));
 }

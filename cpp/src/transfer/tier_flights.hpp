@@ -56,7 +56,7 @@ class TierFlights {
     /// load.
     void make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers);
     /// Gives out a prepared load; its checkpoint goes into `slot`. The caller has made room.
-    void owe_load(TierFlight& load, Sequence& sequence, ColumnStates::Slot slot,
+    void owe_load(TierFlight& load, Sequence& sequence, RecurrentSlots::Slot slot,
                   Transfers& transfers);
     /// Gives out stores of committed pages that the tier does not have, as far as it has room. Does
     /// nothing while a store of the sequence is in flight. With groups, also stores window pages
@@ -68,7 +68,7 @@ class TierFlights {
     /// `owe_stores` in the same call; with marks, it also gives out the stores of the tokens. Does
     /// nothing if the tier will not have these tokens, already has the checkpoint, or has no free
     /// slot. Gives out no state if it throws std::bad_alloc.
-    void owe_checkpoint(SequenceHandle handle, Sequence& sequence, ColumnStates::Slot slot,
+    void owe_checkpoint(SequenceHandle handle, Sequence& sequence, RecurrentSlots::Slot slot,
                         Transfers& transfers);
 
     /// Records that columns `first` .. `end` - 1 of a sequence were put into the tree. The tree
@@ -155,11 +155,11 @@ class TierFlights {
     /// its tier. Resets the places on forgotten pages. A sequence whose load reads forgotten pages
     /// cannot commit the loaded pages.
     void drop_forgotten(std::int32_t replica) noexcept;
-    /// Call `loosen` before and `fasten` after the tree forgets its unused pages: see PageHold.
-    /// Stores for a sequence that was released or cut are cancelled: their pages would come back
-    /// otherwise.
-    void loosen() noexcept;
-    void fasten() noexcept;
+    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
+    /// PageHold. Stores for a sequence that was released or cut are cancelled: their pages would
+    /// come back otherwise.
+    void detach_from_tree() noexcept;
+    void reattach() noexcept;
 
     /// Throws IntegrityError unless the flights agree with the records of each sequence and tier.
     void check_integrity() const;

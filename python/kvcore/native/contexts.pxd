@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 
 from kvcore.cpp cimport (
     CacheManager,
-    RequestTerms,
+    RequestPriority,
     RequestView,
     SequenceHandle,
     StandIns,
@@ -139,7 +139,7 @@ cdef int require_plain(const int32_t* tokens, int64_t first, int64_t end) except
 
 @cython.final
 cdef class Terms:
-    cdef RequestTerms native
+    cdef RequestPriority native
     cdef object priority
     cdef object ttl
     cdef tuple retention

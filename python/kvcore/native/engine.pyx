@@ -34,7 +34,7 @@ from kvcore.cpp cimport (
     PageSwap,
     RequestBatch,
     RequestHistory,
-    RequestTerms,
+    RequestPriority,
     RequestView,
     ReserveOptions,
     ReserveStatus,

@@ -437,9 +437,9 @@ TEST(a_held_page_counts_for_its_tenant_to_the_end) {
             for (const bool forgets : {false, true}) {
                 ManagerFixture m(with_quota(sizes, {2, 12}));
                 Request request = m.claim(count_up(0, 8));
-                kvcore::RequestTerms terms;
+                kvcore::RequestPriority terms;
                 terms.tenant = 0;
-                m.manager.set_terms(request.sequence, terms);
+                m.manager.set_priority(request.sequence, terms);
                 m.run(request, 9);
                 const Ids row = m.pages(request);
                 kvcore::PinHandle pin;
@@ -499,9 +499,9 @@ TEST(an_export_keeps_to_quotas) {
         tail.first = 2;
         CHECK(m.manager.export_columns(cache_mover::span_of(m.manager, tail)).columns().empty());
         Request own = m.claim(count_up(70, 8));
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.tenant = 0;
-        m.manager.set_terms(own.sequence, terms);
+        m.manager.set_priority(own.sequence, terms);
         CHECK(m.reserve(own));  // within the tenant's reserved pages
         m.manager.check_integrity();
     }
@@ -520,9 +520,9 @@ TEST(held_pages_are_not_brought_in_beyond_quotas) {
     HeldPages held = hold(m, {taken.pages()[4]});
     const auto serve = [&](const Tokens& tokens) {
         Request request = m.claim(tokens);
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.tenant = 0;
-        m.manager.set_terms(request.sequence, terms);
+        m.manager.set_priority(request.sequence, terms);
         m.run(request, 9);
         return request;
     };

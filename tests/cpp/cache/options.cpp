@@ -257,17 +257,17 @@ TEST(a_bounded_hit_shares_less_with_other_tenants) {
     kvcore::CacheConfig config = ManagerFixture::config(4, 16);
     config.quotas = {{0, 2}, {4, 16}};
     ManagerFixture m(config);
-    kvcore::RequestTerms terms;
+    kvcore::RequestPriority terms;
     terms.tenant = 1;
     Request other = m.claim(count_up(1, 13));
-    m.manager.set_terms(other.sequence, terms);
+    m.manager.set_priority(other.sequence, terms);
     m.run(other, 0);
     terms.tenant = 0;
     ReserveOptions options;
     options.must_fit = 16;
     for (const std::int64_t most : {0, 4, 7, 8, 20}) {
         Request request = m.claim(count_up(1, 16));
-        m.manager.set_terms(request.sequence, terms);
+        m.manager.set_priority(request.sequence, terms);
         options.max_hit = most;
         request.active = 4;  // in chunks of 4 tokens
         kvcore::RequestView view = request.view();

@@ -130,10 +130,10 @@ class ExploredDigest {
         const kvcore::PageRow& row = sequence.pages;
         add(row.size());
         for (const kvcore::BlockId page : row.ids()) add_page(device_, page);
-        for (const std::int32_t column : row.twins()) add(column);
+        for (const std::int32_t column : row.own_duplicates()) add(column);
         add(static_cast<int>(sequence.reuse) + 3 * sequence.num_pending);
         add(row.committed());
-        add(row.frozen());
+        add(row.read_only_end());
         add(static_cast<int>(sequence.counted_end));
         add(static_cast<int>(sequence.written));
         add(static_cast<int>(sequence.hit_tokens));

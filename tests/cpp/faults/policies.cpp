@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "tree/tree_pin.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/eviction.hpp"
 #include "support/failing_memory.hpp"
 #include "support/random.hpp"
 #include "support/tree_text.hpp"
+#include "tree/tree_pin.hpp"
 
 namespace tests::faults::policies {
 
@@ -212,16 +212,16 @@ TEST(terms_are_taken_or_not) {
         claimed.sequence = claimed.manager->claim();
         return claimed;
     };
-    const kvcore::RequestTerms terms{80, 10, {{0, 5, 20, 7}}};
-    const auto set = [&](Claimed& scene) { scene.manager->set_terms(scene.sequence, terms); };
+    const kvcore::RequestPriority terms{80, 10, {{0, 5, 20, 7}}};
+    const auto set = [&](Claimed& scene) { scene.manager->set_priority(scene.sequence, terms); };
     const auto text = [](Claimed& scene) {
         scene.manager->check_integrity();
         return std::to_string(scene.manager->stats(0).num_sequences);
     };
-    each_site("set_terms", make, set, text);
+    each_site("set_priority", make, set, text);
     Claimed scene = make();
-    const auto refuses = [&](const kvcore::RequestTerms& wrong) {
-        CHECK_THROWS(std::invalid_argument, scene.manager->set_terms(scene.sequence, wrong));
+    const auto refuses = [&](const kvcore::RequestPriority& wrong) {
+        CHECK_THROWS(std::invalid_argument, scene.manager->set_priority(scene.sequence, wrong));
     };
     refuses({101, 1, {}});
     refuses({-1, 1, {}});
@@ -230,7 +230,7 @@ TEST(terms_are_taken_or_not) {
     refuses({50, 1, {{0, 5}, {4, 6}}});
     refuses({50, 1, {{0, 5, 101}}});
     scene.manager->release(scene.sequence);
-    CHECK_THROWS(kvcore::RequestNotFoundError, scene.manager->set_terms(scene.sequence, terms));
+    CHECK_THROWS(kvcore::RequestNotFoundError, scene.manager->set_priority(scene.sequence, terms));
 }
 
 TEST(trees_of_every_policy_grow_or_do_not) {

@@ -68,10 +68,10 @@ TEST(other_verbs) {
                 static_cast<void>(ManagerText(s).of_all());
             });
         leaves_no_trace("pin", state, [](ManagerScene& s) { s.pin(0); });
-        leaves_no_trace("set_terms", state, [](ManagerScene& s) {
-            kvcore::RequestTerms terms;
+        leaves_no_trace("set_priority", state, [](ManagerScene& s) {
+            kvcore::RequestPriority terms;
             terms.tenant = 0;
-            s.manager.set_terms(s.views[0].sequence, terms);
+            s.manager.set_priority(s.views[0].sequence, terms);
         });
         leaves_no_trace("tenant_stats", state, [](ManagerScene& s) {
             s.answer[0] = s.manager.tenant_stats(0)[0].held_pages;

@@ -46,10 +46,10 @@ class Cache {
     Request start(const Tokens& tokens, std::int32_t priority = 50,
                   std::int64_t duration = kvcore::Retention::kForever) {
         Request request = scene_.claim(tokens);
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.priority = priority;
         terms.duration = duration;
-        scene_.manager.set_terms(request.sequence, terms);
+        scene_.manager.set_priority(request.sequence, terms);
         request.active = std::min<std::int64_t>(kPage, request.end());
         CHECK_EQ(scene_.reserve(request), kvcore::ReserveStatus::kOk);
         return request;

@@ -46,9 +46,9 @@ class Cache {
     /// Runs a prompt, then `generated` tokens.
     Request start(const Tokens& tokens, std::int64_t generated = 0, std::int32_t priority = 50) {
         Request request = scene_.claim(tokens);
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.priority = priority;
-        manager().set_terms(request.sequence, terms);
+        manager().set_priority(request.sequence, terms);
         const std::int64_t end = request.end() + generated;
         while (request.start < end) {
             CHECK(scene_.run({&request}));

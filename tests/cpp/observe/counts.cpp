@@ -79,9 +79,9 @@ TEST(a_load_that_failed_brought_nothing) {
 std::vector<TenantStats> stats(const TierScene& m) { return m.manager.tenant_stats(0); }
 
 void tell(TierScene& m, const Request& request, std::int32_t tenant) {
-    kvcore::RequestTerms terms;
+    kvcore::RequestPriority terms;
     terms.tenant = tenant;
-    m.manager.set_terms(request.sequence, terms);
+    m.manager.set_priority(request.sequence, terms);
 }
 
 // The counts move with the request. Otherwise a later correction would change another tenant's

@@ -99,7 +99,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
             passed_.push_back({column, w});
         } else if (how == How::kUseless) {
             take_out({column, w});
-            useless_.push_back({column, w});
+            unreachable_.push_back({column, w});
         } else if (how == How::kKept || !is_queued({column, w})) {
             put_in({column, w});
         }
@@ -225,13 +225,14 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         const auto has = [&](const auto& entries) {
             return std::find(entries.begin(), entries.end(), entry) != entries.end();
         };
-        return has(passed_) || has(useless_) ||
+        return has(passed_) || has(unreachable_) ||
                std::any_of(left_.begin(), left_.end(),
                            [&](const Left& left) { return has(left.entries); });
     }
     void take_out(const Entry& entry) {
         passed_.erase(std::remove(passed_.begin(), passed_.end(), entry), passed_.end());
-        useless_.erase(std::remove(useless_.begin(), useless_.end(), entry), useless_.end());
+        unreachable_.erase(std::remove(unreachable_.begin(), unreachable_.end(), entry),
+                           unreachable_.end());
         for (auto left = left_.begin(); left != left_.end(); ++left) {
             const auto found = std::find(left->entries.begin(), left->entries.end(), entry);
             if (found == left->entries.end()) continue;
@@ -313,7 +314,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
         const std::int64_t wanted = std::min<std::int64_t>(
             64, std::max<std::int64_t>({1, pages / grouping_.num_lanes(), columns}));
         const std::int64_t rest = columns <= 0 && pages < grouping_.num_lanes() ? pages : 0;
-        if (pages > 0 && !useless_.empty()) return evict(useless_.front());
+        if (pages > 0 && !unreachable_.empty()) return evict(unreachable_.front());
         if (pages > 0) {
             const Left* broken = nullptr;
             for (const Left& left : left_) {
@@ -425,7 +426,7 @@ class SlowColumns final : public kvcore::PoolListener, public kvcore::TreeListen
     SlowPolicy& policy_;
     std::vector<Column> state_;
     std::map<BlockId, TreeNode*> removed_from_;
-    std::vector<Entry> useless_;
+    std::vector<Entry> unreachable_;
     std::vector<Entry> passed_;
     std::deque<Left> left_;
     std::deque<TreeNode*> condemned_;

@@ -73,7 +73,7 @@ TEST(pages_are_own_until_they_are_committed) {
     s.check_free(12);
     s.commit(row, 3);
     CHECK_EQ(row.committed(), 3);
-    CHECK_EQ(row.frozen(), 3);
+    CHECK_EQ(row.read_only_end(), 3);
     CHECK(!row.is_own(2) && row.is_own(3));
     CHECK_EQ(s.home.tree.num_evictable(), 0);
     row.clear(s.home.pool);
@@ -88,7 +88,7 @@ TEST(equal_pages_are_swapped_or_kept_as_twins) {
     PageRow second = s.row(3);
     const Ids own = second.ids();
     const std::uint32_t version = second.version();
-    second.make_room_for_twins(3);
+    second.make_room_for_duplicates(3);
     s.duplicates.clear();
     second.commit(s.home.tree, s.tokens.data(), 2, s.duplicates);
     second.swap_duplicates(s.home.pool, 0, s.duplicates);
@@ -96,7 +96,7 @@ TEST(equal_pages_are_swapped_or_kept_as_twins) {
     CHECK_EQ(second[1], first[1]);
     s.duplicates.clear();
     second.commit(s.home.tree, s.tokens.data(), 3, s.duplicates);
-    for (const auto& each : s.duplicates) second.keep_twin(2 + each.index);
+    for (const auto& each : s.duplicates) second.keep_own_duplicate(2 + each.index);
     second.check_integrity(s.home.tree);
     CHECK(second.is_own(2) && !second.is_own(1));
     CHECK_EQ(second[2], own[2]);
@@ -114,9 +114,9 @@ TEST(what_others_may_read_is_replaced) {
     PageRow child;
     child.make_room_to_share(parent, 4);
     child.share(s.home.pool, parent, 4, TreePin(s.home.tree, parent.node()));
-    CHECK_EQ(parent.frozen(), 4);
+    CHECK_EQ(parent.read_only_end(), 4);
     CHECK(s.write(child, 3, 4) == std::vector<std::int32_t>{3});
-    CHECK_EQ(child.frozen(), 3);
+    CHECK_EQ(child.read_only_end(), 3);
     CHECK(s.write(parent, 3, 4).empty());  // the only row that has the page now
     // Write to committed pages: the tree keeps its page, and the parent keeps the page that both
     // rows shared.
@@ -142,7 +142,7 @@ TEST(columns_that_are_dropped_are_given_back) {
     TreePin cut = row.find_cut(s.home.tree, 1);
     row.drop(s.home.pool, 1);
     row.move_back(1, std::move(cut));
-    row.unfreeze(1);
+    row.make_writable(1);
     row.check_integrity(s.home.tree);
     s.check_free(14);
     CHECK_EQ(s.home.tree.num_evictable(), 1);
@@ -179,7 +179,7 @@ TEST(a_page_of_forks_is_entrusted_to_the_tree) {
     PageRow heir;
     heir.make_room_to_share(parent, 2);
     heir.share(s.home.pool, parent, 2, TreePin(s.home.tree, parent.node()));
-    heir.make_room_for_twins(1);
+    heir.make_room_for_duplicates(1);
     CHECK_EQ(parent.find_shared(s.home.pool, 2), 0);
     s.commit(parent, 1);
     heir.entrust(s.home.pool, 0, TreePin(s.home.tree, parent.node()));

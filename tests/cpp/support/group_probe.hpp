@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "tree/children.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "support/manager_probe.hpp"
 #include "support/request.hpp"
+#include "tree/children.hpp"
 
 /// A column of the tree, by the digest of all tokens up to its end.
 struct CachedColumn {
@@ -24,7 +24,8 @@ using Cached = std::map<Digest, CachedColumn>;
 
 /// Return all columns of a tree.
 inline Cached cached_of(const kvcore::PrefixTree& tree, const kvcore::ColumnPages* columns,
-                        const kvcore::ColumnStates* states, const std::vector<std::string>& names) {
+                        const kvcore::RecurrentSlots* states,
+                        const std::vector<std::string>& names) {
     const std::int32_t page_size = tree.page_size();
     const std::int32_t lanes = columns == nullptr ? 0 : columns->grouping().num_lanes();
     Cached cached;

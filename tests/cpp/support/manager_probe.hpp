@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvcore/cache_manager.hpp"
 #include "cache/impl.hpp"
+#include "kvcore/cache_manager.hpp"
 
 namespace kvcore {
 
@@ -24,7 +24,8 @@ struct CacheManagerProbe {
                                                   SequenceHandle handle) {
         return manager.impl_->state.sequences.at(handle);
     }
-    [[nodiscard]] static const StateRow& state(const CacheManager& manager, SequenceHandle handle) {
+    [[nodiscard]] static const RecurrentState& state(const CacheManager& manager,
+                                                     SequenceHandle handle) {
         return manager.impl_->state.states.of(handle);
     }
     [[nodiscard]] static const std::vector<Copy>& copies(const CacheManager& manager) {

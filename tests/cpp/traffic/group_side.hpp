@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "layers/column_states.hpp"
+#include "layers/recurrent_slots.hpp"
 #include "oracle/slow_columns.hpp"
 #include "support/check.hpp"
 
@@ -37,8 +37,8 @@ class GroupSide {
           pages_(made()) {
         if constexpr (kIsReal) {
             if (num_slots == 0) return;
-            states_ = std::make_unique<kvcore::ColumnStates>(num_slots, columns_, policy_.useless(),
-                                                             &pages_);
+            states_ = std::make_unique<kvcore::RecurrentSlots>(num_slots, columns_,
+                                                               policy_.unreachable(), &pages_);
             pages_.need_checkpoints();
         }
     }
@@ -118,7 +118,7 @@ class GroupSide {
         BlockId last = 0;
         tree_.copy_pages({row.node, row.committed}, row.committed - 1, &last);
         if constexpr (kIsReal) {
-            if (states_->find(last) != kvcore::ColumnStates::kNone) return;
+            if (states_->find(last) != kvcore::RecurrentSlots::kNone) return;
             states_->make_ready(states_->add(last, {row.node, row.committed}));
         } else {
             pages_.add_checkpoint(last);
@@ -322,7 +322,7 @@ class GroupSide {
     kvcore::BlockPool columns_;
     kvcore::PrefixTree tree_;
     Pages pages_;
-    std::unique_ptr<kvcore::ColumnStates> states_;
+    std::unique_ptr<kvcore::RecurrentSlots> states_;
     std::vector<Row> rows_;
     std::uint64_t how_ = 0;
 };

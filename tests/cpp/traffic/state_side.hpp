@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "layers/column_states.hpp"
+#include "layers/recurrent_slots.hpp"
 #include "layers/window_policy.hpp"
 #include "oracle/naive_policies.hpp"
 #include "oracle/slow_hits.hpp"
@@ -164,7 +164,7 @@ class RealStates final : public StateSide<RealStates> {
     [[nodiscard]] bool has(BlockId page) const { return states_.has(page); }
     void renew(BlockId page) { states_.renew(states_.find(page)); }
     void add(BlockId page, TreeNode* run) {
-        if (states_.find(page) == kvcore::ColumnStates::kNone) {
+        if (states_.find(page) == kvcore::RecurrentSlots::kNone) {
             states_.make_ready(states_.add(page, {run, kvcore::PrefixTree::depth_of(run)}));
         }
     }
@@ -181,10 +181,10 @@ class RealStates final : public StateSide<RealStates> {
                std::unique_ptr<kvcore::WindowPolicy>&& policy)
         : StateSide(num_pages, std::move(policy)),
           policy_(known),
-          states_(num_slots, pool_, known.useless(), nullptr) {}
+          states_(num_slots, pool_, known.unreachable(), nullptr) {}
 
     kvcore::WindowPolicy& policy_;
-    kvcore::ColumnStates states_;
+    kvcore::RecurrentSlots states_;
 };
 
 /// Stores only the time of the last event of each run.

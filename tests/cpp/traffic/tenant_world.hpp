@@ -148,9 +148,9 @@ class TenantWorld {
         return static_cast<std::int32_t>(random_.below(count(config().quotas) + 1)) - 1;
     }
     void tell(Row& row, std::int32_t tenant) {
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.tenant = row.tenant = tenant;
-        manager_.set_terms(row.request.sequence, terms);
+        manager_.set_priority(row.request.sequence, terms);
     }
     void claim() {
         if (live_.size() >= 6) return release();

@@ -286,9 +286,9 @@ TEST(quotas_come_first) {
     TierScene m(given);
     const auto claim_for = [&](const Tokens& tokens, std::int32_t tenant) {
         Request request = m.claim(tokens);
-        kvcore::RequestTerms terms;
+        kvcore::RequestPriority terms;
         terms.tenant = tenant;
-        m.manager.set_terms(request.sequence, terms);
+        m.manager.set_priority(request.sequence, terms);
         return request;
     };
     const auto serve_for = [&](const Tokens& tokens, std::int32_t tenant) {

@@ -108,10 +108,10 @@ TEST(pages_of_a_lower_priority_are_not_stored) {
         TierScene m(given);
         const auto serve = [&](const Tokens& tokens, std::int32_t priority, std::int64_t retained) {
             Request request = m.claim(tokens);
-            kvcore::RequestTerms terms;
+            kvcore::RequestPriority terms;
             terms.priority = priority;
             if (retained > 0) terms.ranges = {{0, retained, 90, kvcore::Retention::kForever}};
-            m.manager.set_terms(request.sequence, terms);
+            m.manager.set_priority(request.sequence, terms);
             m.settle(request);
             const Transfers stores = m.commit(request, 0);
             m.finish(stores);
@@ -137,9 +137,9 @@ TEST(a_higher_priority_stores_what_was_not) {
     TierScene m(given);
     CHECK_EQ(m.serve(count_up(0, 6)), 0);
     Request request = m.claim(count_up(0, 7));
-    kvcore::RequestTerms terms;
+    kvcore::RequestPriority terms;
     terms.priority = 70;
-    m.manager.set_terms(request.sequence, terms);
+    m.manager.set_priority(request.sequence, terms);
     m.settle(request);
     const Transfers stores = m.commit(request, 0);
     CHECK_EQ(count(stores.tier_moves), 3);
@@ -170,10 +170,10 @@ TEST(a_tier_can_go_by_priority) {
     given.eviction.order = given.host_eviction.order = EvictionOrder::kPriority;
     TierScene m(given);
     Request request = m.claim(count_up(0, 8));
-    kvcore::RequestTerms terms;
+    kvcore::RequestPriority terms;
     terms.priority = 10;
     terms.ranges = {{0, 4, 90, kvcore::Retention::kForever}};
-    m.manager.set_terms(request.sequence, terms);
+    m.manager.set_priority(request.sequence, terms);
     m.settle(request);
     const Transfers stores = m.commit(request, 0);
     CHECK_EQ(count(stores.tier_moves), 4);

@@ -144,7 +144,7 @@ def test_every_room_is_known() -> None:
 @pytest.mark.parametrize(
     ("path", "include"),
     [
-        ("src/pages/block_pool.cpp", "cache/state.hpp"),
+        ("src/pages/block_pool.cpp", "cache/cache_data.hpp"),
         ("src/pages/page_owners.hpp", "tree/tree_node.hpp"),
         ("src/tree/prefix_tree.cpp", "kvcore/page_keys.hpp"),
         ("src/level/tier_index.cpp", "kvcore/request.hpp"),

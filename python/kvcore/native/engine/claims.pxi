@@ -142,10 +142,10 @@ cdef class ClaimTable:
 
     cdef int tell_terms(self, SequenceHandle sequence, Terms terms) except -1:
         """Set priority, duration and tenant of a request; -1 for a tenant without a quota."""
-        cdef RequestTerms native = terms.native
+        cdef RequestPriority native = terms.native
         if terms.tenant is not None:
             native.tenant = <int32_t>self.tenants.get(terms.tenant, -1)
-        self.native.set_terms(sequence, native)
+        self.native.set_priority(sequence, native)
         return 0
 
     cdef Claim lookup(self, object request_id):

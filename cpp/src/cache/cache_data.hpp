@@ -10,10 +10,10 @@
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
+#include "request/priorities.hpp"
+#include "request/recurrent_states.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"
-#include "request/state_rows.hpp"
-#include "request/terms.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
 #include "transfer/copy_list.hpp"
@@ -28,11 +28,11 @@ namespace kvcore {
 /// The state that a CacheManager keeps between two calls, except its pins. The verbs are the
 /// classes around it: each has a reference to it, and memory of its own at most for the length of a
 /// call.
-struct ManagerState {
+struct CacheData {
     /// Throws std::invalid_argument for sizes below 1.
-    ManagerState(const CacheConfig& given, const PolicyFactory& make_policy);
-    ManagerState(const ManagerState&) = delete;
-    ManagerState& operator=(const ManagerState&) = delete;
+    CacheData(const CacheConfig& given, const PolicyFactory& make_policy);
+    CacheData(const CacheData&) = delete;
+    CacheData& operator=(const CacheData&) = delete;
 
     [[nodiscard]] Replica& home_of(const Sequence& sequence) const noexcept {
         return *replicas[static_cast<std::size_t>(sequence.replica)];
@@ -97,8 +97,8 @@ struct ManagerState {
         return {sequence.pages, home_of(sequence).pool, sequence.replica, config.page_size, start};
     }
     /// Pages that copies of other sequences still read are not written in place.
-    void freeze_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
-        copies.freeze_read_pages(sequence, start, config.page_size);
+    void protect_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
+        copies.protect_read_pages(sequence, start, config.page_size);
     }
 
     const CacheConfig config;
@@ -108,7 +108,7 @@ struct ManagerState {
     std::unique_ptr<EventLog> events;  // null if there is no reader
     SequenceTable sequences;
     WindowRows windows;
-    StateRows states;
+    RecurrentStates states;
     Tickets tickets;
     OwedCopies copies;
     PageHolds holds;
@@ -118,7 +118,7 @@ struct ManagerState {
     TierFlights flights;
     CacheCopies cache_copies;
     TokenCounts counts;
-    Terms terms;
+    Priorities priorities;
     SequenceTenants tenants;
 
    private:

@@ -54,13 +54,13 @@ class ZeroedArray {
 ///
 /// Owns: links by entry, lists by departure. Threads: no locks of its own. Cost: O(1) and that of
 /// the policy's method; after construction only `make_room` allocates.
-class IdlePages {
+class EvictableWindowPages {
    public:
     using Entry = std::uint32_t;
     using Departure = WindowPolicy::Departure;
     static constexpr Entry kNone = ~Entry{0};
 
-    IdlePages(std::size_t num_entries, WindowPolicy& policy)
+    EvictableWindowPages(std::size_t num_entries, WindowPolicy& policy)
         : policy_(policy), links_(num_entries), departures_(1) {}
 
     /// Makes room to keep pages of up to `entries` entries that readers leave next: up to `spare`
@@ -101,7 +101,7 @@ class IdlePages {
     }
     void give_up(Entry entry) noexcept {
         if (contains(entry)) remove(entry);
-        push(useless_, kUseless, entry);
+        push(unreachable_, kUseless, entry);
     }
     /// Adds an entry to the current departure. If there is no room for another departure, the entry
     /// stays in its departure, or counts as passed.
@@ -119,7 +119,7 @@ class IdlePages {
     /// way.
     class Keeper {
        public:
-        explicit Keeper(IdlePages& idle) noexcept : idle_(idle) {}
+        explicit Keeper(EvictableWindowPages& idle) noexcept : idle_(idle) {}
         Keeper(const Keeper&) = delete;
         Keeper& operator=(const Keeper&) = delete;
         ~Keeper() { move(); }
@@ -145,7 +145,7 @@ class IdlePages {
             first_ = kNone;
         }
 
-        IdlePages& idle_;
+        EvictableWindowPages& idle_;
         Entry first_ = kNone;  // of the adjacent entries to move
         Entry last_ = kNone;
         std::uint32_t from_ = 0;  // the list that they are in
@@ -178,7 +178,7 @@ class IdlePages {
     /// The first entry that serves no hit, the first passed entry, and the first entry of a
     /// departure.
     [[nodiscard]] Entry first_useless() const noexcept {
-        if (useless_.first != 0) return useless_.first - 1;
+        if (unreachable_.first != 0) return unreachable_.first - 1;
         return broken_.first == 0 ? kNone : first_of(broken_.first);
     }
     [[nodiscard]] Entry first_passed() const noexcept { return passed_.first - 1; }
@@ -223,7 +223,7 @@ class IdlePages {
     }
     [[nodiscard]] List& list_of(std::uint32_t number) noexcept {
         if (number > kPassed) return departures_[number - kPassed].entries;
-        return number == kPassed ? passed_ : useless_;
+        return number == kPassed ? passed_ : unreachable_;
     }
     void end_if_empty(std::uint32_t number) noexcept {
         if (number > kPassed && list_of(number).first == 0) end(number - kPassed);
@@ -306,7 +306,7 @@ class IdlePages {
     WindowPolicy& policy_;
     ZeroedArray<Link> links_;
     std::vector<Left> departures_;
-    List useless_;
+    List unreachable_;
     List passed_;
     List broken_;               // departures
     std::array<Kept, 2> kept_;  // of the entries kept now: not spare, spare

@@ -14,11 +14,11 @@
 
 namespace kvcore {
 
-/// The retention terms that requests set for their pages, and the current time.
+/// The retention priorities that requests set for their pages, and the current time.
 ///
-/// Owns: the terms of sequences with terms, by entry of the SequenceTable.
-/// Threads: no locks of its own. Cost: O(1) for a sequence without terms, else O(ranges).
-class Terms {
+/// Owns: the priorities of sequences with priorities, by entry of the SequenceTable.
+/// Threads: no locks of its own. Cost: O(1) for a sequence without priorities, else O(ranges).
+class Priorities {
    public:
     /// Columns with the same retention.
     struct Segment {
@@ -26,11 +26,11 @@ class Terms {
         Retention retention;
     };
 
-    explicit Terms(std::int32_t page_size) noexcept : page_size_(page_size) {}
+    explicit Priorities(std::int32_t page_size) noexcept : page_size_(page_size) {}
 
-    /// Sets the terms of a sequence. Throws std::invalid_argument for invalid terms, and
+    /// Sets the priorities of a sequence. Throws std::invalid_argument for invalid priorities, and
     /// std::bad_alloc.
-    void set(SequenceHandle sequence, const RequestTerms& terms);
+    void set(SequenceHandle sequence, const RequestPriority& priority);
     void forget(SequenceHandle sequence) noexcept;
 
     [[nodiscard]] std::int64_t now() const noexcept { return now_; }
@@ -38,23 +38,24 @@ class Terms {
 
     /// Returns the segment that starts at a column.
     [[nodiscard]] Segment segment(SequenceHandle sequence, std::int32_t column) const noexcept {
-        const RequestTerms* terms = find(sequence);
-        return terms == nullptr ? Segment() : segment_of(*terms, column);
+        const RequestPriority* priority = find(sequence);
+        return priority == nullptr ? Segment() : segment_of(*priority, column);
     }
-    /// Applies the terms of a sequence to the pages from `first` to `at`, which it uses.
+    /// Applies the priorities of a sequence to the pages from `first` to `at`, which it uses.
     void retain(PrefixTree& tree, SequenceHandle sequence, TreePosition at,
                 std::int32_t first) const noexcept;
 
    private:
-    [[nodiscard]] const RequestTerms* find(SequenceHandle sequence) const noexcept {
+    [[nodiscard]] const RequestPriority* find(SequenceHandle sequence) const noexcept {
         return sequence.index < all_.size() ? all_[sequence.index].get() : nullptr;
     }
-    [[nodiscard]] Segment segment_of(const RequestTerms& terms, std::int32_t column) const noexcept;
+    [[nodiscard]] Segment segment_of(const RequestPriority& priority,
+                                     std::int32_t column) const noexcept;
     [[nodiscard]] Retention lasting(std::int32_t priority, std::int64_t duration) const noexcept;
 
     std::int32_t page_size_;
     std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
-    std::vector<std::unique_ptr<RequestTerms>> all_;
+    std::vector<std::unique_ptr<RequestPriority>> all_;
 };
 
 namespace quotas {

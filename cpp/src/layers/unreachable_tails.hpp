@@ -36,7 +36,7 @@ namespace kvcore {
 /// that lost the window at its end.
 /// Threads: no locks of its own. Cost: O(1) per method, plus the cost of judging a run once each
 /// time that it was condemned; only the methods that make room allocate.
-class UselessRuns {
+class UnreachableTails {
    public:
     /// Makes room for one more run id. Throws std::bad_alloc.
     void make_room_for_run() {

@@ -5,16 +5,16 @@
 #include <utility>
 #include <vector>
 
-#include "layers/idle_pages.hpp"
-#include "layers/window_policy.hpp"
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
+#include "layers/evictable_window_pages.hpp"
+#include "layers/window_policy.hpp"
 #include "support/check.hpp"
 
-namespace tests::layers::idle_pages {
+namespace tests::layers::evictable_window_pages {
 
 using kvcore::BlockId;
-using kvcore::IdlePages;
+using kvcore::EvictableWindowPages;
 using kvcore::PrefixTree;
 using kvcore::TokenId;
 using kvcore::WindowPolicy;
@@ -35,28 +35,29 @@ struct Scene {
         return made;
     }
     /// The entries leave in one departure from a prefix of `depth` pages.
-    void leave(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
+    void leave(std::int32_t depth, const std::vector<EvictableWindowPages::Entry>& entries) {
         idle.begin_leaving();
         idle.leave_from({end, depth});
-        for (const IdlePages::Entry entry : entries) idle.keep(entry);
+        for (const EvictableWindowPages::Entry entry : entries) idle.keep(entry);
     }
 
     /// Does the same with a Keeper, all entries at once.
-    void leave_together(std::int32_t depth, const std::vector<IdlePages::Entry>& entries) {
+    void leave_together(std::int32_t depth,
+                        const std::vector<EvictableWindowPages::Entry>& entries) {
         idle.begin_leaving();
         idle.leave_from({end, depth});
-        IdlePages::Keeper keeper(idle);
-        for (const IdlePages::Entry entry : entries) keeper.keep(entry);
+        EvictableWindowPages::Keeper keeper(idle);
+        for (const EvictableWindowPages::Entry entry : entries) keeper.keep(entry);
     }
     /// Removes the entries of the departures that end at `depth` and returns them in order.
-    std::vector<IdlePages::Entry> take(std::int32_t depth) {
+    std::vector<EvictableWindowPages::Entry> take(std::int32_t depth) {
         const auto ends_there = [&](WindowPolicy::Departure departure) {
             const kvcore::TreePosition at = policy->end_of(departure);
             return at.node != nullptr && at.depth == depth;
         };
         WindowPolicy::Departure departure = 1;
         while (!ends_there(departure)) ++departure;
-        std::vector<IdlePages::Entry> taken;
+        std::vector<EvictableWindowPages::Entry> taken;
         while (ends_there(departure)) {
             taken.push_back(idle.first_of(departure));
             idle.remove(taken.back());
@@ -70,7 +71,7 @@ struct Scene {
     WindowPolicy* policy = nullptr;
     PrefixTree tree;
     kvcore::TreeNode* end;
-    IdlePages idle;
+    EvictableWindowPages idle;
 };
 
 TEST(kept_pages_never_lose_by_a_use) {
@@ -87,7 +88,7 @@ TEST(kept_pages_never_lose_by_a_use) {
     CHECK_EQ(scene.policy->num_departures(), 2U);
 }
 
-using Entries = std::vector<IdlePages::Entry>;
+using Entries = std::vector<EvictableWindowPages::Entry>;
 
 TEST(entries_that_are_kept_together_keep_their_order) {
     Scene scene;
@@ -106,7 +107,7 @@ TEST(a_departure_that_is_kept_again_ends) {
     scene.idle.pass(5);
     scene.idle.pass(6);
     scene.leave_together(4, {2, 5, 6});
-    CHECK_EQ(scene.idle.first_passed(), IdlePages::kNone);
+    CHECK_EQ(scene.idle.first_passed(), EvictableWindowPages::kNone);
     CHECK(scene.take(3) == Entries({0, 1}));
     CHECK(scene.take(4) == Entries({2, 5, 6}));
 }
@@ -115,13 +116,13 @@ TEST(a_departure_that_is_kept_again_ends) {
 // leaves the other pages.
 TEST(useless_pages_are_kept_together) {
     Scene scene;
-    for (const IdlePages::Entry entry : {0U, 1U, 2U, 3U}) scene.idle.give_up(entry);
+    for (const EvictableWindowPages::Entry entry : {0U, 1U, 2U, 3U}) scene.idle.give_up(entry);
     scene.leave_together(4, {1, 2});
     CHECK_EQ(scene.idle.first_useless(), 0U);
     scene.idle.remove(0);
     CHECK_EQ(scene.idle.first_useless(), 3U);
     scene.leave_together(2, {3});
-    CHECK_EQ(scene.idle.first_useless(), IdlePages::kNone);
+    CHECK_EQ(scene.idle.first_useless(), EvictableWindowPages::kNone);
     CHECK(scene.take(4) == Entries({1, 2}));
     scene.idle.give_up(3);  // removes the last entry of the departure, which ends
     CHECK_EQ(scene.policy->num_departures(), 0U);
@@ -141,4 +142,4 @@ TEST(entries_without_room_stay_in_their_departure) {
 
 }  // namespace
 
-}  // namespace tests::layers::idle_pages
+}  // namespace tests::layers::evictable_window_pages

@@ -9,8 +9,8 @@
 #include "kvcore/eviction.hpp"
 #include "kvcore/metrics.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "layers/idle_pages.hpp"
-#include "layers/useless_runs.hpp"
+#include "layers/evictable_window_pages.hpp"
+#include "layers/unreachable_tails.hpp"
 
 namespace kvcore {
 
@@ -19,20 +19,21 @@ namespace kvcore {
 ///
 /// A checkpoint belongs to a column of the tree: it stays with its column when a run is cut, and is
 /// dropped when the column becomes free. When slots are needed, checkpoints without holds are
-/// dropped, the least recently used first. UselessRuns stores which runs have a checkpoint.
+/// dropped, the least recently used first. UnreachableTails stores which runs have a checkpoint.
 ///
 /// Owns: the slots and their order. Invariant: a slot is free, a request's, a checkpoint's, or
 /// leaving: only copies hold it. A hit finds a checkpoint when it is ready: its copy is complete.
 /// Threads: no locks of its own; CacheManager locks around it.
 /// Cost: O(1) per method; taking a slot is O(held checkpoints). No memory after construction.
-class ColumnStates final : public PoolListener {
+class RecurrentSlots final : public PoolListener {
    public:
     using Slot = std::int32_t;
     static constexpr Slot kNone = -1;
 
-    /// `runs`: the UselessRuns of the tree that has the columns, with room for a checkpoint per
-    /// slot. `next`: another listener for freed columns.
-    ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs, PoolListener* next);
+    /// `runs`: the UnreachableTails of the tree that has the columns, with room for a checkpoint
+    /// per slot. `next`: another listener for freed columns.
+    RecurrentSlots(std::int64_t num_slots, BlockPool& columns, UnreachableTails& runs,
+                   PoolListener* next);
 
     /// Free slots, and checkpoints without holds.
     [[nodiscard]] std::int64_t num_available() const noexcept {
@@ -130,7 +131,7 @@ class ColumnStates final : public PoolListener {
     void leave_column(Slot slot) noexcept;
 
     ZeroedArray<Slot> of_column_;  // slot + 1; 0: no checkpoint
-    UselessRuns& runs_;
+    UnreachableTails& runs_;
     PoolListener* next_;
     std::vector<Entry> slots_;
     std::vector<Slot> free_;
@@ -150,7 +151,7 @@ class ColumnStates final : public PoolListener {
 class StateHold {
    public:
     StateHold() noexcept = default;
-    StateHold(ColumnStates& states, ColumnStates::Slot slot) noexcept
+    StateHold(RecurrentSlots& states, RecurrentSlots::Slot slot) noexcept
         : states_(&states), slot_(slot) {
         enter();
     }
@@ -168,7 +169,7 @@ class StateHold {
     ~StateHold() { leave(); }
 
     [[nodiscard]] explicit operator bool() const noexcept { return states_ != nullptr; }
-    [[nodiscard]] ColumnStates::Slot slot() const noexcept { return slot_; }
+    [[nodiscard]] RecurrentSlots::Slot slot() const noexcept { return slot_; }
     /// True if the slot has no other hold.
     [[nodiscard]] bool is_sole() const noexcept {
         return is_held_ && states_->num_holds(slot_) == 1;
@@ -187,8 +188,8 @@ class StateHold {
     }
 
    private:
-    ColumnStates* states_ = nullptr;  // nullptr: holds nothing
-    ColumnStates::Slot slot_ = ColumnStates::kNone;
+    RecurrentSlots* states_ = nullptr;  // nullptr: holds nothing
+    RecurrentSlots::Slot slot_ = RecurrentSlots::kNone;
     bool is_held_ = false;
 };
 

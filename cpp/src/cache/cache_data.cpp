@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cache/state.hpp"
+#include "cache/cache_data.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -110,7 +110,7 @@ std::vector<std::unique_ptr<Replica>> make_replicas(const CacheConfig& config,
 
 }  // namespace
 
-ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_policy)
+CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
     : config(checked(given, make_policy != nullptr)),
       grouping(config.page_size, config.groups),
       replicas(make_replicas(config, grouping, make_policy)),
@@ -121,7 +121,7 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
       state_copies(tickets, sequences, replicas),
       store_queue(config, grouping, replicas),
       flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
-      terms(config.page_size),
+      priorities(config.page_size),
       most_pooled_tokens_(grouping.is_plain()
                               ? config.num_pages * config.page_size
                               : grouping.most_tokens(config.num_pages, {config.reserve_chunks,
@@ -130,12 +130,12 @@ ManagerState::ManagerState(const CacheConfig& given, const PolicyFactory& make_p
     if (config.event_pages > 0) events = std::make_unique<EventLog>(config, grouping, replicas);
 }
 
-void ManagerState::throw_no_replica(std::int32_t index) const {
+void CacheData::throw_no_replica(std::int32_t index) const {
     throw std::out_of_range(detail::concat("replica ", index, " does not exist, there are ",
                                            config.num_replicas, ", counted from 0"));
 }
 
-std::int64_t ManagerState::most_tokens(std::int64_t num_steps) const noexcept {
+std::int64_t CacheData::most_tokens(std::int64_t num_steps) const noexcept {
     return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "layers/column_states.hpp"
+#include "layers/recurrent_slots.hpp"
 
 #include <algorithm>
 
@@ -9,8 +9,8 @@
 
 namespace kvcore {
 
-ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRuns& runs,
-                           PoolListener* next)
+RecurrentSlots::RecurrentSlots(std::int64_t num_slots, BlockPool& columns, UnreachableTails& runs,
+                               PoolListener* next)
     : of_column_(static_cast<std::size_t>(columns.end_id())),
       runs_(runs),
       next_(next),
@@ -21,7 +21,8 @@ ColumnStates::ColumnStates(std::int64_t num_slots, BlockPool& columns, UselessRu
     columns.set_listener(this);
 }
 
-std::int32_t ColumnStates::longest_hit(TreePosition at, std::int32_t column_tokens) const noexcept {
+std::int32_t RecurrentSlots::longest_hit(TreePosition at,
+                                         std::int32_t column_tokens) const noexcept {
     if (at.depth == 0) return 0;
     ColumnsUp columns(at, column_tokens);
     std::int32_t depth = at.depth;
@@ -29,7 +30,7 @@ std::int32_t ColumnStates::longest_hit(TreePosition at, std::int32_t column_toke
     return depth;
 }
 
-ColumnStates::Slot ColumnStates::take() {
+RecurrentSlots::Slot RecurrentSlots::take() {
     if (free_.empty()) {
         Slot victim = oldest_;
         while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;
@@ -43,30 +44,30 @@ ColumnStates::Slot ColumnStates::take() {
     return slot;
 }
 
-void ColumnStates::take_over(Slot checkpoint) noexcept {
+void RecurrentSlots::take_over(Slot checkpoint) noexcept {
     leave_column(checkpoint);
     at(checkpoint).owner = Owner::kRequest;
 }
 
-void ColumnStates::give_back(Slot slot) noexcept {
+void RecurrentSlots::give_back(Slot slot) noexcept {
     Entry& entry = at(slot);
     entry.owner = entry.holds > 0 ? Owner::kLeaving : Owner::kNobody;
     if (entry.holds == 0) free_.push_back(slot);
 }
 
-ColumnStates::Slot ColumnStates::add(BlockId column, TreePosition end) {
+RecurrentSlots::Slot RecurrentSlots::add(BlockId column, TreePosition end) {
     if (num_available() == 0) return kNone;
     const Slot slot = take();
     join_column(slot, column, end);
     return slot;
 }
 
-void ColumnStates::hand_over(Slot slot, BlockId column, TreePosition end) noexcept {
+void RecurrentSlots::hand_over(Slot slot, BlockId column, TreePosition end) noexcept {
     join_column(slot, column, end);
     make_ready(slot);
 }
 
-void ColumnStates::join_column(Slot slot, BlockId column, TreePosition end) noexcept {
+void RecurrentSlots::join_column(Slot slot, BlockId column, TreePosition end) noexcept {
     Entry& entry = at(slot);
     entry.owner = Owner::kColumn;
     entry.column = column;
@@ -77,12 +78,12 @@ void ColumnStates::join_column(Slot slot, BlockId column, TreePosition end) noex
     if (entry.holds == 0) ++num_unused_;
 }
 
-void ColumnStates::make_ready(Slot checkpoint) noexcept {
+void RecurrentSlots::make_ready(Slot checkpoint) noexcept {
     at(checkpoint).is_ready = true;
     ++num_made_;
 }
 
-void ColumnStates::leave_column(Slot slot) noexcept {
+void RecurrentSlots::leave_column(Slot slot) noexcept {
     Entry& entry = at(slot);
     of_column_[static_cast<std::size_t>(entry.column)] = 0;
     unlink(slot);
@@ -92,17 +93,17 @@ void ColumnStates::leave_column(Slot slot) noexcept {
     entry.is_ready = false;
 }
 
-void ColumnStates::drop(Slot checkpoint) noexcept {
+void RecurrentSlots::drop(Slot checkpoint) noexcept {
     leave_column(checkpoint);
     give_back(checkpoint);
 }
 
-void ColumnStates::renew(Slot checkpoint) noexcept {
+void RecurrentSlots::renew(Slot checkpoint) noexcept {
     unlink(checkpoint);
     link(checkpoint);
 }
 
-void ColumnStates::forget() noexcept {
+void RecurrentSlots::forget() noexcept {
     for (Slot slot = oldest_; slot != kNone;) {
         const Slot next = at(slot).next;
         if (at(slot).holds == 0) drop(slot);
@@ -110,12 +111,12 @@ void ColumnStates::forget() noexcept {
     }
 }
 
-void ColumnStates::hold(Slot slot) noexcept {
+void RecurrentSlots::hold(Slot slot) noexcept {
     Entry& entry = at(slot);
     if (entry.holds++ == 0 && entry.owner == Owner::kColumn) --num_unused_;
 }
 
-void ColumnStates::let_go(Slot slot) noexcept {
+void RecurrentSlots::let_go(Slot slot) noexcept {
     Entry& entry = at(slot);
     if (--entry.holds > 0) return;
     if (entry.owner == Owner::kColumn) ++num_unused_;
@@ -125,22 +126,22 @@ void ColumnStates::let_go(Slot slot) noexcept {
     }
 }
 
-void ColumnStates::link(Slot slot) noexcept {
+void RecurrentSlots::link(Slot slot) noexcept {
     at(slot).previous = youngest_;
     at(slot).next = kNone;
     (youngest_ != kNone ? at(youngest_).next : oldest_) = slot;
     youngest_ = slot;
 }
 
-void ColumnStates::unlink(Slot slot) noexcept {
+void RecurrentSlots::unlink(Slot slot) noexcept {
     const Entry& entry = at(slot);
     (entry.previous != kNone ? at(entry.previous).next : oldest_) = entry.next;
     (entry.next != kNone ? at(entry.next).previous : youngest_) = entry.previous;
 }
 
 // Evicts at most one run per round: after that the path to the run may be useless.
-std::int64_t ColumnStates::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
-                                 WindowPolicy& policy) noexcept {
+std::int64_t RecurrentSlots::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
+                                   WindowPolicy& policy) noexcept {
     const auto is_there = [](std::int32_t) { return true; };
     std::int64_t evicted = 0;
     while (evicted < n) {
@@ -160,16 +161,16 @@ std::int64_t ColumnStates::evict(std::int64_t n, BlockId* out, PrefixTree& tree,
     return evicted;
 }
 
-void ColumnStates::freed(const BlockId* ids, std::int64_t n) noexcept {
+void RecurrentSlots::freed(const BlockId* ids, std::int64_t n) noexcept {
     forget_columns(ids, n);
     if (next_ != nullptr) next_->freed(ids, n);
 }
 
-void ColumnStates::forget_columns(const BlockId* ids, std::int64_t n) noexcept {
+void RecurrentSlots::forget_columns(const BlockId* ids, std::int64_t n) noexcept {
     for (std::int64_t i = 0; i < n; ++i) drop_of(ids[i]);
 }
 
-StateStats ColumnStates::stats() const noexcept {
+StateStats RecurrentSlots::stats() const noexcept {
     StateStats stats;
     stats.total_slots = static_cast<std::int64_t>(slots_.size());
     stats.checkpoints = num_checkpoints_;
@@ -182,8 +183,8 @@ StateStats ColumnStates::stats() const noexcept {
     return stats;
 }
 
-void ColumnStates::check_integrity(const std::vector<Slot>& used,
-                                   const std::vector<bool>& cached) const {
+void RecurrentSlots::check_integrity(const std::vector<Slot>& used,
+                                     const std::vector<bool>& cached) const {
     using detail::require_law;
     std::vector<Owner> owners(slots_.size(), Owner::kNobody);
     for (const Slot slot : used) {
