@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "a failed store counts as done",
         "cpp/src/transfer/tier_flights.cpp",
-        "n > 0 && done && flight.is_wanted) publish(flight)",
-        "n > 0 && flight.is_wanted) publish(flight)",
+        "    if (done && flight.is_wanted) {",
+        "    if (flight.is_wanted) {",
         "host",
     ),
     Mutant(
@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "a reset leaves pages that are held to be found",
         "cpp/src/cache/forget.cpp",
-        "        home->tree.forget_all(*branches++);\n",
-        "        ++branches;\n",
+        "            level.tree.forget_all(*branches++);\n",
+        "            ++branches;\n",
         "plain",
     ),
     Mutant(
@@ -106,15 +106,15 @@ MUTANTS = (
     Mutant(
         "a copy does not keep the windows of its pages",
         "cpp/src/level/page_hold.hpp",
-        "        if (home.columns != nullptr) home.columns->enter_all(page);\n",
+        "        home.enter(page);\n",
         "",
         "groups",
     ),
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/cache/reserve.cpp",
-        "                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
-        "                static_cast<void>(source);\n",
+        "            made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
+        "            static_cast<void>(source);\n",
         "groups",
     ),
     Mutant(
@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "a page that step swaps keeps its owner",
-        "cpp/src/level/quotas.cpp",
+        "cpp/src/cache/commit.cpp",
         "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
         "        static_cast<void>(available);\n",
         "tenants",

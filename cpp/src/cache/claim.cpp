@@ -21,8 +21,8 @@ SequenceHandle Claims::claim(std::int32_t replica) {
     const SequenceHandle handle = state_.sequences.claim(replica);
     try {
         state_.counts.begin(handle);
-        if (!state_.grouping.is_plain()) state_.windows.make_room(handle);
-        if (state_.states.exist()) state_.states.begin(handle);
+        state_.windows.make_room(handle);
+        state_.states.begin(handle);
     } catch (...) {
         state_.sequences.release(handle);
         throw;
@@ -40,7 +40,7 @@ bool Claims::release(SequenceHandle handle, RequestHistory* history) {
     if (is_pending) state_.copies.drop_owed(handle);
     if (home.states != nullptr) give_back_slot(home, leaving, handle);
     TreeNode* node = leaving.pages.node();
-    if (home.columns != nullptr) state_.windows.clear(home, handle, leaving.pages);
+    state_.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
         state_.priorities.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
     }
@@ -60,7 +60,7 @@ void Claims::begin_again(Sequence& sequence, SequenceHandle handle) noexcept {
     state_.count_generated(handle, sequence);
     state_.counts.uncount(state_.tokens_of(sequence, handle), handle, sequence,
                           state_.config.page_size);
-    if (home.columns != nullptr) state_.windows.clear(home, handle, sequence.pages);
+    state_.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     state_.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
@@ -159,7 +159,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
                                                    " tokens, must be 0 .. ", most,
                                                    ", the end of its last fetch"));
     }
-    if (!state_.grouping.is_plain()) require_window(handle, sequence, n);
+    require_window(handle, sequence, n);
     StateHold checkpoint = find_state(handle, sequence, n);
     if (checkpoint) state_.state_copies.make_room(1, transfers);
     PageRow& row = sequence.pages;
@@ -168,7 +168,7 @@ void Claims::truncate(SequenceHandle handle, std::int64_t n, Transfers* transfer
         Replica& home = state_.home_of(sequence);
         RowCut cut(state_, handle, sequence, columns);
         state_.copy_list.forget(handle, row, columns);
-        if (home.columns != nullptr) state_.windows.cut(home, handle, row, columns);
+        state_.windows.cut(home, handle, row, columns);
         row.drop(home.pool, columns);
         cut.apply(state_, handle, sequence);
         row.make_writable(columns);

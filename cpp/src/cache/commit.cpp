@@ -72,11 +72,11 @@ bool Committer::commit_run(Sequence& sequence, SequenceHandle handle, const Toke
         if (!owned_.begin(state_, sequence, handle, known, first)) return false;
     }
     duplicates_.clear();
-    const auto lanes = static_cast<std::size_t>(std::max(1, state_.grouping.num_lanes()));
+    const auto lanes = static_cast<std::size_t>(state_.grouping.num_lanes());
     make_room(swapped_, static_cast<std::size_t>(end - first) * lanes);
     if (home.columns != nullptr) {
         make_room(replaced_, static_cast<std::size_t>(end - first));
-        home.columns->make_room_to_cache(end - first, home.num_sequences);
+        home.make_room_to_cache(end - first, home.num_sequences);
     }
     if (!state_.config.dedup) pages.make_room_for_duplicates(static_cast<std::size_t>(end - first));
     if (is_shared && home.columns != nullptr) pages.make_room_for_duplicates(1);

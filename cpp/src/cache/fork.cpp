@@ -61,9 +61,9 @@ class Forker::Brood {
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(state_.sequences.claim(replica));
         state_.counts.begin(handles_.back());
-        if (!state_.grouping.is_plain()) state_.windows.make_room(handles_.back());
+        state_.windows.make_room(handles_.back());
         if (!state_.config.quotas.empty()) state_.tenants.make_room(handles_.back());
-        if (state_.states.exist()) state_.states.begin(handles_.back());
+        state_.states.begin(handles_.back());
         Sequence& child = state_.sequences.at(handles_.back());
         child.pages.make_room_to_share(state_.sequences.at(parent).pages, num_pages_);
     }
@@ -78,9 +78,7 @@ class Forker::Brood {
             child.pages.share(home_.pool, parent.pages, num_pages_,
                               TreePin(home_.tree, place_.node()));
             child.reuse = parent.reuse = Reuse::kSealed;
-            if (home_.columns != nullptr) {
-                state_.windows.share(home_, parent_handle, handle, child.pages);
-            }
+            state_.windows.share(home_, parent_handle, handle, child.pages);
         }
     }
     void keep() noexcept { handles_.clear(); }
@@ -172,9 +170,7 @@ void Forker::fork(const RequestView& parent, const RequestBatch& children, Trans
         view.start = written;
         // With more than the next token, a child has a prompt of its own; the next turn begins at
         // its end.
-        if (!state_.grouping.is_plain() && view.end > written + 1) {
-            state_.windows.set_prompt(handle, view.end);
-        }
+        if (view.end > written + 1) state_.windows.set_prompt(handle, view.end);
         if (view.active <= written) view.active = view.end;
         if (state) copy_state(state, parent.sequence, view, transfers);
     }

@@ -16,7 +16,7 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
 
 // Counts pages on the way to `at` that stay idle until a request takes a hit of `tokens` tokens.
 std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t tokens) {
-    const Grouping& grouping = home.columns->grouping();
+    const Grouping& grouping = home.grouping();
     std::int64_t pages = 0;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
         const std::int32_t first = grouping.first_column(grouping.windows()[w], tokens);
@@ -112,11 +112,11 @@ void Admitter::narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica
 
 // If the tier has whole pages after the hit, the hit continues with them. Then no tokens of a
 // partly equal page are copied.
-void Admitter::find_below(FoundHit& hit, const TierIndex& host, const RequestView& request,
+void Admitter::find_below(FoundHit& hit, const Level& host, const RequestView& request,
                           std::int64_t limit) const {
     const std::int64_t page = state_.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
-    const TreePosition below = host.match(request.name_space, request.tokens, limit);
+    const TreePosition below = host.find(request.name_space, request.tokens, limit);
     if (below.depth * page <= hit.tokens) return;
     hit.below = below;
     hit.tokens = below.depth * page;
@@ -131,7 +131,7 @@ void Admitter::find_columns_below(FoundHit& hit, TreePosition whole, const Repli
     const std::int64_t page = state_.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
     TreePosition below =
-        home.host->match(request.name_space, request.tokens, searched(home, request, limit));
+        home.host->find(request.name_space, request.tokens, searched(home, request, limit));
     if (below.depth == 0) return;
     if (home.states != nullptr) hit.branch = std::max(hit.branch, below.depth * page);
     if (below.depth * page > limit) {
@@ -163,7 +163,7 @@ void Admitter::complete(Admission& admission, const Sequence& sequence, const Re
             PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * state_.config.page_size;
-    if (home.host_columns != nullptr) {
+    if (home.host != nullptr && home.columns != nullptr) {
         const std::int64_t limit = std::min(request.end - 1, asked.options.max_hit);
         find_columns_below(whole, all, home, request, limit);
     }
@@ -255,7 +255,7 @@ void Admitter::count_returned(Admission& admission, const Sequence& sequence) co
     const Replica& home = state_.home_of(sequence);
     for_each_returned(home, sequence.pages, admission, [&](BlockId column) {
         ++admission.returned_columns;
-        admission.returned += home.columns == nullptr ? 1 : home.columns->count_pages(column);
+        admission.returned += home.count_pages(column);
     });
 }
 
@@ -314,7 +314,7 @@ std::int64_t Admitter::count_ahead(const Admission& admission, const Sequence& s
     const bool is_cut = row.read_only_end() > admission.needed;
     const std::int64_t held =
         is_cut ? admission.needed : std::max({row.size(), admission.hit_pages, admission.needed});
-    const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();
+    const std::int64_t lanes = grouping.num_full_lanes();
     std::int64_t pages = std::max<std::int64_t>(0, wanted - held) * lanes;
     const std::int64_t chunk = admission.active - admission.start + asked.num_steps - 1;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
@@ -363,8 +363,7 @@ std::int64_t Admitter::count_shared(std::size_t window, const Admission& admissi
 
 std::int64_t Admitter::count_adopted(const Replica& home, const FoundHit& hit) const {
     if (!hit.shares()) return 0;
-    if (home.columns == nullptr) return home.tree.num_unprotected(hit.match.at);
-    return home.tree.num_unprotected(hit.match.at) * state_.grouping.num_full_lanes() +
+    return home.tree.num_unprotected(hit.match.at) * home.grouping().num_full_lanes() +
            count_idle(home, hit.match.at, hit.tokens);
 }
 
@@ -419,12 +418,10 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
                     std::int64_t max_hit) {
     Shared shared;
     const auto add = [&](BlockId column) {
-        if (home.columns == nullptr) return shared.pages.push_back(column);
         const auto before = static_cast<std::int64_t>(shared.pages.size());
-        home.columns->for_each_full_page(column,
-                                         [&](BlockId page) { shared.pages.push_back(page); });
+        home.for_each_full_page(column, [&](BlockId page) { shared.pages.push_back(page); });
         const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
-        shared.in_windows += home.columns->count_pages(column) - in_full;
+        shared.in_windows += home.count_pages(column) - in_full;
     };
     TreeNode* root = home.tree.find_namespace(request.name_space);
     if (sequence.is_sealed() || root == nullptr) {

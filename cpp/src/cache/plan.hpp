@@ -112,7 +112,7 @@ void for_each_returned(const Replica& home, const PageRow& row, const Admission&
                                        const Admission& admission) {
     PageNeed need{admission.pages, admission.appended + admission.replaced + admission.patched};
     for_each_returned(home, row, admission, [&](BlockId column) {
-        need.pages -= home.columns == nullptr ? 1 : home.columns->count_pages(column);
+        need.pages -= home.count_pages(column);
         --need.columns;
     });
     return need;
@@ -175,7 +175,7 @@ class Admitter {
                   std::int64_t max_hit, bool allow_partial) const;
     void narrow_to_state(FoundHit& hit, TreePosition& whole, const Replica& home,
                          std::int64_t limit) const;
-    void find_below(FoundHit& hit, const TierIndex& host, const RequestView& request,
+    void find_below(FoundHit& hit, const Level& host, const RequestView& request,
                     std::int64_t limit) const;
     void find_columns_below(FoundHit& hit, TreePosition whole, const Replica& home,
                             const RequestView& request, std::int64_t limit) const;
@@ -228,13 +228,8 @@ void heed(const Replica& home, const Sequence& sequence, Owner owner, std::int64
 template <class Visit>
 void for_each_returned_page(const Replica& home, const PageRow& row, const Admission& admission,
                             const Visit& visit) {
-    for_each_returned(home, row, admission, [&](BlockId column) {
-        if (home.columns == nullptr) {
-            visit(column);
-        } else {
-            home.columns->for_each_page(column, visit);
-        }
-    });
+    for_each_returned(home, row, admission,
+                      [&](BlockId column) { home.for_each_page(column, visit); });
 }
 
 }  // namespace quotas

@@ -214,7 +214,7 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
     Reservation made(admission);
     made.partial = hit.match.partial;
-    if (home.owners != nullptr) quotas::find_idle(home, hit, made.idle);
+    quotas::find_idle(home, hit, made.idle);
     if (hit.shares()) {
         made.place = TreePin(tree, tree.split(hit.match.at));
         // A hold on the source page holds its whole run, so the run is cut.
@@ -222,12 +222,10 @@ Reservation Reserver::prepare(const Admission& admission, Sequence& sequence,
             made.partial.node = tree.split(hit.match.partial);
         }
         if (!hit.ends_below()) made.checkpoint = home.hold_state(hit.match.at);
-        if (home.columns != nullptr) {
-            made.windows = WindowHold(home, hit.match.at, hit.tokens);
-            if (hit.is_partial()) {
-                const std::int32_t source = hit.match.at.depth;
-                made.source = WindowHold(home, hit.match.partial, hit.tokens, source);
-            }
+        made.windows = WindowHold(home, hit.match.at, hit.tokens);
+        if (hit.is_partial()) {
+            const std::int32_t source = hit.match.at.depth;
+            made.source = WindowHold(home, hit.match.partial, hit.tokens, source);
         }
     } else if (row.node() == nullptr) {
         made.place = TreePin(tree, tree.open_namespace(request.name_space));
@@ -274,7 +272,7 @@ bool Reserver::apply(Reservation& made, Sequence& sequence, RequestView& request
     Replica& home = state_.home_of(sequence);
     PageRow& pages = sequence.pages;
     const SequenceHandle handle = request.sequence;
-    if (home.owners != nullptr) home.owners->set_taker(state_.tenants.of(handle));
+    home.set_taker(state_.tenants.of(handle));
     if (admission.hit.shares()) {
         // The run in which the hit was found may be gone: the end of the hit is pinned.
         const TreePosition hit{made.place.node(), admission.hit.match.at.depth};
@@ -394,7 +392,7 @@ PageNeed JointReserver::need_of(std::int32_t replica, const Call& call,
         if (call.rows[joining_[k]].replica == replica) add(made[k].admission.need());
     }
     const std::int64_t wanted = supply_[static_cast<std::size_t>(replica)].wanted;
-    add({wanted * state_.grouping.pages_per_column(), wanted});
+    add({wanted * state_.grouping.num_lanes(), wanted});
     return need;
 }
 
@@ -409,7 +407,7 @@ void JointReserver::prepare_room(const Call& call, const std::vector<Reservation
 void JointReserver::evict_for_growth() {
     for (std::size_t r = 0; r < state_.replicas.size(); ++r) {
         const std::int64_t wanted = supply_[r].wanted;
-        state_.replicas[r]->make_room({wanted * state_.grouping.pages_per_column(), wanted});
+        state_.replicas[r]->make_room({wanted * state_.grouping.num_lanes(), wanted});
     }
 }
 
@@ -979,7 +977,7 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
     Replica& home = state_.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;
-    const std::int64_t evicted = home.metrics.evicted_pages;
+    const std::int64_t evicted = home.num_evicted();
     bool is_whole = true;
     try {
         hit.cut(home);
@@ -994,7 +992,7 @@ ReserveStatus OrderedReserver::allocate(HeldHit& hit, RequestView& request, std:
         throw;
     }
     if (status != ReserveStatus::kOk) {
-        const bool is_there = is_whole || evicted == home.metrics.evicted_pages;
+        const bool is_there = is_whole || evicted == home.num_evicted();
         is_there ? hit.hold(home) : hit.give_up();
     }
     request.start = view.start;
