@@ -82,10 +82,10 @@ MUTANTS = (
     ),
     Mutant(
         "truncate does not wait",
-        "cpp/src/cache/claim.cpp",
-        "    Sequence& sequence = state_.sequences.at(handle);\n"
+        "cpp/src/cache/truncate.cpp",
+        "    Sequence& sequence = cache.sequences.at(handle);\n"
         "    if (sequence.num_pending > 0) rules::refuse_pending(-1);\n",
-        "    Sequence& sequence = state_.sequences.at(handle);\n",
+        "    Sequence& sequence = cache.sequences.at(handle);\n",
         "forks",
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/cache/reserve.cpp",
-        "            made.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
+        "            reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
         "            static_cast<void>(source);\n",
         "groups",
     ),
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "a hit is taken whatever windows have",
-        "cpp/src/cache/plan.cpp",
+        "cpp/src/cache/reserve.cpp",
         "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
         "",
         "groups",
@@ -154,8 +154,8 @@ MUTANTS = (
     ),
     Mutant(
         "a chunk runs past a checkpoint that is due",
-        "cpp/src/cache/plan.cpp",
-        "    if (admission.is_cut) admission.active = due;\n",
+        "cpp/src/cache/reserve.cpp",
+        "    if (plan.is_cut) plan.active = due;\n",
         "",
         "states",
     ),
@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         "a page that step swaps keeps its owner",
         "cpp/src/cache/commit.cpp",
-        "        home_->owners->share_out(pages_[i], takers_[i], available);\n",
+        "        home.owners->share_out(memory.adopted[i], memory.takers[i], available);\n",
         "        static_cast<void>(available);\n",
         "tenants",
     ),

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/call_memory.hpp"
 #include "level/page_holds.hpp"
 #include "level/replica.hpp"
 #include "observe/event_log.hpp"
@@ -25,9 +26,8 @@
 
 namespace kvcore {
 
-/// The state that a CacheManager keeps between two calls, except its pins. The verbs are the
-/// classes around it: each has a reference to it, and memory of its own at most for the length of a
-/// call.
+/// The data that a CacheManager keeps between two calls, except its pins. The verbs are functions
+/// that change it.
 struct CacheData {
     /// Throws std::invalid_argument for sizes below 1.
     CacheData(const CacheConfig& given, const PolicyFactory& make_policy);
@@ -118,6 +118,11 @@ struct CacheData {
     TokenCounts counts;
     Priorities priorities;
     SequenceTenants tenants;
+    Departures departures{copies};
+    BatchSequences rows;  // of the present call
+    ReserveMemory reserve_memory;
+    FetchMemory fetch_memory;
+    CommitMemory commit_memory;
 
    private:
     [[noreturn]] void throw_no_replica(std::int32_t index) const;

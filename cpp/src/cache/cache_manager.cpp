@@ -11,8 +11,9 @@
 #include "cache/cached_tree.hpp"
 #include "cache/impl.hpp"
 #include "cache/queries.hpp"
-#include "cache/reset.hpp"
 #include "cache/store_searches.hpp"
+#include "cache/validate_requests.hpp"
+#include "cache/verbs.hpp"
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
 #include "observe/export_import.hpp"
@@ -24,23 +25,23 @@ using Lock = std::lock_guard<std::mutex>;
 
 // Returns true if the sequence is gone, or if no transfers into its pages are under way and no
 // transfers that make room in its replica.
-bool is_settled(const CacheData& state, SequenceHandle handle) {
-    if (state.sequences.find(handle) == nullptr) return true;
+bool is_settled(const CacheData& cache, SequenceHandle handle) {
+    if (cache.sequences.find(handle) == nullptr) return true;
     const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
                                  SequenceHandle sequence) {
         if (ticket == 0 || sequence != handle) return false;
         if (owner != std::this_thread::get_id()) return true;
         throw std::logic_error("a thread waits for its own transfers; finish them first");
     };
-    for (const OwedCopies::Copy& copy : state.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
         if (is_its(copy.ticket, copy.owner, copy.copy.sequence)) return false;
     }
-    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+    for (const StateCopies::Copy& copy : cache.state_copies.all()) {
         if (is_its(copy.ticket, copy.owner, copy.from)) return false;
         if (is_its(copy.ticket, copy.owner, copy.into)) return false;
     }
-    const std::int32_t replica = state.sequences.find(handle)->replica;
-    for (const TierFlight& flight : state.flights.all()) {
+    const std::int32_t replica = cache.sequences.find(handle)->replica;
+    for (const TierFlight& flight : cache.flights.all()) {
         const bool makes_room = flight.is_spill() && flight.replica == replica;
         if (!flight.holds_up() && !makes_room) continue;
         if (is_its(flight.ticket, flight.owner, makes_room ? handle : flight.sequence)) {
@@ -57,79 +58,73 @@ CacheManager::CacheManager(const CacheConfig& config, const PolicyFactory& make_
 
 CacheManager::~CacheManager() = default;
 
-const CacheConfig& CacheManager::config() const noexcept { return impl_->state.config; }
+const CacheConfig& CacheManager::config() const noexcept { return impl_->cache.config; }
 
 SequenceHandle CacheManager::claim(std::int32_t replica) {
     const Lock lock(impl_->mutex);
-    return impl_->claims.claim(replica);
+    return verbs::claim(impl_->cache, replica);
 }
 
 void CacheManager::set_priority(SequenceHandle sequence, const RequestPriority& priority) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    const Sequence& told = state.sequences.at(sequence);
-    const bool has_tenant = priority.tenant != RequestPriority::kSameTenant;
-    const Owner owner = has_tenant ? quotas::owner_of(state.config, priority.tenant) : Owner{0};
-    if (owner != 0) state.tenants.make_room(sequence);
-    state.priorities.set(sequence, priority);
-    if (has_tenant) state.set_tenant(told, sequence, owner);
+    verbs::set_priority(impl_->cache, sequence, priority);
 }
 
 void CacheManager::advance(std::int64_t now) {
     const Lock lock(impl_->mutex);
-    housekeeping::advance(impl_->state, now);
+    verbs::advance(impl_->cache, now);
 }
 
 bool CacheManager::contains(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return impl_->state.sequences.find(sequence) != nullptr;
+    return impl_->cache.sequences.find(sequence) != nullptr;
 }
 
 std::int32_t CacheManager::replica_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return impl_->state.sequences.at(sequence).replica;
+    return impl_->cache.sequences.at(sequence).replica;
 }
 
 std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_t bundle,
                                             std::int64_t first) const {
     const Lock lock(impl_->mutex);
-    return queries::pages_of(impl_->state, sequence, bundle, first);
+    return queries::pages_of(impl_->cache, sequence, bundle, first);
 }
 
 void CacheManager::release(SequenceHandle sequence, RequestHistory* history) {
     const Lock lock(impl_->mutex);
-    if (impl_->claims.release(sequence, history)) impl_->finished.notify_all();
+    if (verbs::release(impl_->cache, sequence, history)) impl_->finished.notify_all();
 }
 
 void CacheManager::recall(SequenceHandle sequence, const RequestHistory& history) {
     const Lock lock(impl_->mutex);
-    static_cast<void>(impl_->state.sequences.at(sequence));
-    impl_->state.counts.recall(sequence, history);
+    static_cast<void>(impl_->cache.sequences.at(sequence));
+    impl_->cache.counts.recall(sequence, history);
 }
 
 void CacheManager::begin_again(SequenceHandle sequence) {
     const Lock lock(impl_->mutex);
-    impl_->claims.begin_again(sequence);
+    verbs::begin_again(impl_->cache, sequence);
 }
 
 ReserveStatus CacheManager::reserve(RequestView& request, std::int64_t num_steps,
                                     Transfers* transfers, const ReserveOptions& options) {
     rules::require_options(options);
     const Lock lock(impl_->mutex);
-    return impl_->ordered.reserve({&request, 1}, num_steps, transfers, options).status;
+    return verbs::reserve(impl_->cache, {&request, 1}, num_steps, transfers, options).status;
 }
 
 BatchReserve CacheManager::reserve_batch(const RequestBatch& batch, std::int64_t num_steps,
                                          Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    return impl_->ordered.reserve(batch, num_steps, transfers);
+    return verbs::reserve(impl_->cache, batch, num_steps, transfers);
 }
 
 ReservePlan CacheManager::plan(const RequestView& request, std::int64_t num_steps,
                                const ReserveOptions& options) const {
     rules::require_options(options);
     const Lock lock(impl_->mutex);
-    return impl_->ordered.plan(request, {num_steps, options});
+    return verbs::plan(impl_->cache, request, {num_steps, options});
 }
 
 ReservePlan CacheManager::plan(std::int32_t replica, const RequestView& request,
@@ -137,24 +132,24 @@ ReservePlan CacheManager::plan(std::int32_t replica, const RequestView& request,
                                std::int32_t tenant) const {
     rules::require_options(options);
     const Lock lock(impl_->mutex);
-    const Owner owner = quotas::owner_of(impl_->state.config, tenant);
-    return impl_->ordered.plan(replica, request, {num_steps, options, owner});
+    const Owner owner = quotas::owner_of(impl_->cache.config, tenant);
+    return verbs::plan(impl_->cache, replica, request, {num_steps, options, owner});
 }
 
 ReserveStatus CacheManager::begin_at(RequestView& request, std::int64_t n, Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    return impl_->ordered.begin_at(request, n, transfers);
+    return verbs::begin_at(impl_->cache, request, n, transfers);
 }
 
 SequenceMark CacheManager::mark_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return queries::mark_of(impl_->state, sequence);
+    return queries::mark_of(impl_->cache, sequence);
 }
 
 PrefixHit CacheManager::match(const RequestView& request) const {
     const Lock lock(impl_->mutex);
     return PrefixHit(
-        std::make_unique<PrefixHit::Held>(impl_->mutex, impl_->ordered.match(request)));
+        std::make_unique<PrefixHit::Held>(impl_->mutex, verbs::match(impl_->cache, request)));
 }
 
 ReserveStatus CacheManager::allocate(PrefixHit& hit, RequestView& request, std::int64_t n,
@@ -165,7 +160,7 @@ ReserveStatus CacheManager::allocate(PrefixHit& hit, RequestView& request, std::
     ReserveStatus status = ReserveStatus::kNoSpace;
     {
         const Lock lock(impl_->mutex);
-        status = impl_->ordered.allocate(hit.held_->hit, request, n, transfers);
+        status = verbs::allocate(impl_->cache, hit.held_->hit, request, n, transfers);
     }
     if (status == ReserveStatus::kOk) hit = PrefixHit();
     return status;
@@ -174,37 +169,37 @@ ReserveStatus CacheManager::allocate(PrefixHit& hit, RequestView& request, std::
 FetchResult CacheManager::fetch(const RequestBatch& batch, std::int64_t num_steps,
                                 FetchTarget* targets, Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    return impl_->fetcher.fetch(batch, num_steps, targets, transfers);
+    return verbs::fetch(impl_->cache, batch, num_steps, targets, transfers);
 }
 
 void CacheManager::commit(const RequestBatch& batch, std::vector<PageSwap>& swaps,
                           Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    if (impl_->state.events != nullptr) impl_->state.events->seal();
-    impl_->committer.commit(batch, swaps, transfers);
+    if (impl_->cache.events != nullptr) impl_->cache.events->seal();
+    verbs::commit(impl_->cache, batch, swaps, transfers);
 }
 
 void CacheManager::fork(const RequestView& parent, const RequestBatch& children,
                         Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    impl_->forker.fork(parent, children, transfers);
+    verbs::fork(impl_->cache, parent, children, transfers);
 }
 
 void CacheManager::truncate(SequenceHandle sequence, std::int64_t n, Transfers* transfers) {
     const Lock lock(impl_->mutex);
-    impl_->claims.truncate(sequence, n, transfers);
+    verbs::truncate(impl_->cache, sequence, n, transfers);
 }
 
 std::vector<SharedPrefix> CacheManager::shared_prefixes(const RequestBatch& batch) const {
     const Lock lock(impl_->mutex);
-    return queries::shared_prefixes(impl_->state, batch);
+    return queries::shared_prefixes(impl_->cache, batch);
 }
 
 std::int64_t CacheManager::match(std::int32_t replica, std::string_view name_space,
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
                                  std::int32_t* partial_tokens, std::int32_t bundle) const {
     const Lock lock(impl_->mutex);
-    return queries::match(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+    return queries::match(impl_->cache.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens, bundle);
 }
 
@@ -213,14 +208,14 @@ std::int64_t CacheManager::touch(std::int32_t replica, std::string_view name_spa
                                  std::int32_t* partial_tokens, std::int64_t most_pages,
                                  std::int32_t bundle) {
     const Lock lock(impl_->mutex);
-    return queries::touch(impl_->state.replica_at(replica), name_space, tokens, n, pages,
+    return queries::touch(impl_->cache.replica_at(replica), name_space, tokens, n, pages,
                           partial_tokens, most_pages, bundle);
 }
 
 PinHandle CacheManager::pin(std::int32_t replica, std::string_view name_space,
                             const TokenId* tokens, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    return impl_->pins.pin(impl_->state.replica_at(replica), name_space, tokens, n);
+    return impl_->pins.pin(impl_->cache.replica_at(replica), name_space, tokens, n);
 }
 
 void CacheManager::unpin(PinHandle pin) {
@@ -231,35 +226,35 @@ void CacheManager::unpin(PinHandle pin) {
 std::int32_t CacheManager::recommend_replica(std::string_view name_space, const TokenId* tokens,
                                              std::int64_t n) const {
     const Lock lock(impl_->mutex);
-    return queries::recommend_replica(impl_->state, name_space, tokens, n);
+    return queries::recommend_replica(impl_->cache, name_space, tokens, n);
 }
 
 std::int64_t CacheManager::leave_windows(SequenceHandle sequence, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    return impl_->claims.leave_windows(sequence, n);
+    return verbs::leave_windows(impl_->cache, sequence, n);
 }
 
 std::int64_t CacheManager::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    return impl_->forgetter.forget(replica, pages, n);
+    return verbs::forget(impl_->cache, replica, pages, n);
 }
 
 std::vector<BlockId> CacheManager::next_pages(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return queries::next_pages(impl_->state.replica_at(replica));
+    return queries::next_pages(impl_->cache.replica_at(replica));
 }
 
 bool CacheManager::reset_prefix_cache() {
     const Lock lock(impl_->mutex);
-    return impl_->forgetter.reset();
+    return verbs::reset_prefix_cache(impl_->cache);
 }
 
 void CacheManager::finish(std::uint64_t ticket, bool done) {
     bool is_known = false;
     {
         const Lock lock(impl_->mutex);
-        if (impl_->state.events != nullptr) impl_->state.events->seal();
-        is_known = housekeeping::finish(impl_->state, impl_->claims, ticket, done);
+        if (impl_->cache.events != nullptr) impl_->cache.events->seal();
+        is_known = verbs::finish(impl_->cache, ticket, done);
     }
     if (!is_known) {
         throw InvalidHandleError(detail::concat("the transfers of ticket ", ticket,
@@ -271,97 +266,97 @@ void CacheManager::finish(std::uint64_t ticket, bool done) {
 
 void CacheManager::note_late_reads(const PageMove* stores, std::int64_t n, std::uint64_t mark) {
     const Lock lock(impl_->mutex);
-    housekeeping::note_late_reads(impl_->state, stores, n, mark);
+    verbs::note_late_reads(impl_->cache, stores, n, mark);
 }
 
 std::uint64_t CacheManager::late_reads(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    const LateReads* reads = impl_->state.replica_at(replica).late_reads.get();
+    const LateReads* reads = impl_->cache.replica_at(replica).late_reads.get();
     return reads == nullptr ? 0 : reads->highest();
 }
 
 OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    state.state_copies.make_room_to_take(sequence, transfers);
-    const OwedStatus pages = state.copies.take_owed(sequence, transfers);
-    const bool has_states = state.state_copies.take_owed(sequence, transfers);
+    CacheData& cache = impl_->cache;
+    cache.state_copies.make_room_to_take(sequence, transfers);
+    const OwedStatus pages = cache.copies.take_owed(sequence, transfers);
+    const bool has_states = cache.state_copies.take_owed(sequence, transfers);
     if (has_states) return OwedStatus::kTaken;
-    const Sequence* waiting = state.sequences.find(sequence);
+    const Sequence* waiting = cache.sequences.find(sequence);
     const bool waits_for_room = pages == OwedStatus::kNone && waiting != nullptr &&
-                                state.flights.holds_back(waiting->replica, 0);
+                                cache.flights.holds_back(waiting->replica, 0);
     return waits_for_room ? OwedStatus::kUnderWay : pages;
 }
 
 void CacheManager::wait(SequenceHandle sequence) const {
     std::unique_lock<std::mutex> lock(impl_->mutex);
-    impl_->finished.wait(lock, [&] { return is_settled(impl_->state, sequence); });
+    impl_->finished.wait(lock, [&] { return is_settled(impl_->cache, sequence); });
 }
 
 std::vector<PageMove> CacheManager::take_copies() {
     const Lock lock(impl_->mutex);
-    return impl_->state.copy_list.take();
+    return impl_->cache.copy_list.take();
 }
 
 std::vector<StateMove> CacheManager::take_state_copies() {
     const Lock lock(impl_->mutex);
-    return impl_->state.state_copies.take_list();
+    return impl_->cache.state_copies.take_list();
 }
 
 std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    static_cast<void>(impl_->state.sequences.at(sequence));
-    const RecurrentStates& states = impl_->state.states;
+    static_cast<void>(impl_->cache.sequences.at(sequence));
+    const RecurrentStates& states = impl_->cache.states;
     return states.exist() ? states.of(sequence).slot : RecurrentSlots::kNone;
 }
 
 StateStats CacheManager::state_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return impl_->state.replica_at(replica).state_stats();
+    return impl_->cache.replica_at(replica).state_stats();
 }
 
 std::vector<TokenId> CacheManager::tokens_up_to(TokenId highest) const {
     const Lock lock(impl_->mutex);
-    return queries::tokens_up_to(impl_->state, highest);
+    return queries::tokens_up_to(impl_->cache, highest);
 }
 
 std::int64_t CacheManager::first_uncached(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
-    return queries::first_uncached(impl_->state, sequence);
+    return queries::first_uncached(impl_->cache, sequence);
 }
 
 PoolStats CacheManager::stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return queries::stats(impl_->state, replica);
+    return queries::stats(impl_->cache, replica);
 }
 
 std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    const Replica& asked = impl_->state.replica_at(replica);
+    const Replica& asked = impl_->cache.replica_at(replica);
     return asked.group_stats();
 }
 
 std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    impl_->state.count_generated();
-    return queries::tenant_stats(impl_->state.replica_at(replica));
+    impl_->cache.count_generated();
+    return queries::tenant_stats(impl_->cache.replica_at(replica));
 }
 
 Metrics CacheManager::metrics() const {
     const Lock lock(impl_->mutex);
-    impl_->state.count_generated();
-    return queries::metrics(impl_->state);
+    impl_->cache.count_generated();
+    return queries::metrics(impl_->cache);
 }
 
 void CacheManager::reset_metrics() {
     const Lock lock(impl_->mutex);
-    impl_->state.count_generated();
-    housekeeping::reset_metrics(impl_->state);
+    impl_->cache.count_generated();
+    verbs::reset_metrics(impl_->cache);
 }
 
 void CacheManager::check_integrity() const {
     const Lock lock(impl_->mutex);
-    queries::check_integrity(impl_->state);
+    queries::check_integrity(impl_->cache);
 }
 
 PrefixHit::PrefixHit() noexcept = default;
@@ -400,8 +395,8 @@ namespace {
                                             "once"));
 }
 
-void require_stores(const CacheData& state, std::int32_t replica) {
-    if (state.replica_at(replica).has_stores()) return;
+void require_stores(const CacheData& cache, std::int32_t replica) {
+    if (cache.replica_at(replica).has_stores()) return;
     throw std::invalid_argument(
         "this manager has no stores below its host tier; create it with has_stores");
 }
@@ -424,52 +419,52 @@ void require_rising(const ColumnParts* columns, std::int64_t n, std::int32_t end
 bool CacheManager::take_writes(std::int64_t most, StoreMoves& out) {
     out.clear();
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    return state.store_queue.take(most, state.tickets.next(), out);
+    CacheData& cache = impl_->cache;
+    return cache.store_queue.take(most, cache.tickets.next(), out);
 }
 
 void CacheManager::finish_writes(std::uint64_t ticket) {
     const Lock lock(impl_->mutex);
-    if (!impl_->state.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
+    if (!impl_->cache.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
 }
 
 std::int64_t CacheManager::num_waiting_writes() const {
     const Lock lock(impl_->mutex);
-    return impl_->state.store_queue.num_waiting();
+    return impl_->cache.store_queue.num_waiting();
 }
 
 std::int64_t CacheManager::num_dropped_writes() const {
     const Lock lock(impl_->mutex);
-    return impl_->state.store_queue.num_dropped();
+    return impl_->cache.store_queue.num_dropped();
 }
 
 StoreSearch CacheManager::search_below(const RequestView& request, std::int64_t max_hit) {
     const Lock lock(impl_->mutex);
-    return store_searches::search(impl_->state, request, max_hit);
+    return store_searches::search(impl_->cache, request, max_hit);
 }
 
 StoreSearch CacheManager::search_below(std::int32_t replica, std::string_view name_space,
                                        const TokenId* tokens, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    return store_searches::search(impl_->state, replica, name_space, tokens, n);
+    return store_searches::search(impl_->cache, replica, name_space, tokens, n);
 }
 
 void CacheManager::keys_below(std::string_view name_space, const TokenId* tokens,
                               std::int32_t first, std::int32_t last, const PageKey& parent,
                               PageKey* out) const {
-    impl_->state.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
+    impl_->cache.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
 }
 
 PageKey CacheManager::root_key_below(std::string_view name_space) const {
-    return impl_->state.store_queue.paths().root(name_space);
+    return impl_->cache.store_queue.paths().root(name_space);
 }
 
 std::vector<ColumnParts> CacheManager::needed_below(std::int32_t replica,
                                                     std::string_view name_space,
                                                     const TokenId* tokens, std::int32_t end) const {
     const Lock lock(impl_->mutex);
-    require_stores(impl_->state, replica);
-    return impl_->state.flights.needed_below(replica, name_space, tokens, end);
+    require_stores(impl_->cache, replica);
+    return impl_->cache.flights.needed_below(replica, name_space, tokens, end);
 }
 
 void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
@@ -478,14 +473,14 @@ void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
     out.clear();
     require_rising(columns, n, end);
     const Lock lock(impl_->mutex);
-    require_stores(impl_->state, replica);
-    impl_->state.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
+    require_stores(impl_->cache, replica);
+    impl_->cache.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
                                     static_cast<std::size_t>(n), out);
 }
 
 void CacheManager::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) {
     const Lock lock(impl_->mutex);
-    if (!impl_->state.flights.finish_fill(ticket, arrived, forward)) {
+    if (!impl_->cache.flights.finish_fill(ticket, arrived, forward)) {
         refuse_ticket("fill", ticket);
     }
 }
@@ -499,7 +494,7 @@ std::vector<CacheEvent> CacheManager::take_events() {
         throw std::invalid_argument(
             "this manager has no events; create it with event_pages, or events=True in Python");
     }
-    EventLog& log = *impl_->state.events;
+    EventLog& log = *impl_->cache.events;
     const Lock reading(impl_->reading);
     const auto end_read = [&](bool done) {
         const Lock lock(impl_->mutex);
@@ -524,10 +519,10 @@ std::vector<CacheEvent> CacheManager::take_events() {
 void CacheManager::note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
                                 std::uint64_t num_resets) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    static_cast<void>(state.replica_at(replica));
-    if (state.events == nullptr || n == 0) return;
-    if (num_resets == state.cache_copies.num_resets()) state.events->written(replica, keys, n);
+    CacheData& cache = impl_->cache;
+    static_cast<void>(cache.replica_at(replica));
+    if (cache.events == nullptr || n == 0) return;
+    if (num_resets == cache.cache_copies.num_resets()) cache.events->written(replica, keys, n);
 }
 
 // The locking side of pages that leave the caches and are brought back.
@@ -551,35 +546,35 @@ auto& part_of(const std::unique_ptr<Held>& held, const Get& get) noexcept {
 
 CachedTree CacheManager::cached_tree(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
-    return cached_tree::list(impl_->state, replica);
+    return cached_tree::list(impl_->cache, replica);
 }
 
 std::uint64_t CacheManager::num_resets() const {
     const Lock lock(impl_->mutex);
-    return impl_->state.cache_copies.num_resets();
+    return impl_->cache.cache_copies.num_resets();
 }
 
 CacheExport CacheManager::export_columns(const ColumnSpan& span) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    const TreePosition at = cached_tree::find(state, span);
+    CacheData& cache = impl_->cache;
+    const TreePosition at = cached_tree::find(cache, span);
     if (at.node == nullptr) return {};
-    state.cache_copies.make_room();
+    cache.cache_copies.make_room();
     return CacheExport(std::make_unique<CacheExport::Held>(
-        impl_->mutex, state.cache_copies, state.replica_at(span.replica), at, span.first));
+        impl_->mutex, cache.cache_copies, cache.replica_at(span.replica), at, span.first));
 }
 
 CacheImport CacheManager::import_columns(const ColumnSpan& span, const CachedColumn* columns) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    cached_tree::check_span(state, span);
-    cached_tree::check_offer(state, span, columns);
-    if (span.num_resets != state.cache_copies.num_resets()) {
+    CacheData& cache = impl_->cache;
+    cached_tree::check_span(cache, span);
+    cached_tree::check_offer(cache, span, columns);
+    if (span.num_resets != cache.cache_copies.num_resets()) {
         return {ImportStatus::kReset, nullptr};
     }
-    state.cache_copies.make_room();
-    auto held = std::make_unique<CacheImport::Held>(impl_->mutex, state.cache_copies,
-                                                    state.replica_at(span.replica), span, columns);
+    cache.cache_copies.make_room();
+    auto held = std::make_unique<CacheImport::Held>(impl_->mutex, cache.cache_copies,
+                                                    cache.replica_at(span.replica), span, columns);
     const ImportStatus status = held->columns.status();
     const bool holds = status == ImportStatus::kTaken || status == ImportStatus::kKnown;
     if (!holds) held.reset();
@@ -592,7 +587,7 @@ bool CacheManager::publish(CacheImport& filled, bool more) {
             "the import is empty: it was published, or took no column; publish each import once");
     }
     const Lock lock(impl_->mutex);
-    const bool is_wanted = filled.held_->columns.publish(impl_->state.holds, more);
+    const bool is_wanted = filled.held_->columns.publish(impl_->cache.holds, more);
     filled.held_.reset();
     return is_wanted;
 }
@@ -659,10 +654,10 @@ struct HeldPages::Held {
 
 HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    CacheData& state = impl_->state;
-    Replica& home = state.replica_at(replica);
-    state.holds.make_room();
-    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, state.holds, home, pages, n));
+    CacheData& cache = impl_->cache;
+    Replica& home = cache.replica_at(replica);
+    cache.holds.make_room();
+    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, cache.holds, home, pages, n));
 }
 
 HeldPages::HeldPages() noexcept = default;

@@ -44,12 +44,12 @@ void rank_runs(const Replica& home, const std::vector<const TreeNode*>& nodes, C
 
 }  // namespace
 
-CachedTree list(const CacheData& state, std::int32_t replica) {
-    const Replica& home = state.replica_at(replica);
+CachedTree list(const CacheData& cache, std::int32_t replica) {
+    const Replica& home = cache.replica_at(replica);
     const std::vector<const TreeNode*> nodes = home.tree.runs();
     const auto page_size = std::int64_t{home.tree.page_size()};
     CachedTree found;
-    found.num_resets = state.cache_copies.num_resets();
+    found.num_resets = cache.cache_copies.num_resets();
     found.runs.resize(nodes.size());
     found.tokens.reserve(static_cast<std::size_t>(home.tree.num_cached() * page_size));
     Places places;
@@ -76,9 +76,9 @@ CachedTree list(const CacheData& state, std::int32_t replica) {
     return found;
 }
 
-void check_span(const CacheData& state, const ColumnSpan& span) {
-    static_cast<void>(state.replica_at(span.replica));
-    const auto page_size = std::int64_t{state.config.page_size};
+void check_span(const CacheData& cache, const ColumnSpan& span) {
+    static_cast<void>(cache.replica_at(span.replica));
+    const auto page_size = std::int64_t{cache.config.page_size};
     const std::int64_t columns = span.n / page_size;
     const bool is_whole = span.first >= 0 && span.n % page_size == 0 && columns > span.first;
     if (is_whole && columns <= std::numeric_limits<std::int32_t>::max()) return;
@@ -88,11 +88,11 @@ void check_span(const CacheData& state, const ColumnSpan& span) {
                                                page_size, " tokens"));
 }
 
-TreePosition find(const CacheData& state, const ColumnSpan& span) {
-    check_span(state, span);
-    Replica& home = state.replica_at(span.replica);
+TreePosition find(const CacheData& cache, const ColumnSpan& span) {
+    check_span(cache, span);
+    Replica& home = cache.replica_at(span.replica);
     TreeNode* root = home.tree.find_namespace(span.name_space);
-    if (root == nullptr || span.num_resets != state.cache_copies.num_resets()) return {};
+    if (root == nullptr || span.num_resets != cache.cache_copies.num_resets()) return {};
     TreePosition at = home.tree.match(root, span.tokens, span.n).at;
     // With quotas, a hold counts pages, so the run is cut at the end of the hold. An export holds
     // the windows of all its columns.
@@ -103,18 +103,18 @@ TreePosition find(const CacheData& state, const ColumnSpan& span) {
     return at.depth > span.first ? at : TreePosition{};
 }
 
-void check_offer(const CacheData& state, const ColumnSpan& span, const CachedColumn* columns) {
-    const auto n = static_cast<std::size_t>(span.n / state.config.page_size - span.first);
-    const std::size_t windows = state.grouping.windows().size();
+void check_offer(const CacheData& cache, const ColumnSpan& span, const CachedColumn* columns) {
+    const auto n = static_cast<std::size_t>(span.n / cache.config.page_size - span.first);
+    const std::size_t windows = cache.grouping.windows().size();
     for (std::size_t i = 0; i < n; ++i) {
         const bool has_windows = (columns[i].windows >> windows) == 0;
-        if (has_windows && (columns[i].state < 0 || state.states.exist())) continue;
+        if (has_windows && (columns[i].state < 0 || cache.states.exist())) continue;
         throw std::invalid_argument(
             detail::concat("column ", i, " is offered with windows ", int{columns[i].windows},
                            " and state ", columns[i].state, ", but there are ", windows,
-                           " windows and ", state.states.exist() ? "" : "no ", "states"));
+                           " windows and ", cache.states.exist() ? "" : "no ", "states"));
     }
-    if (!state.config.prefix_caching) {
+    if (!cache.config.prefix_caching) {
         throw std::invalid_argument(
             "columns are offered to a manager without prefix caching, which would never find them");
     }

@@ -17,22 +17,22 @@ using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
 
 // Calls visit(hold) for each page of the replica that is held by its id.
 template <class Visit>
-void for_each_hold(const CacheData& state, std::int32_t replica, const Visit& visit) {
-    for (const PageSet* set : state.holds.all()) {
-        if (&set->home() != &state.replica_at(replica)) continue;
+void for_each_hold(const CacheData& cache, std::int32_t replica, const Visit& visit) {
+    for (const PageSet* set : cache.holds.all()) {
+        if (&set->home() != &cache.replica_at(replica)) continue;
         std::for_each(set->holds().begin(), set->holds().end(), visit);
     }
 }
 
 // Counts the references of copies, tier transfers, holds by id, exports and imports.
-Holders transfer_holders(const CacheData& state, std::int32_t replica) {
+Holders transfer_holders(const CacheData& cache, std::int32_t replica) {
     Holders holders;
-    for (const OwedCopies::Copy& copy : state.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
         if (copy.copy.replica != replica) continue;
         ++holders[copy.destination.page()];
         if (copy.source.is_reference()) ++holders[copy.source.page()];
     }
-    for (const TierFlight& flight : state.flights.all()) {
+    for (const TierFlight& flight : cache.flights.all()) {
         if (flight.replica != replica) continue;
         const PathHold::Pages held =
             flight.is_load ? PathHold::Pages{flight.device_pages.data(),
@@ -40,16 +40,16 @@ Holders transfer_holders(const CacheData& state, std::int32_t replica) {
                            : flight.source.references();
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     }
-    for_each_hold(state, replica, [&](const PageHold& hold) {
+    for_each_hold(cache, replica, [&](const PageHold& hold) {
         if (hold.is_reference()) ++holders[hold.page()];
     });
-    for (const ColumnExport* each : state.cache_copies.exports()) {
+    for (const ColumnExport* each : cache.cache_copies.exports()) {
         const PathHold::Pages held = each->references();
-        if (&each->home() != &state.replica_at(replica)) continue;
+        if (&each->home() != &cache.replica_at(replica)) continue;
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     }
-    for (const ColumnImport* each : state.cache_copies.imports()) {
-        if (&each->home() != &state.replica_at(replica)) continue;
+    for (const ColumnImport* each : cache.cache_copies.imports()) {
+        if (&each->home() != &cache.replica_at(replica)) continue;
         for (const BlockId own : each->own()) {
             if (own >= 0) ++holders[own];
         }
@@ -88,13 +88,13 @@ void add_row(const PageRow& row, const BlockPool& pool, const Holders& copied, H
 
 // Every page is counted once for the tree, or once for each sequence and transfer that owns it. A
 // page in the tree has no other owner: the sequence that committed it holds its place in the tree.
-void check_counts(const CacheData& state, std::int32_t index) {
-    const Replica& replica = state.replica_at(index);
-    Holders holders = transfer_holders(state, index);
+void check_counts(const CacheData& cache, std::int32_t index) {
+    const Replica& replica = cache.replica_at(index);
+    Holders holders = transfer_holders(cache, index);
     const Holders copied = holders;
     add_tree(replica, holders);
     std::int64_t sequences = 0;
-    for (const Sequence& sequence : state.sequences.entries()) {
+    for (const Sequence& sequence : cache.sequences.entries()) {
         if (sequence.replica != index) continue;
         ++sequences;
         add_row(sequence.pages, replica.pool, copied, holders);
@@ -110,12 +110,12 @@ void check_counts(const CacheData& state, std::int32_t index) {
 
 // Calls visit(column) for each column that an export reads or an import fills.
 template <class Visit>
-void for_each_copied_column(const CacheData& state, const Replica& replica, const Visit& visit) {
-    for (const ColumnExport* each : state.cache_copies.exports()) {
+void for_each_copied_column(const CacheData& cache, const Replica& replica, const Visit& visit) {
+    for (const ColumnExport* each : cache.cache_copies.exports()) {
         if (&each->home() != &replica) continue;
         for (const BlockId column : each->ids()) visit(column);
     }
-    for (const ColumnImport* each : state.cache_copies.imports()) {
+    for (const ColumnImport* each : cache.cache_copies.imports()) {
         if (&each->home() != &replica) continue;
         for (const BlockId own : each->own()) {
             if (own >= 0) visit(own);
@@ -125,16 +125,16 @@ void for_each_copied_column(const CacheData& state, const Replica& replica, cons
 
 // Each sequence reads the columns that its windows cover; each copy reads the columns that it
 // names.
-void check_columns(const CacheData& state, std::int32_t index) {
-    const Replica& replica = state.replica_at(index);
+void check_columns(const CacheData& cache, std::int32_t index) {
+    const Replica& replica = cache.replica_at(index);
     if (replica.columns == nullptr) return;
-    const std::size_t windows = state.grouping.windows().size();
+    const std::size_t windows = cache.grouping.windows().size();
     std::vector<std::uint32_t> readers(static_cast<std::size_t>(replica.pool.end_id()) *
                                        std::max<std::size_t>(1, windows));
     const auto add = [&](BlockId column, std::size_t window) {
         ++readers[static_cast<std::size_t>(column) * windows + window];
     };
-    const std::vector<Sequence>& entries = state.sequences.entries();
+    const std::vector<Sequence>& entries = cache.sequences.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
         if (entries[i].replica != index) continue;
         const PageRow& row = entries[i].pages;
@@ -143,28 +143,28 @@ void check_columns(const CacheData& state, std::int32_t index) {
                         "sequence: its columns have all full pages");
         }
         for (std::size_t w = 0; w < windows; ++w) {
-            for (std::int32_t c = state.windows.at(i).first[w]; c < row.size(); ++c) {
+            for (std::int32_t c = cache.windows.at(i).first[w]; c < row.size(); ++c) {
                 add(row[c], w);
-                require_law(c >= state.windows.at(i).reserved || replica.columns->has(row[c], w) ||
-                                state.flights.brings(entries[i], c, w),
+                require_law(c >= cache.windows.at(i).reserved || replica.columns->has(row[c], w) ||
+                                cache.flights.brings(entries[i], c, w),
                             "sequence: has the pages of windows that it has reserved");
             }
         }
     }
-    state.flights.for_each_column(index, [&](BlockId column) {
+    cache.flights.for_each_column(index, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
     });
-    for (const OwedCopies::Copy& copy : state.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
         if (copy.copy.replica != index) continue;
         for (std::size_t w = 0; w < windows; ++w) {
             add(copy.source.page(), w);
             add(copy.destination.page(), w);
         }
     }
-    for_each_copied_column(state, replica, [&](BlockId column) {
+    for_each_copied_column(cache, replica, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
     });
-    for_each_hold(state, index, [&](const PageHold& hold) {
+    for_each_hold(cache, index, [&](const PageHold& hold) {
         for (std::size_t w = 0; w < windows; ++w) add(hold.page(), w);
     });
     replica.columns->check_integrity(readers);
@@ -210,23 +210,23 @@ void check_tallies(Replica& replica) {
 }
 
 // A request has its own slots; a checkpoint belongs to the tree.
-void check_states(const CacheData& state, std::int32_t index) {
-    const Replica& replica = state.replica_at(index);
+void check_states(const CacheData& cache, std::int32_t index) {
+    const Replica& replica = cache.replica_at(index);
     if (replica.states == nullptr) return;
     std::vector<RecurrentSlots::Slot> used;
-    const std::vector<Sequence>& entries = state.sequences.entries();
+    const std::vector<Sequence>& entries = cache.sequences.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
         if (entries[i].replica != index) continue;
-        const RecurrentSlots::Slot slot = state.states.at(i).slot;
+        const RecurrentSlots::Slot slot = cache.states.at(i).slot;
         require_law(slot != RecurrentSlots::kNone || entries[i].pages.empty(),
                     "sequence: has a slot once it holds pages");
         if (slot != RecurrentSlots::kNone) used.push_back(slot);
-        const RecurrentSlots::Slot kept = state.states.at(i).kept;
+        const RecurrentSlots::Slot kept = cache.states.at(i).kept;
         require_law(kept == RecurrentSlots::kNone || slot != RecurrentSlots::kNone,
                     "sequence: has a slot if it keeps a state");
         if (kept != RecurrentSlots::kNone) used.push_back(kept);
     }
-    for (const ColumnImport* each : state.cache_copies.imports()) {
+    for (const ColumnImport* each : cache.cache_copies.imports()) {
         if (&each->home() != &replica) continue;
         for (const CachedColumn& column : each->columns()) {
             if (column.state >= 0) used.push_back(column.state);
@@ -240,15 +240,15 @@ void check_states(const CacheData& state, std::int32_t index) {
 }
 
 // Both pages of a copy are held until it is over.
-void check_copy(const CacheData& state, const OwedCopies::Copy& copy) {
+void check_copy(const CacheData& cache, const OwedCopies::Copy& copy) {
     require_law(copy.source.page() == copy.copy.source &&
                     copy.destination.page() == copy.copy.destination &&
                     copy.destination.is_reference(),
                 "transfers: both pages of a copy are held");
-    require_law(state.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
+    require_law(cache.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
                 "transfers: no copy is pending for a released sequence");
     if (copy.source.is_reference()) return;
-    const PrefixTree& tree = state.replica_at(copy.copy.replica).tree;
+    const PrefixTree& tree = cache.replica_at(copy.copy.replica).tree;
     const TreePosition at = copy.source.at();
     BlockId page = -1;
     tree.copy_pages(at, at.depth - 1, &page);
@@ -257,12 +257,12 @@ void check_copy(const CacheData& state, const OwedCopies::Copy& copy) {
 }
 
 // All state copies that name a sequence count as one pending transfer of it.
-void add_state_copies(const CacheData& state,
+void add_state_copies(const CacheData& cache,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
     std::unordered_set<const Sequence*> named{nullptr};
-    for (const StateCopies::Copy& copy : state.state_copies.all()) {
+    for (const StateCopies::Copy& copy : cache.state_copies.all()) {
         for (const SequenceHandle handle : {copy.from, copy.into}) {
-            const Sequence* sequence = state.sequences.find(handle);
+            const Sequence* sequence = cache.sequences.find(handle);
             if (named.insert(sequence).second) ++pending[sequence];
         }
     }
@@ -281,12 +281,12 @@ void check_held_pages(const PageSet& set) {
 }
 
 // A page that is held by its id is not free; in the tree it is protected.
-void check_holds(const CacheData& state, std::int32_t index) {
-    const Replica& replica = state.replica_at(index);
-    for (const PageSet* set : state.holds.all()) {
+void check_holds(const CacheData& cache, std::int32_t index) {
+    const Replica& replica = cache.replica_at(index);
+    for (const PageSet* set : cache.holds.all()) {
         if (&set->home() == &replica) check_held_pages(*set);
     }
-    for_each_hold(state, index, [&](const PageHold& hold) {
+    for_each_hold(cache, index, [&](const PageHold& hold) {
         require_law(replica.pool.ref_count(hold.page()) > 0, "holds: a held page is not free");
         const TreePosition at = hold.at();
         if (at.node == nullptr) return;
@@ -297,19 +297,19 @@ void check_holds(const CacheData& state, std::int32_t index) {
 }
 
 // A sequence waits for each copy or load into its pages.
-void check_transfers(const CacheData& state) {
+void check_transfers(const CacheData& cache) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
-    for (const OwedCopies::Copy& copy : state.copies.all()) {
-        check_copy(state, copy);
-        const Sequence* sequence = state.sequences.find(copy.copy.sequence);
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
+        check_copy(cache, copy);
+        const Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (sequence != nullptr) ++pending[sequence];
     }
-    add_state_copies(state, pending);
-    for (const TierFlight& flight : state.flights.all()) {
-        const Sequence* sequence = state.sequences.find(flight.sequence);
+    add_state_copies(cache, pending);
+    for (const TierFlight& flight : cache.flights.all()) {
+        const Sequence* sequence = cache.sequences.find(flight.sequence);
         if (flight.holds_up() && sequence != nullptr) ++pending[sequence];
     }
-    for (const Sequence& sequence : state.sequences.entries()) {
+    for (const Sequence& sequence : cache.sequences.entries()) {
         const auto found = pending.find(&sequence);
         const std::int32_t expected = found == pending.end() ? 0 : found->second;
         require_law(sequence.num_pending == expected,
@@ -319,23 +319,23 @@ void check_transfers(const CacheData& state) {
 
 }  // namespace
 
-void check_integrity(const CacheData& state) {
-    for (const Sequence& sequence : state.sequences.entries()) {
+void check_integrity(const CacheData& cache) {
+    for (const Sequence& sequence : cache.sequences.entries()) {
         if (sequence.replica < 0) continue;
-        sequence.pages.check_integrity(state.home_of(sequence).tree);
+        sequence.pages.check_integrity(cache.home_of(sequence).tree);
     }
-    check_transfers(state);
-    for (std::int32_t i = 0; i < state.config.num_replicas; ++i) {
-        state.replica_at(i).pool.check_integrity();
-        state.replica_at(i).tree.check_integrity();
-        check_counts(state, i);
-        check_columns(state, i);
-        check_holds(state, i);
-        check_owners(state.replica_at(i));
-        check_tallies(state.replica_at(i));
-        check_states(state, i);
+    check_transfers(cache);
+    for (std::int32_t i = 0; i < cache.config.num_replicas; ++i) {
+        cache.replica_at(i).pool.check_integrity();
+        cache.replica_at(i).tree.check_integrity();
+        check_counts(cache, i);
+        check_columns(cache, i);
+        check_holds(cache, i);
+        check_owners(cache.replica_at(i));
+        check_tallies(cache.replica_at(i));
+        check_states(cache, i);
     }
-    state.flights.check_integrity();
+    cache.flights.check_integrity();
 }
 
 }  // namespace kvcore::queries

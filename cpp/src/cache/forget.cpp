@@ -1,41 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cache/forget.hpp"
-
+// Takes some or all pages out of the cache for good, because their contents are wrong.
+//
+//     prefix   [ a | b | c | d ]      forget(c): no hit finds c and d again. A request that holds
+//                     \\ e ]         all four keeps them, and commits nothing after b until it
+//                                     is truncated to b; its release frees the pages
 #include <algorithm>
+#include <vector>
 
+#include "cache/verbs.hpp"
 #include "level/page_ids.hpp"
 #include "tree/tree_node.hpp"
 
-namespace kvcore {
-
-std::int64_t Forgetter::forget(std::int32_t replica, const BlockId* pages, std::int64_t n) {
-    Replica& home = state_.replica_at(replica);
-    const std::vector<BlockId> columns = page_ids::columns_of(home, pages, n);
-    const std::vector<bool> marked = page_ids::mark(home, columns);
-    const std::vector<TreePosition> ends = home.tree.find_pages(marked);
-    const PrefixTree::Branches branches = home.tree.find_branches(ends);
-    PrefixTree::Branches stored;
-    if (home.host != nullptr && !ends.empty()) {
-        stored = home.host->tree.find_branches(find_stored(home, ends));
-    }
-    // Nothing below can fail.
-    limit_owners(replica, marked);
-    if (ends.empty()) return 0;
-    if (state_.events != nullptr) state_.events->seal();
-    const std::int64_t cached = home.num_cached();
-    limit_copies(replica, branches);
-    home.tree.forget(branches);
-    if (home.host != nullptr) home.host->tree.forget(stored);
-    limit_holders(replica);
-    state_.flights.drop_forgotten(replica);
-    state_.store_queue.drop_forgotten();
-    state_.cache_copies.drop_forgotten();
-    return cached - home.num_cached();
-}
+namespace kvcore::verbs {
+namespace {
 
 // Finds the stored copies of these pages: they are equally wrong, and would be loaded again.
-std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
-                                                 const std::vector<TreePosition>& ends) const {
+std::vector<TreePosition> find_stored(const Replica& home, const std::vector<TreePosition>& ends) {
     std::vector<TreePosition> found;
     for (const TreePosition& end : ends) {
         const std::vector<TokenId> tokens = home.tree.tokens_of(end, 0);
@@ -49,12 +29,13 @@ std::vector<TreePosition> Forgetter::find_stored(const Replica& home,
 // A hit finds no page that a request holds outside the tree. The request commits no
 // page from such a page on if tokens are written in it; a request that waits for a copy of the page
 // commits no page from the copy on. Tokens that are written to the page later are right.
-void Forgetter::limit_owners(std::int32_t replica, const std::vector<bool>& marked) noexcept {
+void limit_owners(CacheData& cache, std::int32_t replica,
+                  const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
-    for (Sequence& sequence : state_.sequences.live()) {
+    for (Sequence& sequence : cache.sequences.live()) {
         if (sequence.replica != replica) continue;
         PageRow& row = sequence.pages;
-        const std::int64_t filled = ceil_div(sequence.filled_end(), state_.config.page_size);
+        const std::int64_t filled = ceil_div(sequence.filled_end(), cache.config.page_size);
         const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(filled, row.size()));
         const auto limit = [&](std::int32_t column) {
             if (column < end && is_marked(row[column])) row.limit_commits(column);
@@ -62,9 +43,9 @@ void Forgetter::limit_owners(std::int32_t replica, const std::vector<bool>& mark
         for (const std::int32_t column : row.own_duplicates()) limit(column);
         for (std::int32_t column = row.committed(); column < end; ++column) limit(column);
     }
-    for (const OwedCopies::Copy& copy : state_.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
         if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
-        Sequence* sequence = state_.sequences.find(copy.copy.sequence);
+        Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (sequence == nullptr || !is_marked(copy.source.page())) continue;
         sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
     }
@@ -74,8 +55,9 @@ void Forgetter::limit_owners(std::int32_t replica, const std::vector<bool>& mark
 // is known. Finished copies (of partial hits, forks and truncations) are not recorded: the first
 // uncommitted page may be a copy of any forgotten page at its place, so its request commits no part
 // of it.
-void Forgetter::limit_copies(std::int32_t replica, const PrefixTree::Branches& branches) noexcept {
-    for (Sequence& sequence : state_.sequences.live()) {
+void limit_copies(CacheData& cache, std::int32_t replica,
+                  const PrefixTree::Branches& branches) noexcept {
+    for (Sequence& sequence : cache.sequences.live()) {
         PageRow& row = sequence.pages;
         const std::int32_t column = row.committed();
         if (sequence.replica != replica || row.node() == nullptr || row.size() <= column) continue;
@@ -87,17 +69,17 @@ void Forgetter::limit_copies(std::int32_t replica, const PrefixTree::Branches& b
     }
 }
 
-void Forgetter::limit_holders(std::int32_t replica) noexcept {
-    for (Sequence& sequence : state_.sequences.live()) {
+void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
+    for (Sequence& sequence : cache.sequences.live()) {
         TreeNode* node = sequence.pages.node();
         if (sequence.replica != replica || node == nullptr) continue;
         if (!PrefixTree::is_forgotten(node)) continue;
         sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
     }
-    for (const OwedCopies::Copy& copy : state_.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.copies.all()) {
         const TreePosition at = copy.source.at();
-        Sequence* sequence = state_.sequences.find(copy.copy.sequence);
+        Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
         if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
         sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
@@ -106,45 +88,45 @@ void Forgetter::limit_holders(std::int32_t replica) noexcept {
 
 // A copy under way does not count as a use of its page. The reset also forgets that page, but the
 // page stays until the copy ends.
-void Forgetter::detach_copies() noexcept {
-    state_.cache_copies.detach_from_tree();
-    state_.flights.detach_from_tree();
-    state_.store_queue.detach_from_tree();
-    state_.copies.detach_from_tree();
-    state_.holds.detach_from_tree();
-    state_.holds.reattach();
-    state_.copies.reattach();
-    state_.flights.reattach();
-    state_.store_queue.reattach();
-    state_.cache_copies.reattach();
+void detach_copies(CacheData& cache) noexcept {
+    cache.cache_copies.detach_from_tree();
+    cache.flights.detach_from_tree();
+    cache.store_queue.detach_from_tree();
+    cache.copies.detach_from_tree();
+    cache.holds.detach_from_tree();
+    cache.holds.reattach();
+    cache.copies.reattach();
+    cache.flights.reattach();
+    cache.store_queue.reattach();
+    cache.cache_copies.reattach();
 }
 
-void Forgetter::drop_forgotten() noexcept {
-    for (std::int32_t r = 0; r < state_.config.num_replicas; ++r) {
-        limit_holders(r);
-        state_.flights.drop_forgotten(r);
+void drop_forgotten(CacheData& cache) noexcept {
+    for (std::int32_t r = 0; r < cache.config.num_replicas; ++r) {
+        limit_holders(cache, r);
+        cache.flights.drop_forgotten(r);
     }
-    state_.store_queue.drop_forgotten();
-    state_.cache_copies.drop_forgotten();
+    cache.store_queue.drop_forgotten();
+    cache.cache_copies.drop_forgotten();
 }
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A
 // request that has pages but neither a hit nor a step begins after the reset.
-void Forgetter::limit_all() noexcept {
-    const SequenceTable::Live all = state_.sequences.live();
+void limit_all(CacheData& cache) noexcept {
+    const SequenceTable::Live all = cache.sequences.live();
     for (std::size_t i = 0; i < all.size; ++i) {
         Sequence& sequence = all.data[i];
         const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
         if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
         sequence.pages.limit_commits(0);
-        state_.counts.seal(state_.home_of(sequence).metrics,
-                           {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
-                           state_.config.page_size);
+        cache.counts.seal(cache.home_of(sequence).metrics,
+                          {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
+                          cache.config.page_size);
     }
 }
 
-bool Forgetter::is_empty() const noexcept {
-    return std::all_of(state_.replicas.begin(), state_.replicas.end(), [](const auto& home) {
+bool is_empty(const CacheData& cache) noexcept {
+    return std::all_of(cache.replicas.begin(), cache.replicas.end(), [](const auto& home) {
         bool is_empty = true;
         home->for_each_level([&](const Level& level) {
             is_empty &= level.tree.num_cached() == 0 && level.tree.num_forgotten() == 0;
@@ -153,18 +135,45 @@ bool Forgetter::is_empty() const noexcept {
     });
 }
 
+}  // namespace
+
+std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages, std::int64_t n) {
+    Replica& home = cache.replica_at(replica);
+    const std::vector<BlockId> columns = page_ids::columns_of(home, pages, n);
+    const std::vector<bool> marked = page_ids::mark(home, columns);
+    const std::vector<TreePosition> ends = home.tree.find_pages(marked);
+    const PrefixTree::Branches branches = home.tree.find_branches(ends);
+    PrefixTree::Branches stored;
+    if (home.host != nullptr && !ends.empty()) {
+        stored = home.host->tree.find_branches(find_stored(home, ends));
+    }
+    // Nothing below can fail.
+    limit_owners(cache, replica, marked);
+    if (ends.empty()) return 0;
+    if (cache.events != nullptr) cache.events->seal();
+    const std::int64_t cached = home.num_cached();
+    limit_copies(cache, replica, branches);
+    home.tree.forget(branches);
+    if (home.host != nullptr) home.host->tree.forget(stored);
+    limit_holders(cache, replica);
+    cache.flights.drop_forgotten(replica);
+    cache.store_queue.drop_forgotten();
+    cache.cache_copies.drop_forgotten();
+    return cached - home.num_cached();
+}
+
 // Pages without holders are evicted first: the rest are few runs.
-bool Forgetter::reset() {
+bool reset_prefix_cache(CacheData& cache) {
     std::vector<PrefixTree::Branches> held;
-    held.reserve(2 * state_.replicas.size());
-    for (const auto& home : state_.replicas) {
+    held.reserve(2 * cache.replicas.size());
+    for (const auto& home : cache.replicas) {
         home->for_each_level([&](Level& level) { held.push_back(level.tree.make_branches()); });
     }
     // Nothing below can fail.
-    if (state_.events != nullptr) state_.events->begin_reset();
-    detach_copies();
+    if (cache.events != nullptr) cache.events->begin_reset();
+    detach_copies(cache);
     auto branches = held.begin();
-    for (const auto& home : state_.replicas) {
+    for (const auto& home : cache.replicas) {
         home->metrics.evicted.reset += home->num_cached();
         home->metrics.host_evicted.reset += home->num_stored();
         home->for_each_level([&](Level& level) {
@@ -175,10 +184,10 @@ bool Forgetter::reset() {
         home->metrics.evicted.reset -= home->num_cached();
         home->metrics.host_evicted.reset -= home->num_stored();
     }
-    drop_forgotten();
-    limit_all();
-    if (state_.events != nullptr) state_.events->end_reset();
-    return is_empty();
+    drop_forgotten(cache);
+    limit_all(cache);
+    if (cache.events != nullptr) cache.events->end_reset();
+    return is_empty(cache);
 }
 
-}  // namespace kvcore
+}  // namespace kvcore::verbs

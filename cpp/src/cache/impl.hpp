@@ -5,45 +5,27 @@
 #include <mutex>
 
 #include "cache/cache_data.hpp"
-#include "cache/claim.hpp"
-#include "cache/commit.hpp"
-#include "cache/fetch.hpp"
-#include "cache/forget.hpp"
-#include "cache/fork.hpp"
+#include "cache/held_hit.hpp"
 #include "cache/pin.hpp"
-#include "cache/plan.hpp"
-#include "cache/reserve.hpp"
 #include "kvcore/cache_manager.hpp"
 #include "observe/event_keys.hpp"
 
 namespace kvcore {
 
-/// The parts of a CacheManager: its state and its verbs. Only CacheManager sees more than one verb,
-/// and it locks the mutex while it uses them.
+/// The parts of a CacheManager: its data and the mutex that guards it.
 struct CacheManager::Impl {
     Impl(const CacheConfig& config, const PolicyFactory& make_policy)
-        : state(config, make_policy) {}
+        : cache(config, make_policy) {}
 
     std::mutex mutex;
     std::condition_variable finished;  // signals finished transfers
-    CacheData state;
+    CacheData cache;
     Pins pins;
-    Departures departures{state.copies};
-    BatchRows rows{state};
-    Admitter admitter{state, departures};
-    Reserver reserver{state, departures};
-    OrderedReserver ordered{state, rows, admitter, reserver};
-    JointReserver joint{state, departures, admitter, reserver};
-    Fetcher fetcher{state, rows, joint};
-    Committer committer{state};
-    Forker forker{state};
-    Claims claims{state};
-    Forgetter forgetter{state};
     std::mutex reading;  // for readers of events; locked before `mutex`
     std::unique_ptr<EventKeys> event_keys =
-        state.events == nullptr
+        cache.events == nullptr
             ? nullptr
-            : std::make_unique<EventKeys>(state.config, state.grouping, state.replicas);
+            : std::make_unique<EventKeys>(cache.config, cache.grouping, cache.replicas);
 };
 
 /// A hit, and the mutex that guards its release.

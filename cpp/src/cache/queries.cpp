@@ -108,15 +108,15 @@ std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId*
     return at.depth;
 }
 
-std::int32_t recommend_replica(const CacheData& state, std::string_view name_space,
+std::int32_t recommend_replica(const CacheData& cache, std::string_view name_space,
                                const TokenId* tokens, std::int64_t n) {
     using Merit = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
     std::int32_t best = 0;
     Merit most{-1, -1, 0};
-    for (std::int32_t i = 0; i < state.config.num_replicas; ++i) {
-        const Replica& replica = state.replica_at(i);
+    for (std::int32_t i = 0; i < cache.config.num_replicas; ++i) {
+        const Replica& replica = cache.replica_at(i);
         std::int64_t hit = 0;
-        if (state.config.prefix_caching) {
+        if (cache.config.prefix_caching) {
             hit = tiered::count_columns(replica, name_space, tokens, n);
         }
         const Merit merit{hit, replica.num_available(), -replica.num_sequences};
@@ -128,22 +128,22 @@ std::int32_t recommend_replica(const CacheData& state, std::string_view name_spa
     return best;
 }
 
-std::vector<BlockId> pages_of(const CacheData& state, SequenceHandle handle, std::int32_t bundle,
+std::vector<BlockId> pages_of(const CacheData& cache, SequenceHandle handle, std::int32_t bundle,
                               std::int64_t first) {
-    const Sequence& sequence = state.sequences.at(handle);
-    const std::int32_t num_bundles = count_bundles(state.grouping);
+    const Sequence& sequence = cache.sequences.at(handle);
+    const std::int32_t num_bundles = count_bundles(cache.grouping);
     if (bundle < 0 || bundle >= num_bundles) refuse_bundle(bundle, num_bundles);
     if (first < 0) {
         throw std::invalid_argument(detail::concat("first is ", first, ", must be at least 0"));
     }
-    if (state.grouping.is_plain()) {
+    if (cache.grouping.is_plain()) {
         const std::vector<BlockId>& ids = sequence.pages.ids();
         return {ids.begin() + std::min<std::int64_t>(first, sequence.pages.size()), ids.end()};
     }
-    const Grouping::Bundle& asked = state.grouping.bundles()[static_cast<std::size_t>(bundle)];
+    const Grouping::Bundle& asked = cache.grouping.bundles()[static_cast<std::size_t>(bundle)];
     const std::int32_t per_column = asked.pages_per_column;
-    const ColumnPages& columns = *state.home_of(sequence).columns;
-    const WindowRow& reader = state.windows.of(handle);
+    const ColumnPages& columns = *cache.home_of(sequence).columns;
+    const WindowRow& reader = cache.windows.of(handle);
     const std::int32_t first_read =
         asked.window < 0 ? 0 : reader.first[static_cast<std::size_t>(asked.window)];
     std::vector<BlockId> pages;
@@ -169,9 +169,9 @@ std::vector<BlockId> next_pages(const Replica& replica) {
     return pages;
 }
 
-std::vector<TokenId> tokens_up_to(const CacheData& state, TokenId highest) {
+std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest) {
     std::vector<TokenId> found;
-    for (const auto& replica : state.replicas) {
+    for (const auto& replica : cache.replicas) {
         replica->for_each_level(
             [&](const Level& level) { level.tree.find_tokens_up_to(highest, found); });
     }
@@ -179,41 +179,41 @@ std::vector<TokenId> tokens_up_to(const CacheData& state, TokenId highest) {
         std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     };
-    std::for_each(state.flights.all().begin(), state.flights.all().end(), add);
-    for (const StoreFill& fill : state.flights.fills()) add(fill.flight);
-    for (const ColumnImport* import : state.cache_copies.imports()) {
+    std::for_each(cache.flights.all().begin(), cache.flights.all().end(), add);
+    for (const StoreFill& fill : cache.flights.fills()) add(fill.flight);
+    for (const ColumnImport* import : cache.cache_copies.imports()) {
         std::copy_if(import->tokens().begin(), import->tokens().end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     }
-    if (state.events != nullptr) state.events->find_tokens_up_to(highest, found);
+    if (cache.events != nullptr) cache.events->find_tokens_up_to(highest, found);
     return found;
 }
 
-SequenceMark mark_of(const CacheData& state, SequenceHandle handle) {
-    const Sequence& sequence = state.sequences.at(handle);
+SequenceMark mark_of(const CacheData& cache, SequenceHandle handle) {
+    const Sequence& sequence = cache.sequences.at(handle);
     if (sequence.num_pending > 0) rules::refuse_pending(-1);
     SequenceMark mark;
     mark.written = sequence.written;
     mark.pages = sequence.pages.version();
-    if (!state.grouping.is_plain()) mark.windows = state.windows.of(handle).version;
-    if (state.states.exist()) {
-        const RecurrentState& row = state.states.of(handle);
+    if (!cache.grouping.is_plain()) mark.windows = cache.windows.of(handle).version;
+    if (cache.states.exist()) {
+        const RecurrentState& row = cache.states.of(handle);
         mark.state = row.at;
         mark.run = row.run;
     }
     return mark;
 }
 
-std::int64_t first_uncached(const CacheData& state, SequenceHandle handle) {
-    const Sequence& sequence = state.sequences.at(handle);
+std::int64_t first_uncached(const CacheData& cache, SequenceHandle handle) {
+    const Sequence& sequence = cache.sequences.at(handle);
     if (!sequence.is_sealed()) return 0;
-    return std::int64_t{sequence.pages.committed()} * state.config.page_size;
+    return std::int64_t{sequence.pages.committed()} * cache.config.page_size;
 }
 
-PoolStats stats(const CacheData& state, std::int32_t replica) {
-    const Replica& asked = state.replica_at(replica);
-    return {state.config.num_pages, asked.num_free(),    asked.num_cached(),
-            asked.num_evictable(),  asked.num_sequences, state.config.host_pages,
+PoolStats stats(const CacheData& cache, std::int32_t replica) {
+    const Replica& asked = cache.replica_at(replica);
+    return {cache.config.num_pages, asked.num_free(),    asked.num_cached(),
+            asked.num_evictable(),  asked.num_sequences, cache.config.host_pages,
             asked.num_stored()};
 }
 
@@ -232,9 +232,9 @@ std::vector<TenantStats> tenant_stats(const Replica& replica) {
     return stats;
 }
 
-Metrics metrics(const CacheData& state) noexcept {
+Metrics metrics(const CacheData& cache) noexcept {
     Metrics sum;
-    for (const auto& replica : state.replicas) sum += replica->counted();
+    for (const auto& replica : cache.replicas) sum += replica->counted();
     return sum;
 }
 
@@ -314,14 +314,14 @@ void enter(Stretches& stretches, const PageRow& pages, std::int32_t row, std::in
 
 }  // namespace
 
-std::vector<SharedPrefix> shared_prefixes(const CacheData& state, const RequestBatch& batch) {
-    std::vector<Stretches> parts(state.replicas.size());
-    std::vector<std::int32_t> num_rows(state.replicas.size());
+std::vector<SharedPrefix> shared_prefixes(const CacheData& cache, const RequestBatch& batch) {
+    std::vector<Stretches> parts(cache.replicas.size());
+    std::vector<std::int32_t> num_rows(cache.replicas.size());
     for (std::int64_t i = 0; i < batch.size(); ++i) {
-        const Sequence& sequence = state.sequences.at(batch[i].sequence);
+        const Sequence& sequence = cache.sequences.at(batch[i].sequence);
         const auto home = static_cast<std::size_t>(sequence.replica);
         const std::int64_t written = std::min(sequence.written, batch[i].start);
-        enter(parts[home], sequence.pages, num_rows[home]++, written, state.config.page_size);
+        enter(parts[home], sequence.pages, num_rows[home]++, written, cache.config.page_size);
     }
     std::vector<SharedPrefix> groups;
     for (std::size_t r = 0; r < parts.size(); ++r) {

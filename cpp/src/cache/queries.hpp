@@ -18,21 +18,21 @@ namespace kvcore::queries {
                                  const TokenId* tokens, std::int64_t n, std::vector<BlockId>* pages,
                                  std::int32_t* partial_tokens, std::int64_t most_pages,
                                  std::int32_t bundle);
-[[nodiscard]] std::int32_t recommend_replica(const CacheData& state, std::string_view name_space,
+[[nodiscard]] std::int32_t recommend_replica(const CacheData& cache, std::string_view name_space,
                                              const TokenId* tokens, std::int64_t n);
-[[nodiscard]] std::vector<BlockId> pages_of(const CacheData& state, SequenceHandle handle,
+[[nodiscard]] std::vector<BlockId> pages_of(const CacheData& cache, SequenceHandle handle,
                                             std::int32_t bundle, std::int64_t first);
 [[nodiscard]] std::vector<BlockId> next_pages(const Replica& replica);
-[[nodiscard]] std::vector<TokenId> tokens_up_to(const CacheData& state, TokenId highest);
-[[nodiscard]] SequenceMark mark_of(const CacheData& state, SequenceHandle handle);
-[[nodiscard]] std::int64_t first_uncached(const CacheData& state, SequenceHandle sequence);
-[[nodiscard]] PoolStats stats(const CacheData& state, std::int32_t replica);
+[[nodiscard]] std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest);
+[[nodiscard]] SequenceMark mark_of(const CacheData& cache, SequenceHandle handle);
+[[nodiscard]] std::int64_t first_uncached(const CacheData& cache, SequenceHandle sequence);
+[[nodiscard]] PoolStats stats(const CacheData& cache, std::int32_t replica);
 [[nodiscard]] std::vector<TenantStats> tenant_stats(const Replica& replica);
-[[nodiscard]] Metrics metrics(const CacheData& state) noexcept;
+[[nodiscard]] Metrics metrics(const CacheData& cache) noexcept;
 /// Leading pages that rows of a batch share.
-[[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const CacheData& state,
+[[nodiscard]] std::vector<SharedPrefix> shared_prefixes(const CacheData& cache,
                                                         const RequestBatch& batch);
 /// In check_integrity.cpp: the conservation laws of the whole manager.
-void check_integrity(const CacheData& state);
+void check_integrity(const CacheData& cache);
 
 }  // namespace kvcore::queries

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cache/reset.hpp"
+#include "cache/verbs.hpp"
 
 #include "level/page_ids.hpp"
 
-namespace kvcore::housekeeping {
+namespace kvcore::verbs {
 
-bool finish(CacheData& state, Claims& claims, std::uint64_t ticket, bool done) {
-    const bool has_copies = state.copies.finish(ticket, done);
-    const bool has_states = state.state_copies.finish(ticket, done);
-    const bool has_flights = state.flights.finish(
+bool finish(CacheData& cache, std::uint64_t ticket, bool done) {
+    const bool has_copies = cache.copies.finish(ticket, done);
+    const bool has_states = cache.state_copies.finish(ticket, done);
+    const bool has_flights = cache.flights.finish(
         ticket, done,
-        [&](Sequence& sequence, SequenceHandle handle) { claims.begin_again(sequence, handle); });
+        [&](Sequence& sequence, SequenceHandle handle) { begin_again(cache, sequence, handle); });
     return has_copies || has_states || has_flights;
 }
 
 // Everything that can fail comes first.
-void note_late_reads(CacheData& state, const PageMove* stores, std::int64_t n, std::uint64_t mark) {
+void note_late_reads(CacheData& cache, const PageMove* stores, std::int64_t n, std::uint64_t mark) {
     for (std::int64_t i = 0; i < n; ++i) {
-        Replica& home = state.replica_at(stores[i].replica);
+        Replica& home = cache.replica_at(stores[i].replica);
         page_ids::require(home, stores[i].source);
         home.make_late_reads();
     }
     for (std::int64_t i = 0; i < n; ++i) {
-        state.replica_at(stores[i].replica).late_reads->note(stores[i].source, mark);
+        cache.replica_at(stores[i].replica).late_reads->note(stores[i].source, mark);
     }
 }
 
-void advance(CacheData& state, std::int64_t now) noexcept {
-    if (now <= state.priorities.now()) return;
-    state.priorities.set_now(now);
-    for (const auto& replica : state.replicas) {
+void advance(CacheData& cache, std::int64_t now) noexcept {
+    if (now <= cache.priorities.now()) return;
+    cache.priorities.set_now(now);
+    for (const auto& replica : cache.replicas) {
         replica->for_each_level([&](Level& level) { level.tree.advance(now); });
     }
 }
 
-void reset_metrics(CacheData& state) noexcept {
-    state.counts.reset();
-    for (const auto& replica : state.replicas) replica->reset_counts();
+void reset_metrics(CacheData& cache) noexcept {
+    cache.counts.reset();
+    for (const auto& replica : cache.replicas) replica->reset_counts();
 }
 
-}  // namespace kvcore::housekeeping
+}  // namespace kvcore::verbs

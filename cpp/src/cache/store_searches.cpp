@@ -5,12 +5,12 @@
 
 namespace kvcore::store_searches {
 
-StoreSearch search(CacheData& state, std::int32_t replica, std::string_view name_space,
+StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name_space,
                    const TokenId* tokens, std::int64_t n) {
-    Replica& home = state.replica_at(replica);
+    Replica& home = cache.replica_at(replica);
     StoreSearch found;
     found.replica = replica;
-    const auto most = static_cast<std::int32_t>(n / state.config.page_size);
+    const auto most = static_cast<std::int32_t>(n / cache.config.page_size);
     const bool lacks_slots = home.states != nullptr && !home.stores_states();
     if (!home.has_stores() || lacks_slots || most == 0) return found;
     const TreePosition at = home.find(name_space, tokens, n);
@@ -22,18 +22,18 @@ StoreSearch search(CacheData& state, std::int32_t replica, std::string_view name
     }
     if (found.legal >= most) return found;
     found.most = most;
-    found.has_gaps = home.columns != nullptr && state.grouping.num_full_lanes() == 0;
-    found.parent = state.store_queue.key_at(home, name_space, below);
+    found.has_gaps = home.columns != nullptr && cache.grouping.num_full_lanes() == 0;
+    found.parent = cache.store_queue.key_at(home, name_space, below);
     return found;
 }
 
 // A request whose hit can no longer change is not searched: see Admitter::find_hit.
-StoreSearch search(CacheData& state, const RequestView& request, std::int64_t max_hit) {
-    const Sequence& sequence = state.sequences.at(request.sequence);
+StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t max_hit) {
+    const Sequence& sequence = cache.sequences.at(request.sequence);
     const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
     if (!is_open || request.active - begin <= 1) return {};
-    return search(state, sequence.replica, request.name_space, request.tokens,
+    return search(cache, sequence.replica, request.name_space, request.tokens,
                   std::min(request.end - 1, max_hit));
 }
 

@@ -11,10 +11,10 @@
 namespace kvcore::store_searches {
 
 /// Each is CacheManager::search_below with these arguments.
-[[nodiscard]] StoreSearch search(CacheData& state, std::int32_t replica,
+[[nodiscard]] StoreSearch search(CacheData& cache, std::int32_t replica,
                                  std::string_view name_space, const TokenId* tokens,
                                  std::int64_t n);
-[[nodiscard]] StoreSearch search(CacheData& state, const RequestView& request,
+[[nodiscard]] StoreSearch search(CacheData& cache, const RequestView& request,
                                  std::int64_t max_hit);
 
 }  // namespace kvcore::store_searches

@@ -14,10 +14,10 @@ constexpr const char* kRemedy =
     "truncate to a token with a checkpoint, or release the request and claim again; "
     "max_draft_tokens, with two num_states for each request, keeps the state before drafts";
 
-void require_state(const CacheData& state, std::int64_t start, SequenceHandle handle,
+void require_state(const CacheData& cache, std::int64_t start, SequenceHandle handle,
                    std::int64_t row) {
-    if (state.states.can_go_on(handle, start)) return;
-    const RecurrentState& known = state.states.of(handle);
+    if (cache.states.can_go_on(handle, start)) return;
+    const RecurrentState& known = cache.states.of(handle);
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", start, ", but the request's state is that of token ",
                             known.run > known.at ? known.run : known.at, "; ", kRemedy));
@@ -34,12 +34,12 @@ void refuse_indices(const RequestView& request, std::int64_t row) {
                        request.end, " break 0 <= start < active <= end; set the indices first"));
 }
 
-void refuse_length(const CacheData& state, const RequestView& request, std::int64_t row,
+void refuse_length(const CacheData& cache, const RequestView& request, std::int64_t row,
                    std::int64_t num_steps) {
-    const CacheConfig& config = state.config;
-    if (request.end > state.most_pooled_tokens()) {
+    const CacheConfig& config = cache.config;
+    if (request.end > cache.most_pooled_tokens()) {
         throw InRow<CapacityError>(
-            row, detail::concat(request.end, " tokens need ", state.least_pages(request.end),
+            row, detail::concat(request.end, " tokens need ", cache.least_pages(request.end),
                                 " pages, more than the whole pool of ", config.num_pages,
                                 "; give the pool more memory"));
     }
@@ -72,18 +72,18 @@ void refuse_options(const ReserveOptions& options) {
     throw std::invalid_argument(detail::concat(name, " is ", value, ", must be at least 0"));
 }
 
-void require_fit(const CacheData& state, const Sequence& sequence, const RequestView& request,
+void require_fit(const CacheData& cache, const Sequence& sequence, const RequestView& request,
                  const ReserveOptions& options, std::int64_t row) {
     const std::int64_t tokens = options.must_fit;
-    const std::int64_t most = state.most_tokens(1);
+    const std::int64_t most = cache.most_tokens(1);
     if (tokens > most) {
         throw InRow<CapacityError>(
             row, detail::concat("must_fit is ", tokens, " tokens, must be at most ", most,
                                 ": the limit of max_seq_len and the pool of ",
-                                state.config.num_pages, " pages; ask for less"));
+                                cache.config.num_pages, " pages; ask for less"));
     }
-    if (!state.config.quotas.empty()) {
-        quotas::require_ceiling(state, sequence, request, std::max(tokens, request.end), row,
+    if (!cache.config.quotas.empty()) {
+        quotas::require_ceiling(cache, sequence, request, std::max(tokens, request.end), row,
                                 options.max_hit);
     }
 }
@@ -104,49 +104,41 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
         "release it and claim again to change extra_key or cache_salt");
 }
 
-void refuse_cut(const RequestView& request, const Admission& admission, std::int64_t num_steps,
-                std::int64_t row) {
-    throw InRow<std::invalid_argument>(
-        row, detail::concat("num_steps is ", num_steps, ", must be 1: the state of token ",
-                            admission.active, " is needed, before active_idx ", request.active,
-                            "; run that chunk with one step"));
-}
-
-void require_windows(const CacheData& state, const Sequence& sequence, std::int64_t start,
+void require_windows(const CacheData& cache, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row) {
-    if (state.states.exist()) {
-        require_state(state, start, handle, row);
-        start = state.states.begin_of(handle, start);
+    if (cache.states.exist()) {
+        require_state(cache, start, handle, row);
+        start = cache.states.begin_of(handle, start);
     }
-    if (state.grouping.is_plain() || sequence.pages.empty()) return;
-    if (state.windows.can_read(handle, start)) return;
+    if (cache.grouping.is_plain() || sequence.pages.empty()) return;
+    if (cache.windows.can_read(handle, start)) return;
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx ", start,
                             " lies where windows have given their pages back; set it no further "
                             "back than truncate may go, or release the request and claim again"));
 }
 
-void require_run(const CacheData& state, const RequestView& request, std::int64_t row) {
-    if (state.states.can_run(request.sequence, request.start)) return;
+void require_run(const CacheData& cache, const RequestView& request, std::int64_t row) {
+    if (cache.states.can_run(request.sequence, request.start)) return;
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx is ", request.start,
                             ", as when the request was fetched, but tokens up to ",
-                            state.states.of(request.sequence).run,
+                            cache.states.of(request.sequence).run,
                             " may be in its state since; commit what ran, ", kRemedy));
 }
 
-void require_transfers(const CacheData& state, Transfers* transfers) {
+void require_transfers(const CacheData& cache, Transfers* transfers) {
     if (transfers == nullptr) {
         throw std::invalid_argument(
             detail::concat("transfers are missing, must be given to a manager with ",
-                           state.config.host_pages, " host pages"));
+                           cache.config.host_pages, " host pages"));
     }
     if (!transfers->empty()) {
         throw std::invalid_argument(detail::concat("transfers hold copies of ticket ",
                                                    transfers->ticket,
                                                    ", must be empty; finish and clear them first"));
     }
-    const std::size_t listed = state.copy_list.size() + state.state_copies.list_size();
+    const std::size_t listed = cache.copy_list.size() + cache.state_copies.list_size();
     if (listed > 0) {
         throw std::invalid_argument(
             detail::concat("transfers are given, but ", listed,
@@ -157,27 +149,96 @@ void require_transfers(const CacheData& state, Transfers* transfers) {
 
 }  // namespace rules
 
-BatchRules BatchRows::begin(std::int64_t num_steps) {
-    rules::require_steps(num_steps);
-    const SequenceTable::Live sequences = state_.sequences.live();
-    if (++stamp_ == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
-        for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
-        stamp_ = 1;
-    }
-    return {state_, sequences, num_steps, state_.most_tokens(num_steps), stamp_};
+namespace quotas {
+namespace {
+
+// The most pages that an owner can hold: its quota, without pages that are reserved for others.
+std::int64_t ceiling_of(const Replica& home, Owner owner) {
+    const HeldCounts& counts = home.owners->counts();
+    const TenantQuota& quota = counts.quota(owner);
+    const std::int64_t of_others = counts.num_reserved() - quota.reserved_pages;
+    return std::min(home.num_pages() - of_others, quota.max_pages);
 }
 
-void BatchRows::check(const RequestBatch& batch, std::int64_t num_steps) {
-    const BatchRules known = begin(num_steps);
-    resize(batch.size());
+// The pages that a request shares: the pages of its row, or else the cached pages of its prompt.
+// With groups, pages of windows are only counted, because they change.
+struct Shared {
+    std::vector<BlockId> pages;
+    std::int64_t in_windows = 0;
+};
+
+Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
+                    std::int64_t max_hit) {
+    Shared shared;
+    const auto add = [&](BlockId column) {
+        const auto before = static_cast<std::int64_t>(shared.pages.size());
+        home.for_each_full_page(column, [&](BlockId page) { shared.pages.push_back(page); });
+        const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
+        shared.in_windows += home.count_pages(column) - in_full;
+    };
+    TreeNode* root = home.tree.find_namespace(request.name_space);
+    if (sequence.is_sealed() || root == nullptr) {
+        for (const BlockId column : sequence.pages.ids()) add(column);
+        return shared;
+    }
+    const std::int64_t most = std::min(request.end - 1, max_hit);
+    const TreePosition at = home.tree.match(root, request.tokens, most).at;
+    ColumnsUp columns(at, home.tree.page_size());
+    for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
+    return shared;
+}
+
+}  // namespace
+
+bool exceeds_ceiling(const CacheData& cache, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, Owner owner, std::int64_t max_hit) {
+    const Replica& home = cache.home_of(sequence);
+    const std::int64_t pages = cache.least_pages(tokens);
+    if (pages <= ceiling_of(home, owner)) return false;
+    const Shared shared = shared_pages(home, sequence, request, max_hit);
+    QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(cache.config.quotas));
+    for (const BlockId page : shared.pages) alone.hold(page);
+    const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;
+    alone.take(owner, std::max<std::int64_t>(0, pages - known));
+    for (const BlockId page : shared.pages) alone.share_out(page, owner);
+    return !alone.is_lawful();
+}
+
+void require_ceiling(const CacheData& cache, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, std::int64_t row, std::int64_t max_hit) {
+    const Owner owner = cache.tenants.of(request.sequence);
+    if (!exceeds_ceiling(cache, sequence, request, tokens, owner, max_hit)) return;
+    throw InRow<CapacityError>(
+        row, detail::concat(tokens, " tokens need ", cache.least_pages(tokens),
+                            " pages, more than the ", ceiling_of(cache.home_of(sequence), owner),
+                            " that quotas leave its tenant; raise its max_pages, or reserve less "
+                            "for others"));
+}
+
+}  // namespace quotas
+
+BatchRules begin_batch(CacheData& cache, std::int64_t num_steps) {
+    rules::require_steps(num_steps);
+    const SequenceTable::Live sequences = cache.sequences.live();
+    std::uint32_t& stamp = cache.rows.stamp;
+    if (++stamp == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
+        for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
+        stamp = 1;
+    }
+    return {cache, sequences, num_steps, cache.most_tokens(num_steps), stamp};
+}
+
+void check_batch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps) {
+    const BatchRules known = begin_batch(cache, num_steps);
+    cache.rows.resize(batch.size());
     for (std::int64_t row = 0; row < batch.size(); ++row) {
         Sequence& sequence = known.checked(batch[row], row);
-        rules::require_namespace(state_.config, sequence, batch[row], row);
-        rules::require_windows(state_, sequence, batch[row], row);
-        if (!state_.config.quotas.empty()) {
-            quotas::require_ceiling(state_, sequence, batch[row], batch[row].end, row);
+        rules::require_namespace(cache.config, sequence, batch[row], row);
+        rules::require_windows(cache, sequence, batch[row], row);
+        if (!cache.config.quotas.empty()) {
+            quotas::require_ceiling(cache, sequence, batch[row], batch[row].end, row);
         }
-        set(row, sequence);
+        cache.rows.set(row, sequence);
     }
 }
 

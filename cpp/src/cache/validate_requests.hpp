@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "cache/cache_data.hpp"
-#include "cache/plan.hpp"
 
 namespace kvcore {
 
@@ -19,7 +17,7 @@ namespace rules {
     return request.start >= 0 && request.start < request.active && request.active <= request.end;
 }
 [[noreturn]] void refuse_indices(const RequestView& request, std::int64_t row);
-[[noreturn]] void refuse_length(const CacheData& state, const RequestView& request,
+[[noreturn]] void refuse_length(const CacheData& cache, const RequestView& request,
                                 std::int64_t row, std::int64_t num_steps);
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
@@ -32,43 +30,52 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
 /// A request that restarts at `start` without `truncate`, or a fork that begins at `start`, must
 /// not read pages that its windows have left, nor continue from the state of another token. Called
 /// only with groups.
-void require_windows(const CacheData& state, const Sequence& sequence, std::int64_t start,
+void require_windows(const CacheData& cache, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row);
-inline void require_windows(const CacheData& state, const Sequence& sequence,
+inline void require_windows(const CacheData& cache, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
-    if (!state.states.exist()) {
-        if (state.grouping.is_plain()) return;
-        if (state.windows.can_read(request.sequence, request.start)) return;
+    if (!cache.states.exist()) {
+        if (cache.grouping.is_plain()) return;
+        if (cache.windows.can_read(request.sequence, request.start)) return;
     }
-    require_windows(state, sequence, request.start, request.sequence, row);
+    require_windows(cache, sequence, request.start, request.sequence, row);
 }
 /// A request must not run twice from the same state: kernels may have changed the state since the
 /// fetch. Called only with states.
-void require_run(const CacheData& state, const RequestView& request, std::int64_t row);
+void require_run(const CacheData& cache, const RequestView& request, std::int64_t row);
 /// Throws std::invalid_argument for numbers below 0.
 [[noreturn]] void refuse_options(const ReserveOptions& options);
 inline void require_options(const ReserveOptions& options) {
     if (!options.is_legal()) refuse_options(options);
 }
 /// Throws CapacityError if a request can never have `must_fit` tokens.
-void require_fit(const CacheData& state, const Sequence& sequence, const RequestView& request,
+void require_fit(const CacheData& cache, const Sequence& sequence, const RequestView& request,
                  const ReserveOptions& options, std::int64_t row);
-/// A chunk that is cut because a checkpoint is due must run with one step.
-[[noreturn]] void refuse_cut(const RequestView& request, const Admission& admission,
-                             std::int64_t num_steps, std::int64_t row);
-inline void require_one_step(const RequestView& request, const Admission& admission,
-                             std::int64_t num_steps, std::int64_t row) {
-    if (admission.is_cut && num_steps > 1) refuse_cut(request, admission, num_steps, row);
-}
 /// Not called without transfers if there is no host tier. Clears the transfers.
-void require_transfers(const CacheData& state, Transfers* transfers);
+void require_transfers(const CacheData& cache, Transfers* transfers);
 
 }  // namespace rules
+
+namespace quotas {
+
+/// Returns true if quotas leave no room for `tokens` tokens of a request of `owner`, even without
+/// other requests. Pages that it shares now, or could share by a hit of at most `max_hit` tokens,
+/// count for their present owners. O(1) if the pages fit under the ceiling, else the match of its
+/// prompt.
+[[nodiscard]] bool exceeds_ceiling(const CacheData& cache, const Sequence& sequence,
+                                   const RequestView& request, std::int64_t tokens, Owner owner,
+                                   std::int64_t max_hit);
+/// Throws CapacityError if that is true of a claimed request.
+void require_ceiling(const CacheData& cache, const Sequence& sequence, const RequestView& request,
+                     std::int64_t tokens, std::int64_t row,
+                     std::int64_t max_hit = ReserveOptions::kUnlimited);
+
+}  // namespace quotas
 
 /// The rules for every row of a batch, in a form that costs little to test: a decode step walks
 /// hundreds of rows and changes almost nothing.
 struct BatchRules {
-    const CacheData& state;
+    const CacheData& cache;
     SequenceTable::Live sequences;
     std::int64_t num_steps;
     std::int64_t most_tokens;
@@ -78,38 +85,17 @@ struct BatchRules {
     [[nodiscard]] Sequence& checked(const RequestView& request, std::int64_t row) const {
         Sequence& sequence = sequences.at(request.sequence, row);
         if (!rules::has_legal_indices(request)) rules::refuse_indices(request, row);
-        if (request.end > most_tokens) rules::refuse_length(state, request, row, num_steps);
+        if (request.end > most_tokens) rules::refuse_length(cache, request, row, num_steps);
         if (sequence.batch_stamp == stamp) rules::refuse_repetition(row);
         sequence.batch_stamp = stamp;
         return sequence;
     }
 };
 
-/// The rows of a batch, found and checked, and the stamp that finds duplicates.
-class BatchRows {
-   public:
-    explicit BatchRows(CacheData& state) noexcept : state_(state) {}
-
-    /// The rules of a call. Throws std::invalid_argument for fewer steps than one.
-    [[nodiscard]] BatchRules begin(std::int64_t num_steps);
-    /// Checks everything that can be wrong with a batch, before it is changed.
-    void check(const RequestBatch& batch, std::int64_t num_steps);
-
-    /// Makes room, so that `set` may name rows below `n`.
-    void resize(std::int64_t n) { sequences_.resize(static_cast<std::size_t>(n)); }
-    void set(std::int64_t row, Sequence& sequence) noexcept {
-        sequences_[static_cast<std::size_t>(row)] = &sequence;
-    }
-    [[nodiscard]] Sequence& operator[](std::int64_t row) const noexcept {
-        return *sequences_[static_cast<std::size_t>(row)];
-    }
-
-   private:
-    friend struct CacheManagerProbe;  // of tests, which compare whole states
-
-    CacheData& state_;
-    std::vector<Sequence*> sequences_;
-    std::uint32_t stamp_ = 0;
-};
+/// The rules of a call. Throws std::invalid_argument for fewer steps than one.
+[[nodiscard]] BatchRules begin_batch(CacheData& cache, std::int64_t num_steps);
+/// Finds the sequences of a batch, and checks everything that can be wrong with its rows before any
+/// row is changed.
+void check_batch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps);
 
 }  // namespace kvcore
