@@ -62,15 +62,39 @@ void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Tran
 
 void TierFlights::owe_load(TierFlight& load, Sequence& sequence, RecurrentSlots::Slot slot,
                            Transfers& transfers) {
+    Replica& home = home_of(load.replica);
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
     if (load.stored_state) {
-        load.state = StateHold(*home_of(load.replica).states, slot);
+        load.state = StateHold(*home.states, slot);
         transfers.state_moves.push_back(
             {load.replica, load.stored_state.slot(), slot, Tier::kHost, Tier::kDevice});
     }
     ++sequence.num_pending;
-    owe_columns(load, sequence, transfers);
+    for (const BlockId record : load.host_pages) home.host->enter(record);
+    const std::int32_t end = load.source.depth();
+    const auto record_of = [&](std::int32_t column) {
+        return load.host_pages[load.host_pages.size() - static_cast<std::size_t>(end - column)];
+    };
+    for (std::int32_t c = load.first; c < end; ++c) {
+        const BlockId column = sequence.pages[c];
+        home.pool.share(&column, 1);
+        home.enter(column);
+        load.device_pages.push_back(column);
+        give_out_column(load, column, record_of(c), transfers);
+    }
+    for (Patch& patch : load.patches) {
+        home.require_pages(1);
+        home.take_pages(1, &patch.bringer);
+        home.enter(patch.bringer);
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (patch.has(w)) home.columns->fill(patch.bringer, w);
+        }
+        load.device_pages.push_back(patch.bringer);
+        give_out_column(load, patch.bringer, record_of(patch.index), transfers);
+    }
+    home.note_peak();
+    flights_.push_back(std::move(load));
 }
 
 // Moves the place over the stored pages among the sequence's first `end` pages. Takes the tokens
@@ -296,7 +320,7 @@ void TierFlights::reattach() noexcept {
     }
 }
 
-// With groups of layers: loads for a sequence, and code that loads and stores share.
+// Loads for a sequence, and code that loads and stores share.
 
 // The columns after the tree's part of the hit are the request's own. Window pages that the tree's
 // columns lack cannot be placed there before their bytes arrive, because other requests would read
@@ -319,34 +343,6 @@ void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFli
     flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
     home.host->tree.copy_pages(hit.below, lowest, flight.host_pages.data());
     flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
-}
-
-void TierFlights::owe_columns(TierFlight& load, Sequence& sequence, Transfers& transfers) {
-    Replica& home = home_of(load.replica);
-    for (const BlockId record : load.host_pages) home.host->enter(record);
-    const std::int32_t end = load.source.depth();
-    const auto record_of = [&](std::int32_t column) {
-        return load.host_pages[load.host_pages.size() - static_cast<std::size_t>(end - column)];
-    };
-    for (std::int32_t c = load.first; c < end; ++c) {
-        const BlockId column = sequence.pages[c];
-        home.pool.share(&column, 1);
-        home.enter(column);
-        load.device_pages.push_back(column);
-        give_out_column(load, column, record_of(c), transfers);
-    }
-    for (Patch& patch : load.patches) {
-        home.require_pages(1);
-        home.take_pages(1, &patch.bringer);
-        home.enter(patch.bringer);
-        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-            if (patch.has(w)) home.columns->fill(patch.bringer, w);
-        }
-        load.device_pages.push_back(patch.bringer);
-        give_out_column(load, patch.bringer, record_of(patch.index), transfers);
-    }
-    home.note_peak();
-    flights_.push_back(std::move(load));
 }
 
 // Gives out a move for each lane in which both columns have a page.
@@ -458,8 +454,8 @@ void TierFlights::check_records(std::int32_t replica) const {
     home.host->columns->check_integrity(readers);
 }
 
-// With groups of layers: stores of a sequence's columns. A record of the tier is a column of the
-// tier's ColumnPages, which has the record's pages of each bundle.
+// Stores of a sequence's columns. A record is a column of the tier, with pages of each bundle. With
+// groups of layers, `store_columns` chooses the parts of columns that records lack.
 
 namespace {
 

@@ -277,7 +277,6 @@ class TierFlights {
                                                    bool has_ended) const noexcept;
     void leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                        std::size_t window) const noexcept;
-    void owe_columns(TierFlight& load, Sequence& sequence, Transfers& transfers);
     void give_out_column(TierFlight& flight, BlockId column, BlockId record,
                          Transfers& transfers) const noexcept;
     static void count_column(const Replica& home, BlockId column, BlockId record,
