@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the source files that a call of the C++ cache manager enters.
 
-``python bench/files_entered.py [--build FOLDER] [--names]`` builds the library without optimization,
+``python bench/files_entered.py [--build FOLDER] [--names]`` builds the library without optimization
 so that no function is inlined, and runs each call under valgrind's callgrind. A file counts if a
-function of it runs; files of the standard library do not count. The calls are: reserve pages for an
+function of it runs; files of the standard library do not count. The calls: reserve pages for an
 unseen prompt of 7 pages, fetch a batch of one request that misses no page, and commit 6 pages.
 """
 

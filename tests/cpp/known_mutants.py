@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/cache/reserve.cpp",
-        "reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);\n",
-        "static_cast<void>(source);\n",
+        "reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);",
+        "static_cast<void>(source);",
         "groups",
     ),
     Mutant(

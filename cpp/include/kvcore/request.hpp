@@ -261,6 +261,14 @@ class RequestBatch {
     [[nodiscard]] RequestView& operator[](std::int64_t row) const noexcept {
         return rows_ != nullptr ? *rows_[row] : views_[row];
     }
+    /// The rows as pointers, for long walks. `memory` gets the pointers if the batch was given as
+    /// views. Throws std::bad_alloc.
+    [[nodiscard]] RequestView* const* rows(std::vector<RequestView*>& memory) const {
+        if (rows_ != nullptr) return rows_;
+        memory.resize(static_cast<std::size_t>(size_));
+        for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = views_ + i;
+        return memory.data();
+    }
 
    private:
     RequestView* views_ = nullptr;

@@ -135,8 +135,4 @@ void CacheData::throw_no_replica(std::int32_t index) const {
                                            config.num_replicas, ", counted from 0"));
 }
 
-std::int64_t CacheData::most_tokens(std::int64_t num_steps) const noexcept {
-    return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
-}
-
 }  // namespace kvcore

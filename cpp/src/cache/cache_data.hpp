@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "cache/call_memory.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 #include "level/page_holds.hpp"
 #include "level/replica.hpp"
 #include "observe/event_log.hpp"
@@ -15,6 +17,7 @@
 #include "request/recurrent_states.hpp"
 #include "request/sequence_table.hpp"
 #include "request/sequence_tenants.hpp"
+#include "request/undo_log.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
 #include "transfer/copy_list.hpp"
@@ -25,6 +28,76 @@
 #include "transfer/tier_flights.hpp"
 
 namespace kvcore {
+
+// ---- memory of a call, kept for the next call, so that a decode step allocates nothing ----------
+
+/// The sequences of the rows of a batch, and the stamp that finds duplicates.
+class BatchSequences {
+   public:
+    /// Makes room, so that `set` may name rows below `n`.
+    void resize(std::int64_t n) { sequences_.resize(static_cast<std::size_t>(n)); }
+    void set(std::int64_t row, Sequence& sequence) noexcept {
+        sequences_[static_cast<std::size_t>(row)] = &sequence;
+    }
+    [[nodiscard]] Sequence& operator[](std::int64_t row) const noexcept {
+        return *sequences_[static_cast<std::size_t>(row)];
+    }
+
+    std::uint32_t stamp = 0;             // of the last batch
+    std::vector<RequestView*> requests;  // of a batch that was given as views
+
+   private:
+    std::vector<Sequence*> sequences_;
+};
+
+/// Rows of a batch that need pages.
+struct ReserveMemory {
+    /// A row that needs only more columns at its end.
+    struct Growth {
+        std::int64_t row;
+        std::int64_t columns;
+    };
+    struct Supply {
+        std::int64_t left;           // pages that are still available
+        bool has_evictable = false;  // `left` includes evictable pages; free pages are too few
+        std::int64_t wanted = 0;     // columns of the rows that only grow
+    };
+
+    std::vector<Growth> growing;
+    std::vector<std::int64_t> joining;  // the other rows
+    std::vector<Supply> supply;         // of each replica
+};
+
+struct FetchMemory {
+    struct LateRow {
+        std::int64_t batch_row;
+        std::int64_t row;  // row in its replica's table
+    };
+    struct Room {
+        std::int64_t rows = 0;
+        std::int64_t columns = 0;
+    };
+
+    std::vector<std::int64_t> missing;  // rows that need pages
+    std::vector<LateRow> late;          // rows that are written after all rows are reserved
+    std::vector<Undo> undo;             // changes to undo if the batch is refused
+    std::vector<std::int64_t> prompts;  // written rows that are still in their prompts
+    std::vector<Room> rooms;            // of the tables of each replica
+};
+
+struct CommitMemory {
+    std::vector<std::int64_t> rows;     // rows that have pages to commit
+    std::vector<std::int64_t> passing;  // rows whose windows leave columns
+    std::vector<Undo> undo;             // changes to undo if the batch is refused
+    std::vector<DuplicatePage> duplicates;
+    std::vector<PageSwap> swapped;
+    std::vector<BlockId> replaced;  // columns that were swapped
+    // With quotas: cached pages that the request of a row holds from now on.
+    std::vector<BlockId> adopted;
+    std::vector<Owner> takers;  // of each page: the new owner if its owner has no room
+};
+
+// ---- the data -----------------------------------------------------------------------------------
 
 /// The data that a CacheManager keeps between two calls, except its pins. The verbs are functions
 /// that change it.
@@ -77,7 +150,9 @@ struct CacheData {
         return *replicas[static_cast<std::size_t>(index)];
     }
     /// The longest request that the pool and max_seq_len allow to run `num_steps` steps.
-    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept;
+    [[nodiscard]] std::int64_t most_tokens(std::int64_t num_steps) const noexcept {
+        return std::min(most_pooled_tokens_, config.max_seq_len - (num_steps - 1));
+    }
     /// The number of tokens that a request needs pages for once it is active up to `at`.
     [[nodiscard]] std::int64_t tokens_to_hold(const RequestView& request, std::int64_t at,
                                               std::int64_t num_steps) const noexcept {
@@ -101,6 +176,8 @@ struct CacheData {
 
     const CacheConfig config;
     const Grouping grouping;
+    const bool is_plain = grouping.is_plain();  // without groups: a column is a page
+    const bool has_states = !config.states.empty();
     // The order matters: a later member holds pages of an earlier member.
     std::vector<std::unique_ptr<Replica>> replicas;
     std::unique_ptr<EventLog> events;  // null if there is no reader

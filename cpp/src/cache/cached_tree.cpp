@@ -108,11 +108,11 @@ void check_offer(const CacheData& cache, const ColumnSpan& span, const CachedCol
     const std::size_t windows = cache.grouping.windows().size();
     for (std::size_t i = 0; i < n; ++i) {
         const bool has_windows = (columns[i].windows >> windows) == 0;
-        if (has_windows && (columns[i].state < 0 || cache.states.exist())) continue;
+        if (has_windows && (columns[i].state < 0 || cache.has_states)) continue;
         throw std::invalid_argument(
             detail::concat("column ", i, " is offered with windows ", int{columns[i].windows},
                            " and state ", columns[i].state, ", but there are ", windows,
-                           " windows and ", cache.states.exist() ? "" : "no ", "states"));
+                           " windows and ", cache.has_states ? "" : "no ", "states"));
     }
     if (!cache.config.prefix_caching) {
         throw std::invalid_argument(

@@ -11,6 +11,7 @@
 #include "level/quotas.hpp"
 #include "request/undo_log.hpp"
 #include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore::verbs {
 namespace {
@@ -26,8 +27,8 @@ namespace {
 // The number of tokens of a request that stay written. With states it is less than `start` if some
 // tokens run again after rejected drafts.
 std::int64_t written_tokens(const CacheData& cache, const RequestView& request) noexcept {
-    return cache.states.exist() ? cache.states.begin_of(request.sequence, request.start)
-                                : request.start;
+    return cache.has_states ? cache.states.begin_of(request.sequence, request.start)
+                            : request.start;
 }
 
 bool has_new_page(const CacheData& cache, const Sequence& sequence,
@@ -284,21 +285,21 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
 // Checks all rows. rows gets the rows with new pages and the rows that are not sealed yet;
 // passing gets the rows whose windows leave columns.
 template <bool kHasWindows>
-void find_new_pages(CacheData& cache, const RequestBatch& given) {
-    const RequestBatch batch = given;
+[[gnu::noinline]] void find_new_pages(CacheData& cache, const RequestBatch& batch) {
     const std::int64_t n = batch.size();
+    RequestView* const* const requests = batch.rows(cache.rows.requests);
     const std::int64_t page_size = cache.config.page_size;
     const SequenceTable::Live sequences = cache.sequences.live();
-    const WindowView windows = cache.windows.view();
+    const WindowView windows = kHasWindows ? cache.windows.view() : WindowView();
     const bool may_owe = cache.flights.rules().is_selective();
     const bool leaves = !cache.config.keep_windows;
-    const bool has_states = cache.states.exist();
+    const bool has_states = cache.has_states;
     cache.commit_memory.rows.clear();
     cache.commit_memory.passing.clear();
     UndoLog<&Sequence::written> written(cache.commit_memory.undo, n);
     for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) sequences.prefetch(batch[i + kAhead].sequence);
-        const RequestView& request = batch[i];
+        if (i + kAhead < n) sequences.prefetch(requests[i + kAhead]->sequence);
+        const RequestView& request = *requests[i];
         Sequence& sequence = sequences.at(request.sequence, i);
         if (!rules::has_legal_indices(request)) rules::refuse_indices(request, i);
         const std::int32_t pages = sequence.pages.size();
@@ -316,9 +317,10 @@ void find_new_pages(CacheData& cache, const RequestBatch& given) {
         }
         const bool has_new = end >= (sequence.pages.committed() + std::int64_t{1}) * page_size;
         const bool is_due = may_owe && cache.flights.is_due(request.sequence);
-        if (sequence.is_sealed() && !has_new && !is_due) continue;
-        cache.commit_memory.rows.push_back(i);
-        PrefixTree::prefetch_node(sequence.pages.node());
+        if (unlikely(!sequence.is_sealed() || has_new || is_due)) {
+            cache.commit_memory.rows.push_back(i);
+            PrefixTree::prefetch_node(sequence.pages.node());
+        }
     }
     written.keep();
 }
@@ -395,11 +397,11 @@ void store_rows(CacheData& cache, const RequestBatch& batch, Transfers& transfer
 
 void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& swaps,
             Transfers* transfers) {
-    const bool copies_states = cache.states.exist() && transfers != nullptr;
+    const bool copies_states = cache.has_states && transfers != nullptr;
     if (cache.config.host_pages > 0 || copies_states) rules::require_transfers(cache, transfers);
     const StoreRules& rules = cache.flights.rules();
     const bool stores = cache.config.host_pages > 0 && transfers != nullptr && !rules.writes_back();
-    const bool is_late = rules.has_marks() && cache.states.exist();
+    const bool is_late = rules.has_marks() && cache.has_states;
     cache.grouping.windows().empty() ? find_new_pages<false>(cache, batch)
                                      : find_new_pages<true>(cache, batch);
     cache.commit_memory.swapped.clear();
@@ -432,7 +434,7 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
         }
     }
     advance_windows(cache, batch);
-    if (cache.states.exist()) advance_states(cache, batch, transfers);
+    if (cache.has_states) advance_states(cache, batch, transfers);
     if (stores && is_late) store_rows(cache, batch, *transfers);
     // Memory for swaps is kept from call to call, because few calls swap pages.
     swaps.clear();

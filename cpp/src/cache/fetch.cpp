@@ -5,6 +5,7 @@
 #include "cache/verbs.hpp"
 #include "level/quotas.hpp"
 #include "request/undo_log.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore::verbs {
 namespace {
@@ -52,38 +53,40 @@ void pad(const Grouping& grouping, const FetchTarget& target) {
     }
 }
 
-// A replica's part of the batch, in locals for as long as rows of that replica follow each other.
+// A replica's part of the batch, for as long as rows of that replica follow each other.
 struct Part {
-    FetchTarget target;
-    FetchMemory::Room room;
+    FetchTarget* target;
+    const FetchMemory::Room* room;
 
     // With groups columns have pages of several bundles.
     template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
                const CacheData& cache, const WindowView& windows) {
         const RowPages pages = sequence.pages.view();
-        target.width = std::max(target.width, pages.n);
-        target.longest_new = std::max(target.longest_new, request.active - request.start);
-        target.longest_active = std::max(target.longest_active, request.active);
-        if (row >= room.rows || pages.n > room.columns) return;
+        const std::int64_t num_new = request.active - request.start;
+        // Few rows are the longest, so a row usually stores nothing.
+        if (pages.n > target->width) target->width = pages.n;
+        if (num_new > target->longest_new) target->longest_new = num_new;
+        if (request.active > target->longest_active) target->longest_active = request.active;
+        if (row >= room->rows || pages.n > room->columns) return;
         if constexpr (kHasGroups) {
             const SequenceHandle& handle = request.sequence;
             const RowState now{pages.version, windows.of(handle).version};
-            if (!target.table->shows(row, handle, now)) {
-                write_bundles(target, handle, sequence, row, cache);
+            if (!target->table->shows(row, handle, now)) {
+                write_bundles(*target, handle, sequence, row, cache);
             }
         } else {
-            target.table->write_row(row, request.sequence, pages);
+            target->table->write_row(row, request.sequence, pages);
         }
-        target.cache_lengths[row] = static_cast<std::uint32_t>(request.start);
-        if (target.new_lengths == nullptr) return;
-        target.new_lengths[row] = static_cast<std::uint32_t>(request.active - request.start);
+        target->cache_lengths[row] = static_cast<std::uint32_t>(request.start);
+        if (target->new_lengths == nullptr) return;
+        target->new_lengths[row] = static_cast<std::uint32_t>(num_new);
     }
 
     // Rows beyond the end of a table are only counted.
     void write_state(const RequestView& request, std::int64_t row, const RecurrentStates& states) {
-        if (row < room.rows && target.states != nullptr) {
-            target.states[row] = states.of(request.sequence).slot;
+        if (row < room->rows && target->states != nullptr) {
+            target->states[row] = states.of(request.sequence).slot;
         }
     }
 };
@@ -135,7 +138,7 @@ void note_late_row(CacheData& cache, const RequestView& request, Sequence& seque
     const std::int64_t i = late.batch_row;
     rules::require_namespace(cache.config, sequence, request, i);
     rules::require_windows(cache, sequence, request, i);
-    if (cache.states.exist()) rules::require_run(cache, request, i);
+    if (cache.has_states) rules::require_run(cache, request, i);
     if (!has_pages && !cache.config.quotas.empty()) {
         quotas::require_ceiling(cache, sequence, request, request.end, i);
     }
@@ -148,73 +151,71 @@ void note_late_row(CacheData& cache, const RequestView& request, Sequence& seque
     if (!has_pages) cache.fetch_memory.missing.push_back(i);
 }
 
-// Writes the rows that are already reserved and settled. missing gets the rows that need pages;
-// late gets the rows that are written after all rows are reserved.
+Part part_of(const CacheData& cache, FetchTarget* targets, std::int32_t replica) noexcept {
+    return {targets + replica, &cache.fetch_memory.rooms[static_cast<std::size_t>(replica)]};
+}
+
+// Writes the rows that are already reserved and settled. fetch_memory.missing gets the rows that
+// need pages; fetch_memory.late gets the rows that are written after all rows are reserved.
 template <bool kHasGroups, bool kHasStates>
-void write_ready_rows(CacheData& cache, const RequestBatch& given, std::int64_t num_steps,
-                      FetchTarget* targets, CountedEnds& counted, FetchResult& result) {
+[[gnu::noinline]] void write_ready_rows(CacheData& cache, const RequestBatch& batch,
+                                        std::int64_t num_steps, FetchTarget* targets,
+                                        CountedEnds& counted, FetchResult& result) {
     const BatchRules rules = begin_batch(cache, num_steps);
-    const RequestBatch batch = given;
     const std::int64_t n = batch.size();
+    RequestView* const* const requests = batch.rows(cache.rows.requests);
     const std::int64_t page_size = cache.config.page_size;
     const bool is_copying = !cache.copies.empty();
     const bool in_chunks = cache.config.reserve_chunks;
+    const WindowView windows = kHasGroups ? cache.windows.view() : WindowView();
     cache.rows.resize(n);
     std::int32_t replica = 0;
-    const WindowView windows = cache.windows.view();
-    Part part{targets[0], cache.fetch_memory.rooms[0]};
+    Part part = part_of(cache, targets, replica);
     for (std::int64_t i = 0; i < n; ++i) {
-        if (i + kAhead < n) rules.sequences.prefetch(batch[i + kAhead].sequence);
-        const RequestView& request = batch[i];
+        if (i + kAhead < n) rules.sequences.prefetch(requests[i + kAhead]->sequence);
+        const RequestView& request = *requests[i];
         Sequence& sequence = rules.checked(request, i);
-        if (sequence.replica != replica) {
-            targets[replica] = part.target;
+        if (unlikely(sequence.replica != replica)) {
             replica = sequence.replica;
-            part = {targets[replica], cache.fetch_memory.rooms[static_cast<std::size_t>(replica)]};
+            part = part_of(cache, targets, replica);
         }
-        const std::int64_t row = part.target.rows++;
-        if (is_copying) cache.protect_read_pages(sequence, request.start);
-        const bool has_pages =
-            is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-            (!kHasGroups ||
-             windows.is_ready(request.sequence, request.start, request.active + num_steps - 1)) &&
-            (!kHasStates || cache.states.is_ready(request, num_steps));
-        const bool is_settled =
-            sequence.is_sealed() && sequence.num_pending == 0 && request.start >= sequence.written;
-        if (!has_pages || !is_settled) {
-            note_late_row(cache, request, sequence, {i, row}, has_pages, result);
+        const std::int64_t row = part.target->rows++;
+        if (unlikely(is_copying)) cache.protect_read_pages(sequence, request.start);
+        const auto has_pages = [&] {
+            return is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
+                   (!kHasGroups || windows.is_ready(request.sequence, request.start,
+                                                    request.active + num_steps - 1)) &&
+                   (!kHasStates || cache.states.is_ready(request, num_steps));
+        };
+        const bool is_open = unlikely(!sequence.is_sealed()) ||
+                             unlikely(sequence.num_pending > 0) ||
+                             unlikely(request.start < sequence.written);
+        if (unlikely(is_open) || unlikely(!has_pages())) {
+            note_late_row(cache, request, sequence, {i, row}, has_pages(), result);
             continue;
         }
         part.write<kHasGroups>(request, sequence, row, cache, windows);
         if constexpr (kHasStates) part.write_state(request, row, cache.states);
         if (request.active <= sequence.counted_end) continue;
-        if (sequence.counts_prompt) {
+        if (unlikely(sequence.counts_prompt)) {
             cache.fetch_memory.prompts.push_back(i);
         } else {
             counted.set(sequence, request.active);
         }
     }
-    targets[replica] = part.target;
 }
 
 void write_late_rows(const CacheData& cache, const RequestBatch& batch, FetchTarget* targets) {
-    const bool is_plain = cache.grouping.is_plain();
+    const bool is_plain = cache.is_plain;
     const WindowView windows = cache.windows.view();
-    std::int32_t replica = 0;
-    Part part{targets[0], cache.fetch_memory.rooms[0]};
     for (const FetchMemory::LateRow& late : cache.fetch_memory.late) {
         const Sequence& sequence = cache.rows[late.batch_row];
-        if (sequence.replica != replica) {
-            targets[replica] = part.target;
-            replica = sequence.replica;
-            part = {targets[replica], cache.fetch_memory.rooms[static_cast<std::size_t>(replica)]};
-        }
+        Part part = part_of(cache, targets, sequence.replica);
         const RequestView& request = batch[late.batch_row];
         is_plain ? part.write<false>(request, sequence, late.row, cache, windows)
                  : part.write<true>(request, sequence, late.row, cache, windows);
-        if (cache.states.exist()) part.write_state(request, late.row, cache.states);
+        if (cache.has_states) part.write_state(request, late.row, cache.states);
     }
-    targets[replica] = part.target;
 }
 
 void count_rows(CacheData& cache, const RequestBatch& batch) noexcept {
@@ -249,12 +250,12 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     begin_fetch(cache, targets, end);
     CountedEnds counted(cache.fetch_memory.undo, batch.size());
     FetchResult result;
-    if (cache.states.exist()) {
-        cache.grouping.is_plain()
+    if (cache.has_states) {
+        cache.is_plain
             ? write_ready_rows<false, true>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, true>(cache, batch, num_steps, targets, counted, result);
     } else {
-        cache.grouping.is_plain()
+        cache.is_plain
             ? write_ready_rows<false, false>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, false>(cache, batch, num_steps, targets, counted, result);
     }
@@ -274,7 +275,7 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     }
     counted.keep();
     count_rows(cache, batch);
-    for (std::int64_t i = 0; cache.states.exist() && i < batch.size(); ++i) {
+    for (std::int64_t i = 0; cache.has_states && i < batch.size(); ++i) {
         cache.states.note_run(batch[i], num_steps);
     }
     for (FetchTarget* target = targets; target != end; ++target) {

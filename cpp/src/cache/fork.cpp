@@ -102,7 +102,7 @@ void require_room(const CacheData& cache, std::int32_t replica, std::int64_t num
 StateHold find_parent_state(const CacheData& cache, const RequestView& parent,
                             const Sequence& source, std::int64_t written,
                             std::int64_t num_children) {
-    if (!cache.states.exist() || written == 0) return {};
+    if (!cache.has_states || written == 0) return {};
     Replica& home = cache.home_of(source);
     const RecurrentState& row = cache.states.of(parent.sequence);
     StateHold found;

@@ -136,7 +136,7 @@ std::vector<BlockId> pages_of(const CacheData& cache, SequenceHandle handle, std
     if (first < 0) {
         throw std::invalid_argument(detail::concat("first is ", first, ", must be at least 0"));
     }
-    if (cache.grouping.is_plain()) {
+    if (cache.is_plain) {
         const std::vector<BlockId>& ids = sequence.pages.ids();
         return {ids.begin() + std::min<std::int64_t>(first, sequence.pages.size()), ids.end()};
     }
@@ -195,8 +195,8 @@ SequenceMark mark_of(const CacheData& cache, SequenceHandle handle) {
     SequenceMark mark;
     mark.written = sequence.written;
     mark.pages = sequence.pages.version();
-    if (!cache.grouping.is_plain()) mark.windows = cache.windows.of(handle).version;
-    if (cache.states.exist()) {
+    if (!cache.is_plain) mark.windows = cache.windows.of(handle).version;
+    if (cache.has_states) {
         const RecurrentState& row = cache.states.of(handle);
         mark.state = row.at;
         mark.run = row.run;

@@ -384,7 +384,7 @@ void count_needs(const CacheData& cache, Plan& plan, const Sequence& sequence,
     if (hit.tokens >= request.active) {
         plan.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
-    if (cache.states.exist()) place_state(cache, plan, sequence, request, args);
+    if (cache.has_states) place_state(cache, plan, sequence, request, args);
     const std::int64_t tokens = cache.tokens_to_hold(request, plan.active, args.num_steps);
     count_columns(cache, plan, sequence, ceil_div(tokens, cache.config.page_size));
     count_returned(cache, plan, sequence);
@@ -470,7 +470,7 @@ void make_room_for_copies(CacheData& cache, std::size_t n, Transfers* transfers)
         cache.copies.make_room(*transfers, n);
     }
     // A state is copied to the slot of a request, and to the one in which it is kept.
-    if (cache.states.exist()) cache.state_copies.make_room(2 * n, transfers);
+    if (cache.has_states) cache.state_copies.make_room(2 * n, transfers);
 }
 
 }  // namespace
@@ -535,6 +535,9 @@ void evict_for(CacheData& cache, const Reservation& reservation, const Sequence&
                               home.states->num_available() > 0 || reservation.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
+    const bool needs_none =
+        home.columns == nullptr && home.pool.num_free() >= reservation.plan.new_pages();
+    if (needs_none) return;
     const PageNeed need = need_now(home, sequence.pages, reservation.plan);
     home.prepare_room(need);
     home.make_room(need, guard_of(reservation));
@@ -849,9 +852,9 @@ ReserveStatus reserve_row(CacheData& cache, RequestView& request, const ReserveA
     const std::int32_t page_size = cache.config.page_size;
     if (sequence.is_sealed() && !args.options.has_margin() &&
         is_reserved(sequence.pages, request, num_steps, page_size, cache.config.reserve_chunks) &&
-        (cache.grouping.is_plain() ||
+        (cache.is_plain ||
          cache.windows.has_reserved(request.sequence, request.active + num_steps - 1)) &&
-        (!cache.states.exist() || cache.states.is_ready(request, num_steps))) {
+        (!cache.has_states || cache.states.is_ready(request, num_steps))) {
         sequence.written = std::min(sequence.written, request.start);
         cache.counts.count_input(cache.tokens_of(sequence, request.sequence), request.sequence,
                                  sequence, request.start, request.active);
@@ -924,7 +927,7 @@ BatchReserve reserve(CacheData& cache, const RequestBatch& batch, std::int64_t n
             rules::require_fit(cache, cache.rows[i], batch[i], options, i);
         }
     }
-    if (num_steps > 1 && cache.states.exist()) require_one_step_each(cache, batch, num_steps);
+    if (num_steps > 1 && cache.has_states) require_one_step_each(cache, batch, num_steps);
     const OwedCopies::Call scope(cache.copies);
     const ReserveArgs args{num_steps, options};
     for (std::int64_t i = 0; i < batch.size(); ++i) {
@@ -1045,11 +1048,11 @@ void sort_rows(const Call& call) {
     const std::int64_t page_size = call.cache.config.page_size;
     for (const std::int64_t row : call.missing) {
         const Sequence& sequence = call.rows[row];
-        const bool only_grows = !call.cache.states.exist() && sequence.is_sealed() &&
+        const bool only_grows = !call.cache.has_states && sequence.is_sealed() &&
                                 !sequence.pages.empty() &&
                                 call.batch[row].start >= sequence.pages.read_only_end() * page_size;
         const Growth growth{row, only_grows ? missing_columns(call, row) : 0};
-        if (only_grows && (call.cache.grouping.is_plain() || grows_evenly(call, growth))) {
+        if (only_grows && (call.cache.is_plain || grows_evenly(call, growth))) {
             call.memory.growing.push_back(growth);
         } else {
             call.memory.joining.push_back(row);
@@ -1134,56 +1137,30 @@ bool find_supply(const Call& call, FetchResult& result) {
 // it.
 void prepare_growth(const Call& call) {
     call.memory.supply.assign(call.cache.replicas.size(), {});
-    std::int64_t wanted = 0;
     for (const auto& [row, columns] : call.memory.growing) {
         Sequence& sequence = call.rows[row];
         sequence.pages.make_room(static_cast<std::size_t>(columns));
         call.memory.supply[static_cast<std::size_t>(sequence.replica)].wanted += columns;
-        wanted += columns;
     }
-    call.memory.taken.reserve(static_cast<std::size_t>(wanted));
 }
 
-void grow_columns(const Call& call) {
+void grow(const Call& call) {
     for (const auto& [row, columns] : call.memory.growing) {
         Sequence& sequence = call.rows[row];
         Replica& home = call.cache.home_of(sequence);
         PageRow& pages = sequence.pages;
+        const SequenceHandle handle = call.batch[row].sequence;
         const std::int32_t size = pages.size();
+        home.set_taker(call.cache.tenants.of(handle));
         pages.take(home, columns);
-        call.cache.windows.grow(home, call.batch[row].sequence, pages, size);
+        if (home.columns != nullptr) call.cache.windows.grow(home, handle, pages, size);
     }
     for (const auto& replica : call.cache.replicas) replica->note_peak();
 }
 
-void grow(const Call& call) {
-    if (!call.cache.grouping.is_plain()) return grow_columns(call);
-    call.memory.taken.clear();
-    for (std::size_t r = 0; r < call.memory.supply.size(); ++r) {
-        Supply& supply = call.memory.supply[r];
-        Replica& replica = *call.cache.replicas[r];
-        replica.require_pages(supply.wanted);
-        supply.given = call.memory.taken.size();
-        call.memory.taken.resize(call.memory.taken.size() +
-                                 static_cast<std::size_t>(supply.wanted));
-        replica.take_pages(supply.wanted, call.memory.taken.data() + supply.given);
-        replica.note_peak();
-    }
-    for (const auto& [row, pages] : call.memory.growing) {
-        Sequence& sequence = call.rows[row];
-        std::size_t& given = call.memory.supply[static_cast<std::size_t>(sequence.replica)].given;
-        if (PageOwners* owners = call.cache.home_of(sequence).owners.get()) {
-            owners->give(call.memory.taken.data() + given, pages,
-                         call.cache.tenants.of(call.batch[row].sequence));
-        }
-        sequence.pages.append(call.memory.taken.data() + given, pages);
-        given += static_cast<std::size_t>(pages);
-    }
-}
-
 // With groups: columns may be missing although pages are available. Called when all hits are held.
 bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult& result) {
-    if (call.cache.grouping.is_plain()) return true;
+    if (call.cache.is_plain) return true;
     std::vector<std::int64_t> left;
     for (const auto& replica : call.cache.replicas) {
         left.push_back(replica->pool.num_free() + replica->tree.num_evictable());
@@ -1213,7 +1190,7 @@ bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult&
 // the checkpoint of its hit if no other request holds the hit. Called when all hits are held.
 bool have_slots(const Call& call, const std::vector<Reservation>& reservations,
                 FetchResult& result) {
-    if (!call.cache.states.exist()) return true;
+    if (!call.cache.has_states) return true;
     std::vector<std::int64_t> left;
     for (const auto& replica : call.cache.replicas)
         left.push_back(replica->states->num_available());
@@ -1235,7 +1212,7 @@ bool have_slots(const Call& call, const std::vector<Reservation>& reservations,
 
 // With groups: returns true if columns must be evicted although there are pages.
 bool lacks_columns(const Call& call, const std::vector<Plan>& plans) noexcept {
-    if (call.cache.grouping.is_plain()) return false;
+    if (call.cache.is_plain) return false;
     for (std::size_t r = 0; r < call.cache.replicas.size(); ++r) {
         std::int64_t left = call.cache.replicas[r]->pool.num_free();
         for (std::size_t k = 0; k < plans.size(); ++k) {

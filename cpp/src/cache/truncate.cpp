@@ -3,7 +3,6 @@
 #include <limits>
 #include <stdexcept>
 
-#include "cache/row_cut.hpp"
 #include "cache/validate_requests.hpp"
 #include "cache/verbs.hpp"
 #include "kvcore/errors.hpp"
@@ -33,7 +32,7 @@ void require_window(const CacheData& cache, SequenceHandle handle, const Sequenc
 // its drafts.
 StateHold find_checkpoint(const CacheData& cache, SequenceHandle handle, const Sequence& sequence,
                           std::int64_t n) {
-    if (!cache.states.exist()) return {};
+    if (!cache.has_states) return {};
     const RecurrentState& row = cache.states.of(handle);
     const std::int64_t stands = std::max(row.at, row.run);
     if (n == 0 || n == stands || row.slot == RecurrentSlots::kNone) return {};
@@ -77,7 +76,7 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
     cache.protect_read_pages(sequence, n);
     cache.count_generated(handle, sequence);
     sequence.written = std::min(sequence.written, n);
-    if (!cache.states.exist()) return;
+    if (!cache.has_states) return;
     if (checkpoint || n == 0) cache.states.set_back(handle, n);
     if (!checkpoint) return;
     const StateMove copy{sequence.replica, checkpoint.slot(), cache.states.of(handle).slot};

@@ -106,11 +106,11 @@ void require_namespace(const CacheConfig& config, const Sequence& sequence,
 
 void require_windows(const CacheData& cache, const Sequence& sequence, std::int64_t start,
                      SequenceHandle handle, std::int64_t row) {
-    if (cache.states.exist()) {
+    if (cache.has_states) {
         require_state(cache, start, handle, row);
         start = cache.states.begin_of(handle, start);
     }
-    if (cache.grouping.is_plain() || sequence.pages.empty()) return;
+    if (cache.is_plain || sequence.pages.empty()) return;
     if (cache.windows.can_read(handle, start)) return;
     throw InRow<std::invalid_argument>(
         row, detail::concat("start_idx ", start,

@@ -34,8 +34,8 @@ void require_windows(const CacheData& cache, const Sequence& sequence, std::int6
                      SequenceHandle handle, std::int64_t row);
 inline void require_windows(const CacheData& cache, const Sequence& sequence,
                             const RequestView& request, std::int64_t row) {
-    if (!cache.states.exist()) {
-        if (cache.grouping.is_plain()) return;
+    if (!cache.has_states) {
+        if (cache.is_plain) return;
         if (cache.windows.can_read(request.sequence, request.start)) return;
     }
     require_windows(cache, sequence, request.start, request.sequence, row);

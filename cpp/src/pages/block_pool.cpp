@@ -48,14 +48,27 @@ BlockPool::BlockPool(std::int64_t num_blocks, BlockId first)
 
 bool BlockPool::allocate(std::int64_t n, BlockId* out) noexcept {
     if (n > num_free()) return false;
+    if (n == 1 && num_recycled_ > 0) {  // as in decode steps
+        *out = stack_[static_cast<std::size_t>(--num_recycled_)];
+        refs_[static_cast<std::size_t>(*out)] = 1;
+        return true;
+    }
     const std::int64_t recycled = std::min(n, num_recycled_);
     std::uint32_t* refs = refs_.get();
     const BlockId* top = stack_.get() + num_recycled_;
-    for (std::int64_t i = 0; i < recycled; ++i) {
-        const BlockId id = *--top;
+    const auto take = [&](std::int64_t i) {
+        const BlockId id = top[-1 - i];
         refs[id] = 1;
         out[i] = id;
+    };
+    std::int64_t given = 0;
+    for (; given + 4 <= recycled; given += 4) {  // a loop costs as much as the work for an id
+        take(given);
+        take(given + 1);
+        take(given + 2);
+        take(given + 3);
     }
+    for (; given < recycled; ++given) take(given);
     num_recycled_ -= recycled;
     for (std::int64_t i = recycled; i < n; ++i) {
         const std::int64_t id = next_fresh_++;
@@ -85,13 +98,25 @@ void BlockPool::share(const BlockId* ids, std::int64_t n) {
 // Nearly always these are last references. So all are dropped without a branch per id; only if a
 // reference was not the last, the work is undone and repeated page by page.
 void BlockPool::free(const BlockId* ids, std::int64_t n) {
-    const auto num_known = static_cast<std::uint32_t>(next_fresh_);
-    bool is_known = true;
-    for (std::int64_t i = 0; i < n; ++i) is_known &= static_cast<std::uint32_t>(ids[i]) < num_known;
-    if (!is_known) refuse_free(ids, n);
+    // The top bit of `unknown` is set if an id is negative, or greater than the last known id.
+    const auto last = static_cast<std::uint32_t>(next_fresh_ - 1);
+    std::uint32_t unknown = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const auto id = static_cast<std::uint32_t>(ids[i]);
+        unknown |= (last - id) | id;
+    }
+    if (unknown >> 31 != 0) refuse_free(ids, n);
     std::uint32_t* refs = refs_.get();
+    const auto drop = [&](std::int64_t i) { return --refs[ids[i]]; };
     std::uint32_t others = 0;
-    for (std::int64_t i = 0; i < n; ++i) others |= refs[ids[i]]-- - 1;
+    std::int64_t dropped = 0;
+    for (; dropped + 4 <= n; dropped += 4) {  // a loop costs as much as the work for an id
+        others |= drop(dropped);
+        others |= drop(dropped + 1);
+        others |= drop(dropped + 2);
+        others |= drop(dropped + 3);
+    }
+    for (; dropped < n; ++dropped) others |= drop(dropped);
     if (others != 0) return free_shared(ids, n);
     BlockId* top = stack_.get() + num_recycled_;
     if (n == 1) {  // as in decode steps

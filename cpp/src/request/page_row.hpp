@@ -108,9 +108,6 @@ class PageRow {
         }
         return pages_.data() + held;
     }
-    void append(const BlockId* ids, std::int64_t n) noexcept {
-        pages_.insert(pages_.end(), ids, ids + n);
-    }
     /// Adds columns with pages from the pool. The row has room. Throws IntegrityError if the pool
     /// has too few pages.
     void take(Replica& home, std::int64_t n) {

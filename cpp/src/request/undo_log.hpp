@@ -19,26 +19,28 @@ struct Undo {
 template <auto kMember>
 class UndoLog {
    public:
-    UndoLog(std::vector<Undo>& scratch, std::int64_t rows) : undo_(scratch) {
-        undo_.resize(static_cast<std::size_t>(rows));
+    /// Throws std::bad_alloc.
+    UndoLog(std::vector<Undo>& scratch, std::int64_t rows) {
+        scratch.resize(static_cast<std::size_t>(rows));
+        begin_ = end_ = scratch.data();
     }
     UndoLog(const UndoLog&) = delete;
     UndoLog& operator=(const UndoLog&) = delete;
     ~UndoLog() {
-        while (size_ > 0) {
-            const Undo& undo = undo_[--size_];
-            undo.sequence->*kMember = undo.before;
+        while (end_ != begin_) {
+            --end_;
+            end_->sequence->*kMember = end_->before;
         }
     }
     void set(Sequence& sequence, std::int64_t value) noexcept {
-        undo_[size_++] = {&sequence, sequence.*kMember};
+        *end_++ = {&sequence, sequence.*kMember};
         sequence.*kMember = value;
     }
-    void keep() noexcept { size_ = 0; }
+    void keep() noexcept { end_ = begin_; }
 
    private:
-    std::vector<Undo>& undo_;
-    std::size_t size_ = 0;
+    Undo* begin_;
+    Undo* end_;
 };
 
 }  // namespace kvcore

@@ -35,8 +35,8 @@ static_assert(sizeof(WindowRow) == 64, "one cache line");
 
 /// The rows of a WindowRows, for walks over many rows; invalid after the next `make_room`.
 struct WindowView {
-    const WindowRow* rows;
-    std::int64_t column_tokens;
+    const WindowRow* rows = nullptr;
+    std::int64_t column_tokens = 0;
 
     [[nodiscard]] const WindowRow& of(SequenceHandle handle) const noexcept {
         return rows[handle.index];

@@ -60,4 +60,13 @@ struct ChunkAllocator {
     friend bool operator!=(const ChunkAllocator&, const ChunkAllocator&) noexcept { return false; }
 };
 
+/// The condition, with the side of the branch that walks over hundreds of rows seldom take.
+[[nodiscard]] inline bool unlikely(bool condition) noexcept {
+#if defined(__GNUC__)
+    return __builtin_expect(static_cast<long>(condition), 0) != 0;
+#else
+    return condition;
+#endif
+}
+
 }  // namespace kvcore

@@ -6,6 +6,7 @@
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t

@@ -57,12 +57,16 @@ cdef class Claim:
     def __hash__(self):
         return self.hashed
 
-    def __eq__(self, Claim other not None):
+    def __eq__(self, other):
+        cdef Claim claim
         if self is other:
             return True
-        if self.is_entered and other.is_entered:
+        if type(other) is str:  # a key of the claims by name
+            return self.request_id == other
+        claim = <Claim?>other
+        if self.is_entered and claim.is_entered:
             return False
-        return self.request_id is other.request_id or self.request_id == other.request_id
+        return self.request_id is claim.request_id or self.request_id == claim.request_id
 
 
 cdef Claim new_claim(object request_id):
@@ -103,14 +107,16 @@ cdef class ClaimTable:
     """The claims of a manager, by request id and by sequence slot.
 
     An id is hashed once, before anything is read. Python code of an id runs only in ``claim_of``
-    and ``require_unclaimed``.
+    and ``require_unclaimed``. Ids that are exactly str have no Python code: they are found by name,
+    without an object for the lookup.
     """
 
     cdef object core  # owns `native`
     cdef CacheManager* native
     cdef uint64_t manager_uid
     cdef int32_t num_replicas
-    cdef dict by_id
+    cdef dict by_id  # the claims whose id is no str, by claim
+    cdef dict by_name  # the claims whose id is a str, by id
     cdef uint64_t num_entered  # number of claims ever inserted into `by_id`
     cdef list by_slot  # the claim of each slot, or None
     cdef vector[ClaimSlot] slots
@@ -125,6 +131,7 @@ cdef class ClaimTable:
         self.manager_uid = next_manager_uid
         next_manager_uid += 1
         self.by_id = {}
+        self.by_name = {}
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
         self.trees = trees_of_manager(core)
@@ -150,8 +157,24 @@ cdef class ClaimTable:
 
     cdef Claim lookup(self, object request_id):
         """Return the claim of an id, or None. Python code of the id may run during this call."""
-        cdef Claim claim = self.by_id.get(new_claim(request_id))
+        cdef PyObject* known
+        cdef Claim claim = None
+        if type(request_id) is str and not self.by_id:
+            known = PyDict_GetItemWithError(self.by_name, request_id)
+            if known != NULL:
+                claim = <Claim>known
+        else:
+            claim = self.known(new_claim(request_id))
         return claim if claim is not None and claim.is_live else None
+
+    cdef Claim known(self, Claim claim):
+        """Return the claim in the table whose id equals the id of `claim`, or None."""
+        cdef object found
+        if type(claim.request_id) is str:
+            found = self.by_name.get(claim.request_id)
+            return found if found is not None or not self.by_id else self.by_id.get(claim)
+        found = self.by_id.get(claim)
+        return found if found is not None or not self.by_name else self.by_name.get(claim)
 
     cdef Claim claim_of(self, object request_id):
         """Return the claim of an id; RequestNotFoundError if the id is not claimed."""
@@ -201,7 +224,7 @@ cdef class ClaimTable:
     cdef uint64_t require_unclaimed(self, Claim claim) except? 0:
         """Raise AlreadyClaimedError if the id is claimed; return num_entered before the lookup."""
         cdef uint64_t seen = self.num_entered
-        cdef Claim present = self.by_id.get(claim)
+        cdef Claim present = self.known(claim)
         if present is not None:
             raise AlreadyClaimedError(
                 f"request {claim.request_id!r} is claimed already, on replica {present.replica}; "
@@ -214,9 +237,13 @@ cdef class ClaimTable:
         while seen != self.num_entered:  # another claim was inserted while code of the id ran
             seen = self.require_unclaimed(claim)
         claim.is_entered = True
-        self.by_id[claim] = claim
+        if type(claim.request_id) is str:
+            self.by_name[claim.request_id] = claim
+        else:
+            self.by_id[claim] = claim
         self.num_entered += 1
-        while len(self.by_slot) < len(self.by_id):  # grow the list while a failure is still allowed
+        # Grow the list while a failure is still allowed.
+        while len(self.by_slot) < len(self.by_id) + len(self.by_name):
             self.by_slot.append(None)
             self.slots.resize(len(self.by_slot))
         return 0
@@ -235,7 +262,11 @@ cdef class ClaimTable:
 
     cdef int drop(self, Claim claim) except -1:
         """Release the id that a claim has reserved."""
-        if claim.is_entered:
+        if not claim.is_entered:
+            return 0
+        if type(claim.request_id) is str:
+            self.by_name.pop(claim.request_id, None)
+        else:
             self.by_id.pop(claim, None)
         return 0
 

@@ -583,14 +583,16 @@ cdef class StepEngine(EngineBase):
             `lookahead` is negative, or `out` has a wrong form or is too short. The call does not
             count as a use of the pages.
         """
-        cdef int64_t ahead = tokens_ahead(lookahead)
+        cdef int64_t ahead = 0 if lookahead is FIRST else tokens_ahead(lookahead)
         cdef cnp.ndarray source = as_tokens(tokens)
         cdef bytes name = namespace_of(extra_key, cache_salt)
         listen(self)
-        cdef int32_t replica = self._claims.replica(replica_idx)
+        cdef int32_t replica = 0 if replica_idx is FIRST else self._claims.replica(replica_idx)
         source = shown_of(self._claims.trees, extra_keys, source)
         cdef int32_t* to = <int32_t*>NULL if out is None else room_in(out)
         cdef int32_t part = 0 if bundle is FIRST else self._maker.bundle_of(bundle)
+        if ahead == 0 and out is None and not return_pages and not touch:
+            return find_pages(self._native, replica, source, name, NULL, False, part)
         if ahead == 0 and out is None:
             found = match_pages(self._native, replica, source, name, return_pages, touch, part)
         else:
