@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "a failed store counts as done",
         "cpp/src/transfer/tier_flights.cpp",
-        "n > 0 && done && flight.is_wanted) publish(flight)",
-        "n > 0 && flight.is_wanted) publish(flight)",
+        "    if (done && flight.is_wanted) {",
+        "    if (flight.is_wanted) {",
         "host",
     ),
     Mutant(
@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "a reset leaves pages that are held to be found",
         "cpp/src/cache/forget.cpp",
-        "        home->tree.forget_all(*branches++);\n",
-        "        ++branches;\n",
+        "            level.tree.forget_all(*branches++);\n",
+        "            ++branches;\n",
         "plain",
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "a copy does not keep the windows of its pages",
         "cpp/src/level/page_hold.hpp",
-        "        if (home.columns != nullptr) home.columns->enter_all(page);\n",
+        "        home.enter(page);\n",
         "",
         "groups",
     ),

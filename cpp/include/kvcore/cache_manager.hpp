@@ -83,7 +83,7 @@ class HeldPages {
 /// can reuse, and chooses the pages to evict when memory is full. It handles ids only; the caller
 /// owns the memory of the pages.
 ///
-/// Owns: per replica a BlockPool and a PrefixTree, and with a host tier a TierIndex; the
+/// Owns: a pool and a prefix tree for the device of each replica, and for its host tier; the
 /// SequenceTable over all replicas; the ledger of transfers in flight.
 /// Invariant: every page is free, or its reference count is the number of sequences and transfers
 /// that hold it, plus the tree's reference. A page in the tree has no other owner. The source and

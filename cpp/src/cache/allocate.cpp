@@ -34,7 +34,7 @@ ReserveStatus allocate(CacheData& cache, HeldHit& hit, RequestView& request, std
     Replica& home = cache.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;
-    const std::int64_t evicted = home.metrics.evicted_pages;
+    const std::int64_t evicted = home.num_evicted();
     bool is_whole = true;
     try {
         hit.cut(home);
@@ -49,7 +49,7 @@ ReserveStatus allocate(CacheData& cache, HeldHit& hit, RequestView& request, std
         throw;
     }
     if (status != ReserveStatus::kOk) {
-        const bool is_there = is_whole || evicted == home.metrics.evicted_pages;
+        const bool is_there = is_whole || evicted == home.num_evicted();
         is_there ? hit.hold(home) : hit.give_up();
     }
     request.start = view.start;

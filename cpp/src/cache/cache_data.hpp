@@ -160,8 +160,7 @@ struct CacheData {
     }
     /// The fewest pages that a request of `n` tokens needs.
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
-        return is_plain ? ceil_div(n, config.page_size)
-                        : grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
+        return grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});
     }
     /// The longest request that fits in a pool without other requests.
     [[nodiscard]] std::int64_t most_pooled_tokens() const noexcept { return most_pooled_tokens_; }

@@ -333,7 +333,7 @@ PoolStats CacheManager::stats(std::int32_t replica) const {
 std::vector<GroupStats> CacheManager::group_stats(std::int32_t replica) const {
     const Lock lock(impl_->mutex);
     const Replica& asked = impl_->cache.replica_at(replica);
-    return asked.columns == nullptr ? std::vector<GroupStats>{} : asked.columns->stats();
+    return asked.group_stats();
 }
 
 std::vector<TenantStats> CacheManager::tenant_stats(std::int32_t replica) const {
@@ -396,7 +396,7 @@ namespace {
 }
 
 void require_stores(const CacheData& cache, std::int32_t replica) {
-    if (cache.replica_at(replica).record_keys != nullptr) return;
+    if (cache.replica_at(replica).has_stores()) return;
     throw std::invalid_argument(
         "this manager has no stores below its host tier; create it with has_stores");
 }

@@ -20,8 +20,7 @@ using Places = std::unordered_map<const TreeNode*, std::int32_t>;
 // policy does not name, gets the last rank. The rank of a parent is at least the ranks of its
 // children, and its own turn if the policy names it.
 void rank_runs(const Replica& home, const std::vector<const TreeNode*>& nodes, CachedTree& found) {
-    const std::size_t others = home.columns == nullptr ? 0 : home.columns->num_departures();
-    const std::vector<NodeId> victims = home.tree.upcoming_victims(others);
+    const std::vector<NodeId> victims = home.tree.upcoming_victims(home.num_departures());
     std::unordered_map<NodeId, std::int32_t> turns;
     turns.reserve(victims.size());
     for (std::size_t i = 0; i < victims.size(); ++i) {

@@ -274,10 +274,8 @@ void check_held_pages(const PageSet& set) {
     for (std::size_t i = 0; i < set.holds().size(); ++i) {
         const BlockId page = set.pages()[i];
         const BlockId column = set.holds()[i].page();
-        bool is_its = replica.columns == nullptr && page == column;
-        if (replica.columns != nullptr) {
-            replica.columns->for_each_page(column, [&](BlockId each) { is_its |= each == page; });
-        }
+        bool is_its = false;
+        replica.for_each_page(column, [&](BlockId each) { is_its |= each == page; });
         require_law(is_its, "holds: a held page is in its column");
     }
 }

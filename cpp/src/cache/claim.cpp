@@ -30,8 +30,8 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
     const SequenceHandle handle = cache.sequences.claim(replica);
     try {
         cache.counts.begin(handle);
-        if (!cache.is_plain) cache.windows.make_room(handle);
-        if (cache.has_states) cache.states.begin(handle);
+        cache.windows.make_room(handle);
+        cache.states.begin(handle);
     } catch (...) {
         cache.sequences.release(handle);
         throw;
@@ -49,7 +49,7 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     if (is_pending) cache.copies.drop_owed(handle);
     if (home.states != nullptr) give_back_slot(cache, home, leaving, handle);
     TreeNode* node = leaving.pages.node();
-    if (home.columns != nullptr) cache.windows.clear(home, handle, leaving.pages);
+    cache.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
         cache.priorities.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
     }
@@ -69,7 +69,7 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
     cache.count_generated(handle, sequence);
     cache.counts.uncount(cache.tokens_of(sequence, handle), handle, sequence,
                          cache.config.page_size);
-    if (home.columns != nullptr) cache.windows.clear(home, handle, sequence.pages);
+    cache.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     cache.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;

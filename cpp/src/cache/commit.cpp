@@ -237,11 +237,11 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
         if (!find_adopted(cache, sequence, handle, known, first)) return false;
     }
     cache.commit_memory.duplicates.clear();
-    const auto lanes = static_cast<std::size_t>(std::max(1, cache.grouping.num_lanes()));
+    const auto lanes = static_cast<std::size_t>(cache.grouping.num_lanes());
     make_room(cache.commit_memory.swapped, static_cast<std::size_t>(end - first) * lanes);
     if (home.columns != nullptr) {
         make_room(cache.commit_memory.replaced, static_cast<std::size_t>(end - first));
-        home.columns->make_room_to_cache(end - first, home.num_sequences);
+        home.make_room_to_cache(end - first, home.num_sequences);
     }
     if (!cache.config.dedup) pages.make_room_for_duplicates(static_cast<std::size_t>(end - first));
     if (is_shared && home.columns != nullptr) pages.make_room_for_duplicates(1);

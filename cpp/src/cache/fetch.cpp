@@ -47,7 +47,6 @@ LookupTable* table_of(const FetchTarget& target, std::size_t bundle) {
 }
 
 void pad(const Grouping& grouping, const FetchTarget& target) {
-    if (grouping.is_plain()) return target.table->pad(target.rows, target.width);
     for (std::size_t b = 0; b < grouping.bundles().size(); ++b) {
         const std::int32_t pages = grouping.bundles()[b].pages_per_column;
         table_of(target, b)->pad(target.rows, target.width * pages);

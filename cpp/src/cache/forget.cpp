@@ -5,7 +5,6 @@
 //                     \\ e ]         all four keeps them, and commits nothing after b until it
 //                                     is truncated to b; its release frees the pages
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "cache/verbs.hpp"
@@ -15,36 +14,13 @@
 namespace kvcore::verbs {
 namespace {
 
-// Evicts all cached pages of a replica that have no holder.
-void evict_all(Replica& home) noexcept {
-    std::array<BlockId, 256> evicted;
-    for (std::int64_t n = 1; n > 0;) {
-        n = home.tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
-        std::reverse(evicted.begin(), evicted.begin() + n);  // the first page is taken first
-        home.pool.free(evicted.data(), n);
-    }
-    if (home.states != nullptr) home.states->forget();
-    if (home.host != nullptr) home.host->reset();
-    if (home.host_states != nullptr) home.host_states->forget();
-}
-
-// Copies now hold pages by references; before, the tree held these pages.
-void tell_held(Replica& home) noexcept {
-    if (home.owners == nullptr) return;
-    if (home.columns != nullptr) return home.columns->tell_held();
-    for (std::int64_t i = home.pool.first_id(); i < home.pool.end_id(); ++i) {
-        const auto page = static_cast<BlockId>(i);
-        if (home.pool.ref_count(page) > 0) home.owners->hold(&page, 1);
-    }
-}
-
 // Finds the stored copies of these pages: they are equally wrong, and would be loaded again.
 std::vector<TreePosition> find_stored(const Replica& home, const std::vector<TreePosition>& ends) {
     std::vector<TreePosition> found;
     for (const TreePosition& end : ends) {
         const std::vector<TokenId> tokens = home.tree.tokens_of(end, 0);
-        const TreePosition below = home.host->match(PrefixTree::name_of(end.node), tokens.data(),
-                                                    static_cast<std::int64_t>(tokens.size()));
+        const TreePosition below = home.host->find(PrefixTree::name_of(end.node), tokens.data(),
+                                                   static_cast<std::int64_t>(tokens.size()));
         if (below.depth == end.depth) found.push_back(below);
     }
     return found;
@@ -151,9 +127,11 @@ void limit_all(CacheData& cache) noexcept {
 
 bool is_empty(const CacheData& cache) noexcept {
     return std::all_of(cache.replicas.begin(), cache.replicas.end(), [](const auto& home) {
-        const bool is_stored = home->host != nullptr && (home->host->num_stored() > 0 ||
-                                                         home->host->tree().num_forgotten() > 0);
-        return home->tree.num_cached() == 0 && home->tree.num_forgotten() == 0 && !is_stored;
+        bool is_empty = true;
+        home->for_each_level([&](const Level& level) {
+            is_empty &= level.tree.num_cached() == 0 && level.tree.num_forgotten() == 0;
+        });
+        return is_empty;
     });
 }
 
@@ -167,7 +145,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     const PrefixTree::Branches branches = home.tree.find_branches(ends);
     PrefixTree::Branches stored;
     if (home.host != nullptr && !ends.empty()) {
-        stored = home.host->tree().find_branches(find_stored(home, ends));
+        stored = home.host->tree.find_branches(find_stored(home, ends));
     }
     // Nothing below can fail.
     limit_owners(cache, replica, marked);
@@ -176,7 +154,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     const std::int64_t cached = home.num_cached();
     limit_copies(cache, replica, branches);
     home.tree.forget(branches);
-    if (home.host != nullptr) home.host->tree().forget(stored);
+    if (home.host != nullptr) home.host->tree.forget(stored);
     limit_holders(cache, replica);
     cache.flights.drop_forgotten(replica);
     cache.store_queue.drop_forgotten();
@@ -189,8 +167,7 @@ bool reset_prefix_cache(CacheData& cache) {
     std::vector<PrefixTree::Branches> held;
     held.reserve(2 * cache.replicas.size());
     for (const auto& home : cache.replicas) {
-        held.push_back(home->tree.make_branches());
-        if (home->host != nullptr) held.push_back(home->host->tree().make_branches());
+        home->for_each_level([&](Level& level) { held.push_back(level.tree.make_branches()); });
     }
     // Nothing below can fail.
     if (cache.events != nullptr) cache.events->begin_reset();
@@ -199,10 +176,11 @@ bool reset_prefix_cache(CacheData& cache) {
     for (const auto& home : cache.replicas) {
         home->metrics.evicted.reset += home->num_cached();
         home->metrics.host_evicted.reset += home->num_stored();
-        evict_all(*home);
-        home->tree.forget_all(*branches++);
-        if (home->host != nullptr) home->host->tree().forget_all(*branches++);
-        tell_held(*home);
+        home->for_each_level([&](Level& level) {
+            level.evict_all();
+            level.tree.forget_all(*branches++);
+        });
+        home->tell_held();
         home->metrics.evicted.reset -= home->num_cached();
         home->metrics.host_evicted.reset -= home->num_stored();
     }

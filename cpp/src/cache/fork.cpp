@@ -59,9 +59,9 @@ class Children {
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(cache.sequences.claim(replica));
         cache.counts.begin(handles_.back());
-        if (!cache.is_plain) cache.windows.make_room(handles_.back());
+        cache.windows.make_room(handles_.back());
         if (!cache.config.quotas.empty()) cache.tenants.make_room(handles_.back());
-        if (cache.has_states) cache.states.begin(handles_.back());
+        cache.states.begin(handles_.back());
         Sequence& child = cache.sequences.at(handles_.back());
         child.pages.make_room_to_share(cache.sequences.at(parent).pages, num_pages_);
     }
@@ -76,9 +76,7 @@ class Children {
             child.pages.share(home_.pool, parent.pages, num_pages_,
                               TreePin(home_.tree, place_.node()));
             child.reuse = parent.reuse = Reuse::kSealed;
-            if (home_.columns != nullptr) {
-                cache.windows.share(home_, parent_handle, handle, child.pages);
-            }
+            cache.windows.share(home_, parent_handle, handle, child.pages);
         }
     }
     void keep() noexcept { handles_.clear(); }
@@ -174,7 +172,7 @@ void fork(CacheData& cache, const RequestView& parent, const RequestBatch& child
         view.start = written;
         // With more than the next token, a child has a prompt of its own; the next turn begins at
         // its end.
-        if (!cache.is_plain && view.end > written + 1) {
+        if (view.end > written + 1) {
             cache.windows.set_prompt(handle, view.end);
         }
         if (view.active <= written) view.active = view.end;

@@ -26,7 +26,7 @@ class HeldHit {
             const RequestView& request)
         : found_(found), claimed_(standing(sequence, request)) {
         Replica& home = cache.home_of(sequence);
-        if (home.owners != nullptr) quotas::shorten(home, found_, sequence.hit_tokens);
+        quotas::shorten(home, found_, sequence.hit_tokens);
         if (found_.shares()) {
             windows_ = WindowHold(home, found_.match.at, found_.tokens);
             if (!found_.ends_below()) checkpoint_ = home.hold_state(found_.match.at);
@@ -35,10 +35,8 @@ class HeldHit {
                 source_ = WindowHold(home, found_.match.partial, found_.tokens, column);
             }
         }
-        const bool has_records = found_.below.node != nullptr && !cache.is_plain;
-        if (has_records) {
-            records_ =
-                WindowHold(*home.host_columns, home.host->tree(), found_.below, found_.tokens);
+        if (found_.below.node != nullptr) {
+            records_ = WindowHold(*home.host, found_.below, found_.tokens);
         }
         if (!checkpoint_) checkpoint_ = home.hold_stored_state(found_.below);
         hold(home);
@@ -78,7 +76,7 @@ class HeldHit {
         checkpoint_.enter();
         place_ = pin(home.tree, found_.match.at);
         partial_ = pin(home.tree, found_.match.partial);
-        if (found_.below.node != nullptr) below_ = pin(home.host->tree(), found_.below);
+        if (found_.below.node != nullptr) below_ = pin(home.host->tree, found_.below);
     }
     /// Cuts the runs at the end of the hit, so that a later `hold` needs no page after the hit:
     /// with write-back, those pages may be evicted while the hit is not held. Throws
@@ -89,7 +87,7 @@ class HeldHit {
             windows_.move_to(found_.match.at);
         }
         if (found_.below.node == nullptr) return;
-        found_.below.node = home.host->tree().split(found_.below);
+        found_.below.node = home.host->tree.split(found_.below);
         records_.move_to(found_.below);
     }
     /// The hit was released and its pages may be evicted: it cannot be allocated any more.

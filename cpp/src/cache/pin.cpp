@@ -25,15 +25,11 @@ PinHandle Pins::pin(Replica& home, std::string_view name_space, const TokenId* t
         if (home.narrows_hits()) {
             at = PrefixTree::position(at.node, home.longest_hit(at));
         }
-        if (home.owners != nullptr) {
-            at = PrefixTree::position(at.node, quotas::longest_held(home, at));
-        }
+        at = PrefixTree::position(at.node, quotas::longest_held(home, at));
         checkpoint = home.hold_state(at);
         place = TreePin(tree, tree.split(at));
-        if (home.columns != nullptr) {
-            windows = WindowHold(home, {place.node(), at.depth},
-                                 std::int64_t{at.depth} * tree.page_size());
-        }
+        windows =
+            WindowHold(home, {place.node(), at.depth}, std::int64_t{at.depth} * tree.page_size());
     }
     const std::uint32_t index = free_.back();
     free_.pop_back();

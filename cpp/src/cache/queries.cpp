@@ -34,12 +34,11 @@ std::int32_t find_part(const Replica& replica, const TokenId* tokens, std::int64
 }
 
 std::int32_t count_bundles(const Grouping& grouping) noexcept {
-    return grouping.is_plain() ? 1 : static_cast<std::int32_t>(grouping.bundles().size());
+    return static_cast<std::int32_t>(grouping.bundles().size());
 }
 
 void require_bundle(const Replica& replica, std::int32_t bundle) {
-    const std::int32_t n =
-        replica.columns == nullptr ? 1 : count_bundles(replica.columns->grouping());
+    const std::int32_t n = count_bundles(replica.grouping());
     if (bundle < 0 || bundle >= n) refuse_bundle(bundle, n);
 }
 
@@ -104,13 +103,7 @@ std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId*
     if (bundle != 0) require_bundle(replica, bundle);
     const TreePosition at = find(replica, name_space, tokens, n, pages, partial_tokens, bundle);
     if (pages != nullptr && static_cast<std::int64_t>(pages->size()) > most_pages) return at.depth;
-    if (replica.columns != nullptr) {
-        replica.columns->make_room_to_cache(0, 1);
-        replica.columns->touch(at);
-    }
-    if (replica.states != nullptr && at.depth > 0) {
-        replica.states->renew(replica.states->find(Replica::last_column(replica.tree, at)));
-    }
+    replica.touch(replica.tree, at);
     replica.tree.touch(at);
     return at.depth;
 }
@@ -179,8 +172,8 @@ std::vector<BlockId> next_pages(const Replica& replica) {
 std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest) {
     std::vector<TokenId> found;
     for (const auto& replica : cache.replicas) {
-        replica->tree.find_tokens_up_to(highest, found);
-        if (replica->host != nullptr) replica->host->tree().find_tokens_up_to(highest, found);
+        replica->for_each_level(
+            [&](const Level& level) { level.tree.find_tokens_up_to(highest, found); });
     }
     const auto add = [&](const TierFlight& flight) {
         std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),

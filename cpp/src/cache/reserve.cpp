@@ -26,7 +26,7 @@ std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
 
 // Counts pages on the way to `at` that stay idle until a request takes a hit of `tokens` tokens.
 std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t tokens) {
-    const Grouping& grouping = home.columns->grouping();
+    const Grouping& grouping = home.grouping();
     std::int64_t pages = 0;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
         const std::int32_t first = grouping.first_column(grouping.windows()[w], tokens);
@@ -72,11 +72,11 @@ void narrow_to_state(const CacheData& cache, FoundHit& hit, TreePosition& whole,
 
 // If the tier has whole pages after the hit, the hit continues with them. Then no tokens of a
 // partly equal page are copied.
-void find_below(const CacheData& cache, FoundHit& hit, const TierIndex& host,
+void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
                 const RequestView& request, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
-    const TreePosition below = host.match(request.name_space, request.tokens, limit);
+    const TreePosition below = host.find(request.name_space, request.tokens, limit);
     if (below.depth * page <= hit.tokens) return;
     hit.below = below;
     hit.tokens = below.depth * page;
@@ -91,7 +91,7 @@ void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whol
     const std::int64_t page = cache.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
     TreePosition below =
-        home.host->match(request.name_space, request.tokens, searched(home, request, limit));
+        home.host->find(request.name_space, request.tokens, searched(home, request, limit));
     if (below.depth == 0) return;
     if (home.states != nullptr) hit.branch = std::max(hit.branch, below.depth * page);
     if (below.depth * page > limit) {
@@ -160,7 +160,6 @@ void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
 
 std::int64_t count_adopted(const CacheData& cache, const Replica& home, const FoundHit& hit) {
     if (!hit.shares()) return 0;
-    if (home.columns == nullptr) return home.tree.num_unprotected(hit.match.at);
     return home.tree.num_unprotected(hit.match.at) * cache.grouping.num_full_lanes() +
            count_idle(home, hit.match.at, hit.tokens);
 }
@@ -214,7 +213,7 @@ void count_returned(const CacheData& cache, Plan& plan, const Sequence& sequence
     const Replica& home = cache.home_of(sequence);
     for_each_returned(home, sequence.pages, plan, [&](BlockId column) {
         ++plan.returned_columns;
-        plan.returned += home.columns == nullptr ? 1 : home.columns->count_pages(column);
+        plan.returned += home.count_pages(column);
     });
 }
 
@@ -298,7 +297,7 @@ std::int64_t count_ahead(const CacheData& cache, const Plan& plan, const Sequenc
     const bool is_cut = row.read_only_end() > plan.needed;
     const std::int64_t held =
         is_cut ? plan.needed : std::max({row.size(), plan.hit_pages, plan.needed});
-    const std::int64_t lanes = grouping.is_plain() ? 1 : grouping.num_full_lanes();
+    const std::int64_t lanes = grouping.num_full_lanes();
     std::int64_t pages = std::max<std::int64_t>(0, wanted - held) * lanes;
     const std::int64_t chunk = plan.active - plan.start + args.num_steps - 1;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
@@ -351,13 +350,7 @@ void count_available(const CacheData& cache, Plan& plan, const Sequence& sequenc
 template <class Visit>
 void for_each_returned_page(const Replica& home, const PageRow& row, const Plan& plan,
                             const Visit& visit) {
-    for_each_returned(home, row, plan, [&](BlockId column) {
-        if (home.columns == nullptr) {
-            visit(column);
-        } else {
-            home.columns->for_each_page(column, visit);
-        }
-    });
+    for_each_returned(home, row, plan, [&](BlockId column) { home.for_each_page(column, visit); });
 }
 
 // Applies quotas to a plan: it fits only if quotas allow it with `ahead` more pages.
@@ -427,7 +420,7 @@ void complete_plan(const CacheData& cache, Plan& plan, const Sequence& sequence,
             PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * cache.config.page_size;
-    if (home.host_columns != nullptr) {
+    if (home.host != nullptr && home.columns != nullptr) {
         const std::int64_t limit = std::min(request.end - 1, args.options.max_hit);
         find_columns_below(cache, whole, all, home, request, limit);
     }
@@ -492,7 +485,7 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
     Reservation reservation(plan);
     reservation.partial = hit.match.partial;
-    if (home.owners != nullptr) quotas::find_idle(home, hit, reservation.idle);
+    quotas::find_idle(home, hit, reservation.idle);
     if (hit.shares()) {
         reservation.place = TreePin(tree, tree.split(hit.match.at));
         // A hold on the source page holds its whole run, so the run is cut.
@@ -500,12 +493,10 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
             reservation.partial.node = tree.split(hit.match.partial);
         }
         if (!hit.ends_below()) reservation.checkpoint = home.hold_state(hit.match.at);
-        if (home.columns != nullptr) {
-            reservation.windows = WindowHold(home, hit.match.at, hit.tokens);
-            if (hit.is_partial()) {
-                const std::int32_t source = hit.match.at.depth;
-                reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);
-            }
+        reservation.windows = WindowHold(home, hit.match.at, hit.tokens);
+        if (hit.is_partial()) {
+            const std::int32_t source = hit.match.at.depth;
+            reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);
         }
     } else if (row.node() == nullptr) {
         reservation.place = TreePin(tree, tree.open_namespace(request.name_space));
@@ -733,7 +724,7 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     Replica& home = cache.home_of(sequence);
     PageRow& pages = sequence.pages;
     const SequenceHandle handle = request.sequence;
-    if (home.owners != nullptr) home.owners->set_taker(cache.tenants.of(handle));
+    home.set_taker(cache.tenants.of(handle));
     if (plan.hit.shares()) {
         // The run in which the hit was found may be gone: the end of the hit is pinned.
         const TreePosition hit{reservation.place.node(), plan.hit.match.at.depth};
@@ -1028,7 +1019,7 @@ FetchResult no_space(std::int64_t row, std::int64_t needed, std::int64_t availab
 }
 
 std::int64_t pages_of(const Call& call, Growth growth) {
-    return growth.columns * call.cache.grouping.pages_per_column();
+    return growth.columns * call.cache.grouping.num_lanes();
 }
 
 std::int64_t missing_columns(const Call& call, std::int64_t row) {
@@ -1086,7 +1077,7 @@ PageNeed need_of(const Call& call, std::int32_t replica,
         if (call.rows[call.memory.joining[k]].replica == replica) add(reservations[k].plan.need());
     }
     const std::int64_t wanted = call.memory.supply[static_cast<std::size_t>(replica)].wanted;
-    add({wanted * call.cache.grouping.pages_per_column(), wanted});
+    add({wanted * call.cache.grouping.num_lanes(), wanted});
     return need;
 }
 
@@ -1102,8 +1093,7 @@ void prepare_pages(const Call& call, const std::vector<Reservation>& reservation
 void evict_for_growth(const Call& call) {
     for (std::size_t r = 0; r < call.cache.replicas.size(); ++r) {
         const std::int64_t wanted = call.memory.supply[r].wanted;
-        call.cache.replicas[r]->make_room(
-            {wanted * call.cache.grouping.pages_per_column(), wanted});
+        call.cache.replicas[r]->make_room({wanted * call.cache.grouping.num_lanes(), wanted});
     }
 }
 
@@ -1161,7 +1151,7 @@ void grow(const Call& call) {
         PageRow& pages = sequence.pages;
         const SequenceHandle handle = call.batch[row].sequence;
         const std::int32_t size = pages.size();
-        if (home.owners != nullptr) home.owners->set_taker(call.cache.tenants.of(handle));
+        home.set_taker(call.cache.tenants.of(handle));
         pages.take(home, columns);
         if (home.columns != nullptr) call.cache.windows.grow(home, handle, pages, size);
     }

@@ -113,7 +113,7 @@ void for_each_returned(const Replica& home, const PageRow& row, const Plan& plan
 [[nodiscard]] inline PageNeed need_now(const Replica& home, const PageRow& row, const Plan& plan) {
     PageNeed need{plan.pages, plan.appended + plan.replaced + plan.patched};
     for_each_returned(home, row, plan, [&](BlockId column) {
-        need.pages -= home.columns == nullptr ? 1 : home.columns->count_pages(column);
+        need.pages -= home.count_pages(column);
         --need.columns;
     });
     return need;

@@ -30,22 +30,13 @@ void advance(CacheData& cache, std::int64_t now) noexcept {
     if (now <= cache.priorities.now()) return;
     cache.priorities.set_now(now);
     for (const auto& replica : cache.replicas) {
-        replica->tree.advance(now);
-        if (replica->host != nullptr) replica->host->tree().advance(now);
+        replica->for_each_level([&](Level& level) { level.tree.advance(now); });
     }
 }
 
 void reset_metrics(CacheData& cache) noexcept {
     cache.counts.reset();
-    for (const auto& replica : cache.replicas) {
-        replica->metrics = {};
-        if (replica->owners != nullptr) replica->owners->reset_tallies();
-        if (replica->columns != nullptr) replica->columns->reset_counts();
-        if (replica->states != nullptr) replica->states->reset_counts();
-        if (replica->host_columns != nullptr) replica->host_columns->reset_counts();
-        if (replica->host_states != nullptr) replica->host_states->reset_counts();
-        replica->note_peak();
-    }
+    for (const auto& replica : cache.replicas) replica->reset_counts();
 }
 
 }  // namespace kvcore::verbs

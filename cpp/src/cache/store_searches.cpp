@@ -11,11 +11,10 @@ StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name
     StoreSearch found;
     found.replica = replica;
     const auto most = static_cast<std::int32_t>(n / cache.config.page_size);
-    const bool lacks_slots = home.states != nullptr && home.host_states == nullptr;
-    if (home.record_keys == nullptr || lacks_slots || most == 0) return found;
-    TreeNode* root = home.tree.find_namespace(name_space);
-    const TreePosition at = root == nullptr ? TreePosition{} : home.tree.match(root, tokens, n).at;
-    const TreePosition below = home.host->match(name_space, tokens, n);
+    const bool lacks_slots = home.states != nullptr && !home.stores_states();
+    if (!home.has_stores() || lacks_slots || most == 0) return found;
+    const TreePosition at = home.find(name_space, tokens, n);
+    const TreePosition below = home.host->find(name_space, tokens, n);
     found.stored = below.depth;
     found.have = found.legal = std::max(at.depth, below.depth);
     if (home.narrows_hits() && found.have > 0) {

@@ -58,7 +58,7 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
                                                    " tokens, must be 0 .. ", most,
                                                    ", the end of its last fetch"));
     }
-    if (!cache.is_plain) require_window(cache, handle, sequence, n);
+    require_window(cache, handle, sequence, n);
     StateHold checkpoint = find_checkpoint(cache, handle, sequence, n);
     if (checkpoint) cache.state_copies.make_room(1, transfers);
     PageRow& row = sequence.pages;
@@ -67,7 +67,7 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
         Replica& home = cache.home_of(sequence);
         RowCut cut(cache, handle, sequence, columns);
         cache.copy_list.forget(handle, row, columns);
-        if (home.columns != nullptr) cache.windows.cut(home, handle, row, columns);
+        cache.windows.cut(home, handle, row, columns);
         row.drop(home.pool, columns);
         cut.apply(cache, handle, sequence);
         row.make_writable(columns);

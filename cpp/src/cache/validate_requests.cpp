@@ -171,12 +171,10 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
                     std::int64_t max_hit) {
     Shared shared;
     const auto add = [&](BlockId column) {
-        if (home.columns == nullptr) return shared.pages.push_back(column);
         const auto before = static_cast<std::int64_t>(shared.pages.size());
-        home.columns->for_each_full_page(column,
-                                         [&](BlockId page) { shared.pages.push_back(page); });
+        home.for_each_full_page(column, [&](BlockId page) { shared.pages.push_back(page); });
         const std::int64_t in_full = static_cast<std::int64_t>(shared.pages.size()) - before;
-        shared.in_windows += home.columns->count_pages(column) - in_full;
+        shared.in_windows += home.count_pages(column) - in_full;
     };
     TreeNode* root = home.tree.find_namespace(request.name_space);
     if (sequence.is_sealed() || root == nullptr) {

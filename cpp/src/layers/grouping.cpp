@@ -29,8 +29,13 @@ bool is_plain_group(const CacheGroup& group, std::int32_t column_tokens) {
 
 Grouping::Grouping(std::int32_t column_tokens, const std::vector<CacheGroup>& groups)
     : column_tokens_(column_tokens) {
-    if (groups.empty() || column_tokens_ < 1) return;  // sizes are checked elsewhere
-    if (groups.size() == 1 && is_plain_group(groups[0], column_tokens_)) return;
+    const bool is_plain =
+        groups.empty() || (groups.size() == 1 && is_plain_group(groups[0], column_tokens_));
+    if (is_plain || column_tokens_ < 1) {  // sizes are checked elsewhere
+        bundles_.push_back({});
+        num_lanes_ = num_full_lanes_ = 1;
+        return;
+    }
     for (std::size_t i = 0; i < groups.size(); ++i) add(static_cast<std::int32_t>(i), groups[i]);
     if (windows_.size() > kMaxWindows) {
         throw std::invalid_argument(detail::concat(

@@ -55,13 +55,9 @@ class Grouping {
     Grouping(std::int32_t column_tokens, const std::vector<CacheGroup>& groups);
 
     /// True if a column is one page, which stays as long as its tokens: true of most models.
-    [[nodiscard]] bool is_plain() const noexcept { return bundles_.empty(); }
+    [[nodiscard]] bool is_plain() const noexcept { return groups_.empty(); }
     [[nodiscard]] std::int32_t column_tokens() const noexcept { return column_tokens_; }
     [[nodiscard]] std::int32_t num_lanes() const noexcept { return num_lanes_; }
-    /// Pages of a column that has pages of all bundles.
-    [[nodiscard]] std::int32_t pages_per_column() const noexcept {
-        return is_plain() ? 1 : num_lanes_;
-    }
     /// Lanes of groups that keep every token.
     [[nodiscard]] std::int32_t num_full_lanes() const noexcept { return num_full_lanes_; }
     [[nodiscard]] const std::vector<Window>& windows() const noexcept { return windows_; }

@@ -9,12 +9,6 @@ TreePosition some(TreePosition at, TreePosition other) noexcept {
     return at.depth > 0 ? at : other;
 }
 
-TreePosition find(const PrefixTree& tree, std::string_view name_space, const TokenId* tokens,
-                  std::int64_t n) noexcept {
-    TreeNode* root = tree.find_namespace(name_space);
-    return root == nullptr ? TreePosition{} : tree.match(root, tokens, n).at;
-}
-
 /// The columns of a prefix on the device and in the host tier, from its end to its start.
 struct BothUp {
     BothUp(TreePosition at, TreePosition below, std::int32_t tokens) noexcept
@@ -36,22 +30,20 @@ struct BothUp {
 
 std::int32_t longest_with_window(const Replica& home, TreePosition at, TreePosition below,
                                  std::size_t window, std::int32_t end) noexcept {
-    const Grouping& grouping = home.columns->grouping();
+    const Grouping& grouping = home.grouping();
     BothUp both(at, below, grouping.column_tokens());
     return grouping.longest_hit(grouping.windows()[window], end, [&](std::int32_t column) {
         return both.any(
             column, [&](BlockId id) { return home.columns->has(id, window); },
-            [&](BlockId id) { return home.host_columns->has(id, window); });
+            [&](BlockId id) { return home.host->columns->has(id, window); });
     });
 }
 
 std::int32_t longest_with_state(const Replica& home, TreePosition at, TreePosition below,
                                 std::int32_t end) noexcept {
     BothUp both(at, below, home.tree.page_size());
-    const auto is_here = [&](BlockId id) { return home.states->has(id); };
-    const auto is_there = [&](BlockId id) {
-        return home.host_states != nullptr && home.host_states->has(id);
-    };
+    const auto is_here = [&](BlockId id) { return home.has_checkpoint(id); };
+    const auto is_there = [&](BlockId id) { return home.host->has_checkpoint(id); };
     while (end > 0 && !both.any(end - 1, is_here, is_there)) --end;
     return end;
 }
@@ -59,8 +51,7 @@ std::int32_t longest_with_state(const Replica& home, TreePosition at, TreePositi
 }  // namespace
 
 std::int32_t longest_hit(const Replica& home, TreePosition at, TreePosition below) noexcept {
-    const std::size_t windows =
-        home.columns == nullptr ? 0 : home.columns->grouping().windows().size();
+    const std::size_t windows = home.grouping().windows().size();
     std::int32_t depth = std::max(at.depth, below.depth);
     std::int32_t before = 0;
     do {
@@ -75,9 +66,8 @@ std::int32_t longest_hit(const Replica& home, TreePosition at, TreePosition belo
 
 std::int64_t count_columns(const Replica& home, std::string_view name_space, const TokenId* tokens,
                            std::int64_t n) noexcept {
-    const TreePosition at = find(home.tree, name_space, tokens, n);
-    const TreePosition below =
-        home.host == nullptr ? TreePosition{} : home.host->match(name_space, tokens, n);
+    const TreePosition at = home.find(name_space, tokens, n);
+    const TreePosition below = home.find_stored(name_space, tokens, n);
     if (!home.narrows_hits()) return std::max(at.depth, below.depth);
     if (below.depth > 0) return longest_hit(home, at, below);
     return at.depth == 0 ? 0 : home.longest_hit(at);

@@ -86,8 +86,7 @@ namespace tiered {
 /// hit of `tokens` tokens reads. O(columns that windows read).
 template <class Visit>
 void for_each_patch(const Replica& home, TreePosition at, std::int64_t tokens, const Visit& visit) {
-    const ColumnPages& columns = *home.columns;
-    const Grouping& grouping = columns.grouping();
+    const Grouping& grouping = home.grouping();
     std::array<std::int32_t, Grouping::kMaxWindows> first{};
     std::int32_t lowest = at.depth;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
@@ -96,11 +95,11 @@ void for_each_patch(const Replica& home, TreePosition at, std::int64_t tokens, c
     }
     if (lowest == at.depth) return;
     Patch patch{at.depth, 0, -1};
-    columns.for_each_column(at, lowest, [&](BlockId column) {
+    home.columns->for_each_column(at, lowest, [&](BlockId column) {
         --patch.index;
         patch.windows = 0;
         for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-            const bool is_missed = patch.index >= first[w] && !columns.has(column, w);
+            const bool is_missed = patch.index >= first[w] && !home.columns->has(column, w);
             if (is_missed) patch.windows |= static_cast<std::uint8_t>(1U << w);
         }
         if (patch.windows != 0) visit(patch);

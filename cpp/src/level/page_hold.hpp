@@ -8,11 +8,11 @@
 
 #include "kvcore/block_pool.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 
 namespace kvcore {
 
-/// Keeps one page of a replica, or one column, from getting another owner while it is copied.
+/// Keeps one page of a level, or one column, from getting another owner while it is copied.
 ///
 /// Owns: a reference to a page that sequences hold or, for a page of the tree, a pin on its run;
 /// for a column also a reader in all its windows.
@@ -23,20 +23,20 @@ class PageHold {
    public:
     PageHold() noexcept = default;
     /// Adds a reference to a page that a sequence holds.
-    [[nodiscard]] static PageHold share(Replica& home, BlockId page) noexcept {
+    [[nodiscard]] static PageHold share(Level& home, BlockId page) noexcept {
         home.pool.share(&page, 1);
         return adopt(home, page);
     }
     /// Takes over the reference that a holder gives up.
-    [[nodiscard]] static PageHold adopt(Replica& home, BlockId page) noexcept {
+    [[nodiscard]] static PageHold adopt(Level& home, BlockId page) noexcept {
         PageHold hold;
         hold.home_ = &home;
         hold.page_ = page;
-        if (home.columns != nullptr) home.columns->enter_all(page);
+        home.enter(page);
         return hold;
     }
     /// Pins the last page on the path to `at`, a page of the tree.
-    [[nodiscard]] static PageHold pin(Replica& home, TreePosition at, BlockId page) noexcept {
+    [[nodiscard]] static PageHold pin(Level& home, TreePosition at, BlockId page) noexcept {
         PageHold hold = adopt(home, page);
         hold.become_pin(at);
         return hold;
@@ -94,8 +94,7 @@ class PageHold {
             home_->tree.pin(at_.node);
         } else {
             home_->pool.share(&page_, 1);
-            if (home_->columns != nullptr) home_->columns->uncache(page_);
-            if (home_->states != nullptr) home_->states->drop_of(page_);
+            home_->uncache(&page_, 1);
             at_ = {};
         }
     }
@@ -107,7 +106,7 @@ class PageHold {
     }
     void reset() noexcept {
         if (home_ == nullptr) return;
-        if (home_->columns != nullptr) home_->columns->leave_all(page_, at_);
+        home_->leave(page_, at_);
         if (at_.node != nullptr) {
             home_->tree.unpin(at_.node, false);
         } else {
@@ -116,7 +115,7 @@ class PageHold {
         home_ = nullptr;
     }
 
-    Replica* home_ = nullptr;  // nullptr: holds nothing
+    Level* home_ = nullptr;  // nullptr: holds nothing
     TreePosition at_;
     BlockId page_ = 0;
 };
@@ -131,30 +130,18 @@ class PathHold {
     PathHold() noexcept = default;
     /// Holds the pages or columns at the end of the prefix of `depth` pages on the path to `node`.
     /// Window pages need a reader elsewhere.
-    PathHold(BlockPool& pool, PrefixTree& tree, TreeNode* node, std::int32_t depth,
-             ColumnPages* columns, RecurrentSlots* states) noexcept
-        : pool_(&pool),
-          tree_(&tree),
-          columns_(columns),
-          states_(states),
-          node_(node),
-          depth_(depth) {
-        tree.pin(node);
+    PathHold(Level& home, TreeNode* node, std::int32_t depth) noexcept
+        : home_(&home), node_(node), depth_(depth) {
+        home.tree.pin(node);
     }
     PathHold(PathHold&& other) noexcept
-        : pool_(other.pool_),
-          tree_(other.tree_),
-          columns_(other.columns_),
-          states_(other.states_),
+        : home_(other.home_),
           node_(std::exchange(other.node_, nullptr)),
           depth_(other.depth_),
           references_(std::exchange(other.references_, {})) {}
     PathHold& operator=(PathHold&& other) noexcept {
         PathHold moved(std::move(other));
-        std::swap(pool_, moved.pool_);
-        std::swap(tree_, moved.tree_);
-        std::swap(columns_, moved.columns_);
-        std::swap(states_, moved.states_);
+        std::swap(home_, moved.home_);
         std::swap(node_, moved.node_);
         std::swap(depth_, moved.depth_);
         std::swap(references_, moved.references_);
@@ -175,9 +162,9 @@ class PathHold {
 
     /// Ends the hold. `touch`: counts as a use of the pages.
     void end(bool touch) noexcept {
-        if (TreeNode* node = std::exchange(node_, nullptr)) tree_->unpin(node, touch);
+        if (TreeNode* node = std::exchange(node_, nullptr)) home_->tree.unpin(node, touch);
         const Pages pages = std::exchange(references_, {});
-        if (pages.n > 0) pool_->free(pages.ids, pages.n);
+        if (pages.n > 0) home_->pool.free(pages.ids, pages.n);
     }
     /// As in PageHold. `pages` [n]: the last pages of the prefix; the array must stay valid until
     /// the hold ends.
@@ -188,16 +175,14 @@ class PathHold {
         if (PrefixTree::is_forgotten(node_)) {
             refer_to_last(pages, n, depth_ - PrefixTree::findable_depth(node_));
         }
-        tree_->unpin(pinned, false);
+        home_->tree.unpin(pinned, false);
     }
     void reattach(const BlockId* pages, std::int64_t n) noexcept {
         if (node_ == nullptr) return;
-        const std::int64_t gone = refer_to_last(pages, n, tree_->num_unprotected({node_, depth_}));
-        const BlockId* first = references_.ids;
-        const auto uncache = [this](BlockId column) { columns_->uncache(column); };
-        if (columns_ != nullptr) std::for_each(first, first + gone, uncache);
-        if (states_ != nullptr) states_->forget_columns(first, gone);
-        if (node_ != nullptr) tree_->pin(node_);
+        const std::int64_t gone =
+            refer_to_last(pages, n, home_->tree.num_unprotected({node_, depth_}));
+        home_->uncache(references_.ids, gone);
+        if (node_ != nullptr) home_->tree.pin(node_);
     }
 
     /// True if the tree forgot the held pages meanwhile.
@@ -213,18 +198,15 @@ class PathHold {
         const std::int64_t pinned = n - references_.n;
         gone = std::min(gone, pinned);
         references_ = {pages + (pinned - gone), references_.n + gone};
-        if (gone > 0) pool_->share(references_.ids, gone);
+        if (gone > 0) home_->pool.share(references_.ids, gone);
         depth_ -= static_cast<std::int32_t>(gone);
         node_ = gone < pinned ? PrefixTree::position(node_, depth_).node : nullptr;
         return gone;
     }
 
-    BlockPool* pool_ = nullptr;
-    PrefixTree* tree_ = nullptr;
-    ColumnPages* columns_ = nullptr;    // nullptr if a column is a page
-    RecurrentSlots* states_ = nullptr;  // nullptr without states
-    TreeNode* node_ = nullptr;          // nullptr: no held page is in the tree
-    std::int32_t depth_ = 0;            // of the part in the tree
+    Level* home_ = nullptr;
+    TreeNode* node_ = nullptr;  // nullptr: no held page is in the tree
+    std::int32_t depth_ = 0;    // of the part in the tree
     Pages references_;
 };
 

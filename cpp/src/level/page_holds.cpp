@@ -35,7 +35,7 @@ PageSet::PageSet(Replica& home, const BlockId* pages, std::int64_t n) : home_(&h
                              ? PageHold::pin(home, at->second, column)
                              : PageHold::share(home, column));
     }
-    if (home.owners != nullptr) require_lawful();
+    require_lawful();
     home.note_peak();
 }
 
@@ -45,13 +45,14 @@ void PageSet::follow(BlockId from, BlockId to, TreePosition at) noexcept {
         PageHold& hold = holds_[i];
         if (!hold.is_reference() || hold.page() != from) continue;
         bool is_there = false;
-        home_->columns->for_each_page(to, [&](BlockId page) { is_there |= page == pages_[i]; });
+        home_->for_each_page(to, [&](BlockId page) { is_there |= page == pages_[i]; });
         if (is_there) hold.move_to_column(to, at);
     }
 }
 
 // If quotas do not allow the holds, releases them again and throws.
 void PageSet::require_lawful() {
+    if (home_->owners == nullptr) return;
     const std::int64_t available = home_->num_available();
     if (home_->owners->counts().is_lawful(available)) return;
     const std::int64_t n = static_cast<std::int64_t>(pages_.size());

@@ -22,8 +22,8 @@ std::vector<BlockId> columns_of(const Replica& home, const BlockId* pages, std::
     std::vector<BlockId> owner(static_cast<std::size_t>(home.page_pool().end_id()), -1);
     for (std::int64_t i = 0; i < home.pool.end_id(); ++i) {
         const auto column = static_cast<BlockId>(i);
-        home.columns->for_each_page(
-            column, [&](BlockId page) { owner[static_cast<std::size_t>(page)] = column; });
+        home.for_each_page(column,
+                           [&](BlockId page) { owner[static_cast<std::size_t>(page)] = column; });
     }
     for (BlockId& each : columns) each = owner[static_cast<std::size_t>(each)];
     return columns;

@@ -32,10 +32,8 @@ namespace {
 }
 
 bool is_held(const Replica& home, BlockId column) {
-    if (home.columns == nullptr) return home.owners->is_held(column);
     bool held = true;
-    home.columns->for_each_full_page(column,
-                                     [&](BlockId page) { held &= home.owners->is_held(page); });
+    home.for_each_full_page(column, [&](BlockId page) { held &= home.owners->is_held(page); });
     return held;
 }
 
@@ -48,14 +46,9 @@ void for_each_idle(const Replica& home, TreePosition at, const FirstOf& first_of
     const std::int32_t page_size = home.tree.page_size();
     ColumnsUp columns(at, page_size);
     for (std::int32_t c = at.depth - 1; c >= 0 && !is_held(home, columns[c]); --c) {
-        if (home.columns == nullptr) {
-            visit(columns[c]);
-        } else {
-            home.columns->for_each_full_page(columns[c], visit);
-        }
+        home.for_each_full_page(columns[c], visit);
     }
-    if (home.columns == nullptr) return;
-    const Grouping& grouping = home.columns->grouping();
+    const Grouping& grouping = home.grouping();
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
         home.columns->for_each_column(at, first_of(grouping.windows()[w]), [&](BlockId column) {
             if (home.columns->is_idle(column, w)) {
@@ -68,7 +61,7 @@ void for_each_idle(const Replica& home, TreePosition at, const FirstOf& first_of
 // The first column of a window that a hit of `tokens` tokens reads.
 auto read_by_hit(const Replica& home, std::int64_t tokens) {
     return [&home, tokens](const Grouping::Window& window) {
-        return home.columns->grouping().first_column(window, tokens);
+        return home.grouping().first_column(window, tokens);
     };
 }
 
@@ -126,7 +119,7 @@ void check(const CacheConfig& config) {
     }
 }
 
-void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages) {
+void list_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages) {
     pages.clear();
     if (!hit.shares()) return;
     static_cast<void>(home.num_evictable());  // reports recent pins to the owners
@@ -141,6 +134,7 @@ void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) no
 }
 
 std::int32_t longest_held(const Replica& home, TreePosition at) {
+    if (home.owners == nullptr) return at.depth;
     const std::int64_t column = home.tree.page_size();
     const std::int32_t fitting = longest_fitting(at.depth, [&](std::int32_t depth) {
         const TreePosition part = depth == at.depth ? at : cut(home, at, depth);
@@ -150,17 +144,19 @@ std::int32_t longest_held(const Replica& home, TreePosition at) {
 }
 
 std::int32_t longest_held(const Replica& home, TreePosition at, std::int32_t first) {
+    if (home.owners == nullptr) return at.depth;
     return longest_fitting(at.depth, [&](std::int32_t depth) {
         return may_hold(home, PrefixTree::position(at.node, depth), first);
     });
 }
 
 bool may_hold(const Replica& home, TreePosition at, std::int32_t first) {
-    return fits(home, at, [first](const Grouping::Window&) { return first; });
+    return home.owners == nullptr ||
+           fits(home, at, [first](const Grouping::Window&) { return first; });
 }
 
 void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
-    if (!hit.shares()) return;
+    if (home.owners == nullptr || !hit.shares()) return;
     hit.match.at.node = home.tree.split(hit.match.at);
     if (hit.is_partial()) hit.match.partial.node = home.tree.split(hit.match.partial);
     std::vector<BlockId> idle;

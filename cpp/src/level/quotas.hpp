@@ -57,14 +57,17 @@ class QuotaTrial {
     std::set<BlockId> seen_;  // pages of earlier `hold_once` calls
 };
 
-/// The effects of quotas on the calls of a manager. Only `check` may be called without quotas.
+/// The effects of quotas on the calls of a manager. Without quotas each hold is allowed.
 namespace quotas {
 
 /// Throws std::invalid_argument for invalid quotas.
 void check(const CacheConfig& config);
 /// Writes the evictable pages that a hit will hold to `pages`: of full groups, and of the windows
-/// that the hit reads.
-void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages);
+/// that the hit reads. Without quotas `pages` does not change.
+void list_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages);
+inline void find_idle(const Replica& home, const FoundHit& hit, std::vector<BlockId>& pages) {
+    if (home.owners != nullptr) list_idle(home, hit, pages);
+}
 /// These pages were evictable and are now held: they count for `taker` if their owners have no
 /// room.
 void share_out(Replica& home, const std::vector<BlockId>& pages, Owner taker) noexcept;

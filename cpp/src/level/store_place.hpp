@@ -4,19 +4,19 @@
 #include <utility>
 #include <vector>
 
-#include "level/tier_index.hpp"
+#include "level/level.hpp"
 
 namespace kvcore {
 
-/// A place in a tier. The destructor gives it up: see TierIndex.
+/// A place in a level. The destructor gives it up: see Level.
 ///
 /// Owns: the place, or nothing. Threads: no locks of its own. Cost: O(1); never throws, except in
-/// `advance` and `publish`.
+/// `advance` and `put`.
 class StorePlace {
    public:
     StorePlace() noexcept = default;
     /// Takes over a place that the caller holds.
-    StorePlace(TierIndex& store, TreeNode* node) noexcept : store_(&store), node_(node) {}
+    StorePlace(Level& store, TreeNode* node) noexcept : store_(&store), node_(node) {}
     StorePlace(StorePlace&& other) noexcept : store_(other.store_), node_(other.release()) {}
     StorePlace& operator=(StorePlace&& other) noexcept {
         StorePlace moved(std::move(other));
@@ -32,7 +32,7 @@ class StorePlace {
     [[nodiscard]] std::int32_t depth() const noexcept { return PrefixTree::depth_of(node_); }
     [[nodiscard]] TreeNode* release() noexcept { return std::exchange(node_, nullptr); }
     void reset() noexcept {
-        if (TreeNode* node = release()) store_->let_go(node);
+        if (TreeNode* node = release()) store_->release(node);
     }
 
     /// Moves the place forward over stored pages that continue it by `tokens` [n]. If it throws
@@ -42,14 +42,13 @@ class StorePlace {
     }
     /// Puts taken pages [n] into the tree after the place, and moves the place to their end. Throws
     /// as `advance`.
-    void publish(const TokenId* tokens, const BlockId* ids, std::int32_t n,
-                 std::vector<DuplicatePage>* duplicates = nullptr,
-                 const Retention& retention = {}) {
-        node_ = store_->publish(node_, tokens, ids, n, duplicates, retention);
+    void put(const TokenId* tokens, const BlockId* ids, std::int32_t n,
+             std::vector<DuplicatePage>* duplicates = nullptr, const Retention& retention = {}) {
+        node_ = store_->put(node_, tokens, ids, n, duplicates, retention);
     }
 
    private:
-    TierIndex* store_ = nullptr;
+    Level* store_ = nullptr;
     TreeNode* node_ = nullptr;
 };
 

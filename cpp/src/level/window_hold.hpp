@@ -11,7 +11,7 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "layers/column_pages.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 
 namespace kvcore {
 
@@ -27,13 +27,10 @@ class WindowHold {
     WindowHold() noexcept = default;
     /// Holds the columns from `from` on; another holder must hold the columns before. Holds no
     /// column if a column is a page.
-    WindowHold(Replica& home, TreePosition at, std::int64_t tokens, std::int32_t from = 0) {
+    WindowHold(Level& home, TreePosition at, std::int64_t tokens, std::int32_t from = 0) {
         if (home.columns != nullptr && at.depth > 0)
             held_ = std::make_unique<Held>(*home.columns, home.tree, at, tokens, from);
     }
-    /// As above, for any tree with columns.
-    WindowHold(ColumnPages& columns, const PrefixTree& tree, TreePosition at, std::int64_t tokens)
-        : held_(std::make_unique<Held>(columns, tree, at, tokens, 0)) {}
 
     /// The pages may be evicted between `leave` and `enter`.
     void leave() noexcept {

@@ -17,12 +17,11 @@ EventKeys::EventKeys(const CacheConfig& config, const Grouping& grouping,
       stand_ins_(config.stand_ins),
       paths_(config.page_size, config.key_seed, config.stand_ins),
       page_size_(static_cast<std::size_t>(config.page_size)) {
-    for (const auto& replica : replicas) {
-        trees_.push_back(std::make_unique<Tree>(replica->pool.end_id()));
-        trees_.push_back(nullptr);
-        if (replica->host != nullptr) {
-            trees_.back() = std::make_unique<Tree>(replica->host->num_pages());
-        }
+    for (std::size_t i = 0; i < replicas.size(); ++i) {
+        replicas[i]->for_each_level([&](const Level& level) {
+            trees_.push_back(std::make_unique<Tree>(level.pool.end_id()));
+        });
+        trees_.resize(2 * (i + 1));  // nullptr without a host tier
     }
 }
 

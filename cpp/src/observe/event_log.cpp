@@ -23,8 +23,8 @@ void PageNews::clear() noexcept {
 /// Listens to one tree.
 class EventLog::Recorder final : public TreeListener, public WindowListener {
    public:
-    Recorder(EventLog& log, std::int32_t index, PrefixTree& tree, ColumnPages* columns)
-        : index(index), tree(tree), columns(columns), log_(log) {
+    Recorder(EventLog& log, std::int32_t index, Level& level)
+        : index(index), tree(level.tree), columns(level.columns.get()), log_(log) {
         tree.set_listener(this);
         if (columns != nullptr) columns->set_window_listener(this);
     }
@@ -73,14 +73,12 @@ class EventLog::Recorder final : public TreeListener, public WindowListener {
 EventLog::EventLog(const CacheConfig& config, const Grouping& grouping,
                    const std::vector<std::unique_ptr<Replica>>& replicas)
     : grouping_(grouping), most_pages_(config.event_pages) {
-    for (const auto& replica : replicas) {
-        const auto index = static_cast<std::int32_t>(trees_.size());
-        trees_.push_back(
-            std::make_unique<Recorder>(*this, index, replica->tree, replica->columns.get()));
-        trees_.push_back(nullptr);
-        if (replica->host == nullptr) continue;
-        trees_.back() = std::make_unique<Recorder>(*this, index + 1, replica->host->tree(),
-                                                   replica->host_columns.get());
+    for (std::size_t i = 0; i < replicas.size(); ++i) {
+        replicas[i]->for_each_level([&](Level& level) {
+            const auto index = static_cast<std::int32_t>(trees_.size());
+            trees_.push_back(std::make_unique<Recorder>(*this, index, level));
+        });
+        trees_.resize(2 * (i + 1));  // nullptr without a host tier
     }
 }
 

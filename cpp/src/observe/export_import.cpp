@@ -33,9 +33,7 @@ ColumnImport::ColumnImport(Replica& home, const ColumnSpan& span, const CachedCo
     tokens_.assign(span.tokens + page * first_, span.tokens + span.n);
     columns_.reserve(n);
     choose(offered, n, budget());
-    const std::size_t lanes = home.columns == nullptr
-                                  ? 1
-                                  : static_cast<std::size_t>(home.columns->grouping().num_lanes());
+    const auto lanes = static_cast<std::size_t>(home.grouping().num_lanes());
     own_.assign(columns_.size(), ColumnPages::kNoPage);
     pages_.assign(columns_.size() * lanes, ColumnPages::kNoPage);
     tokens_.resize(columns_.size() * static_cast<std::size_t>(page));
@@ -66,7 +64,7 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
         return;
     }
     // The pin holds full pages, but no windows.
-    if (home_.owners != nullptr && quotas::longest_held(home_, at, at.depth) < at.depth) {
+    if (quotas::longest_held(home_, at, at.depth) < at.depth) {
         status_ = ImportStatus::kNoRoom;
         return;
     }
@@ -76,8 +74,7 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
 
 // Only free pages: cached pages were used since the snapshot was taken.
 ColumnImport::Budget ColumnImport::budget() const {
-    Budget found{home_.num_free(), home_.pool.num_free(),
-                 home_.states == nullptr ? 0 : home_.states->num_free()};
+    Budget found{home_.num_free(), home_.pool.num_free(), home_.num_free_slots()};
     if (home_.owners != nullptr) {
         found.pages = std::min(found.pages, QuotaTrial(home_).room(0, 0));
     }
@@ -95,8 +92,8 @@ void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget bud
             if (!has_window(wanted.windows, w) || !home_.columns->has(known[i], w)) continue;
             wanted.windows &= static_cast<std::uint8_t>(~(1U << w));
         }
-        const bool has_state = !is_new(i) && home_.states != nullptr &&
-                               home_.states->find(known[i]) != RecurrentSlots::kNone;
+        const bool has_state =
+            !is_new(i) && home_.find_checkpoint(known[i]) != RecurrentSlots::kNone;
         if (wanted.state >= 0 && (has_state || budget.slots == 0)) wanted.state = -1;
         columns_.push_back(wanted);
         const std::int64_t pages = count_pages(i);
@@ -112,9 +109,8 @@ void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget bud
 }
 
 std::int64_t ColumnImport::count_pages(std::size_t i) const noexcept {
-    if (home_.columns == nullptr) return is_new(i) ? 1 : 0;
-    const Grouping& grouping = home_.columns->grouping();
-    std::int64_t pages = is_new(i) ? grouping.num_full_lanes() : 0;
+    const Grouping& grouping = home_.grouping();
+    std::int64_t pages = is_new(i) ? home_.grouping().num_full_lanes() : 0;
     for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
         if (has_window(columns_[i].windows, w)) pages += grouping.windows()[w].num_lanes;
     }
@@ -125,7 +121,7 @@ std::int64_t ColumnImport::count_pages(std::size_t i) const noexcept {
 void ColumnImport::take() {
     num_known_ = std::min(num_known_, static_cast<std::int32_t>(columns_.size()));
     status_ = ImportStatus::kKnown;
-    if (home_.owners != nullptr) home_.owners->set_taker(0);
+    home_.set_taker(0);
     std::size_t i = 0;
     try {
         for (; i < columns_.size(); ++i) {
@@ -145,21 +141,15 @@ void ColumnImport::take() {
 void ColumnImport::take_column(std::size_t i) {
     BlockId& own = own_[i];
     detail::require_law(home_.pool.allocate(1, &own), "import: the counted columns are available");
-    if (home_.columns == nullptr) {
-        home_.note_taken(&own, 1);
-        pages_[i] = own;
-        return;
+    home_.note_taken(&own, 1);
+    home_.enter(own);
+    if (is_new(i)) home_.fill_full(own);
+    for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
+        if (has_window(columns_[i].windows, w)) home_.columns->fill(own, w);
     }
-    ColumnPages& columns = *home_.columns;
-    columns.enter_all(own);
-    if (is_new(i)) columns.fill_full(own);
-    const Grouping& grouping = columns.grouping();
-    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        if (has_window(columns_[i].windows, w)) columns.fill(own, w);
-    }
-    const auto lanes = static_cast<std::size_t>(grouping.num_lanes());
+    const auto lanes = static_cast<std::size_t>(home_.grouping().num_lanes());
     for (std::size_t lane = 0; lane < lanes; ++lane) {
-        pages_[i * lanes + lane] = columns.page(own, static_cast<std::int32_t>(lane));
+        pages_[i * lanes + lane] = home_.page(own, static_cast<std::int32_t>(lane));
     }
 }
 
@@ -168,7 +158,7 @@ ColumnImport::~ColumnImport() { give_back(0); }
 void ColumnImport::give_back(std::size_t from) noexcept {
     for (std::size_t i = from; i < columns_.size(); ++i) {
         if (own_[i] >= 0) {
-            if (home_.columns != nullptr) home_.columns->leave_all(own_[i], {});
+            home_.leave(own_[i], {});
             home_.pool.free(&own_[i], 1);
         }
         if (columns_[i].state >= 0) home_.states->give_back(columns_[i].state);
@@ -201,9 +191,7 @@ bool ColumnImport::publish(PageHolds& holds, bool more) {
     arrived.duplicates.reserve(static_cast<std::size_t>(num_new));
     arrived.cached.resize(n);
     arrived.knew.resize(n);
-    if (home_.columns != nullptr) {
-        home_.columns->make_room_to_cache(num_new, home_.num_sequences + 1);
-    }
+    home_.make_room_to_cache(num_new, home_.num_sequences + 1);
     const std::ptrdiff_t known_tokens = std::ptrdiff_t{num_known_} * home_.tree.page_size();
     TreeNode* end = home_.tree.insert(place_.node(), tokens_.data() + known_tokens,
                                       own_.data() + num_known_, num_new, arrived.duplicates);
@@ -224,10 +212,10 @@ void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noe
             merge(i, arrived);
             continue;
         }
-        if (home_.columns != nullptr) home_.columns->cache(own_[i]);
+        home_.cache(own_[i]);
         if (is_held(i)) entrust_to_tree(i, end, holds);
     }
-    if (home_.columns != nullptr) leave_windows(arrived, end);
+    leave_windows(arrived, end);
     if (home_.states != nullptr) hand_over_states(arrived, end);
     place_.end_use();
     if (home_.owners != nullptr) tell_owners(arrived, end);
@@ -252,16 +240,13 @@ void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& hold
 // reads the tree's column from now on, in place of its own column.
 void ColumnImport::merge(std::size_t i, Arrived& arrived) noexcept {
     const BlockId cached = arrived.cached[i];
-    if (home_.columns != nullptr) {
-        ColumnPages& columns = *home_.columns;
-        for (std::size_t w = 0; w < columns.grouping().windows().size(); ++w) {
-            if (columns.has(cached, w)) arrived.knew[i] |= static_cast<std::uint8_t>(1U << w);
-        }
-        columns.enter_all(cached);
-        const auto depth = first_ + static_cast<std::int32_t>(i) + 1;
-        if (!is_held(i)) columns.fill_holes({place_.node(), depth}, cached, own_[i]);
-        columns.leave_all(own_[i], {});
+    for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
+        if (home_.columns->has(cached, w)) arrived.knew[i] |= static_cast<std::uint8_t>(1U << w);
     }
+    home_.enter(cached);
+    const auto depth = first_ + static_cast<std::int32_t>(i) + 1;
+    if (!is_held(i)) home_.fill_holes({place_.node(), depth}, cached, own_[i]);
+    home_.leave(own_[i], {});
     home_.pool.free(&own_[i], 1);
 }
 
@@ -272,6 +257,7 @@ void ColumnImport::leave_windows(const Arrived& arrived, TreeNode* end) noexcept
     const auto is_kept = [&](std::size_t i) {
         return (offered_[i].windows & ~offered_[i].passed) != 0;
     };
+    if (home_.columns == nullptr) return;
     home_.columns->begin_leaving();
     for (std::size_t i = 0, behind = 0; i < columns_.size(); i = behind) {
         while (behind < columns_.size() && is_kept(behind) == is_kept(i)) ++behind;
@@ -320,11 +306,7 @@ void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
     for (auto i = static_cast<std::size_t>(n - unprotected); i < own_.size(); ++i) {
         if (own_[i] < 0 || own_[i] != arrived.cached[i]) continue;
         const auto let_go = [&](BlockId page) { home_.owners->let_go(&page, 1); };
-        if (home_.columns == nullptr) {
-            let_go(own_[i]);
-        } else {
-            home_.columns->for_each_full_page(own_[i], let_go);
-        }
+        home_.for_each_full_page(own_[i], let_go);
     }
 }
 
@@ -332,8 +314,7 @@ void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
 // they end by themselves.
 ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
     : home_(home), ids_(static_cast<std::size_t>(at.depth - first)) {
-    const Grouping* grouping = home.columns == nullptr ? nullptr : &home.columns->grouping();
-    const std::int32_t lanes = grouping == nullptr ? 1 : grouping->num_lanes();
+    const std::int32_t lanes = home.grouping().num_lanes();
     home.tree.copy_pages(at, first, ids_.data());
     columns_.reserve(ids_.size());
     pages_.reserve(ids_.size() * static_cast<std::size_t>(lanes));
@@ -341,40 +322,31 @@ ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
     for (const BlockId column : ids_) {
         columns_.push_back(describe(column));
         for (std::int32_t lane = 0; lane < lanes; ++lane) {
-            pages_.push_back(grouping == nullptr ? column : home.columns->page(column, lane));
+            pages_.push_back(home.page(column, lane));
         }
         if (columns_.back().state < 0) continue;
         states_.emplace_back(*home.states, columns_.back().state);
     }
-    for (const BlockId column : ids_) {
-        if (grouping != nullptr) home.columns->enter_all(column);
-    }
-    path_ =
-        PathHold(home.pool, home.tree, at.node, at.depth, home.columns.get(), home.states.get());
+    for (const BlockId column : ids_) home.enter(column);
+    path_ = PathHold(home, at.node, at.depth);
     home.note_peak();
 }
 
 ColumnExport::~ColumnExport() {
     // If the tree no longer has the columns, no page of them is kept.
     const TreePosition end{path_.node(), path_.depth()};
-    for (const BlockId column : ids_) {
-        if (home_.columns != nullptr) home_.columns->leave_all(column, end);
-    }
+    for (const BlockId column : ids_) home_.leave(column, end);
     path_.end(false);
 }
 
 CachedColumn ColumnExport::describe(BlockId column) const noexcept {
     CachedColumn found;
-    if (home_.columns != nullptr) {
-        for (std::size_t w = 0; w < home_.columns->grouping().windows().size(); ++w) {
-            const auto bit = static_cast<std::uint8_t>(1U << w);
-            if (home_.columns->has(column, w)) found.windows |= bit;
-            if (home_.columns->is_passed(column, w)) found.passed |= bit;
-        }
+    for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
+        const auto bit = static_cast<std::uint8_t>(1U << w);
+        if (home_.columns->has(column, w)) found.windows |= bit;
+        if (home_.columns->is_passed(column, w)) found.passed |= bit;
     }
-    if (home_.states != nullptr && home_.states->has(column)) {
-        found.state = home_.states->find(column);
-    }
+    if (home_.has_checkpoint(column)) found.state = home_.find_checkpoint(column);
     return found;
 }
 

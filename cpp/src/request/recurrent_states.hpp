@@ -57,8 +57,9 @@ class RecurrentStates {
 
     /// Returns true if the cache has layers with states.
     [[nodiscard]] bool exist() const noexcept { return exist_; }
-    /// Resets the row of a new sequence. Throws std::bad_alloc.
+    /// Resets the row of a new sequence; does nothing without states. Throws std::bad_alloc.
     void begin(SequenceHandle handle) {
+        if (!exist_) return;
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
         rows_[handle.index] = {};
     }

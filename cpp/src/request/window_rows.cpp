@@ -152,8 +152,8 @@ void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row, 
     reader.reserved = row.size();
 }
 
-void WindowRows::cut(Replica& home, SequenceHandle handle, const PageRow& row,
-                     std::int32_t from) noexcept {
+void WindowRows::cut_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                             std::int32_t from) noexcept {
     leave(home, handle, row, from, row.size());
     WindowRow& reader = of(handle);
     note_change(reader);
@@ -202,7 +202,7 @@ void WindowRows::keep_one_more(Replica& home, const WindowRow& reader,
 }
 
 // With checkpoints no hit ends one page earlier, so no extra page is kept.
-void WindowRows::clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
+void WindowRows::clear_windows(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
     WindowRow& reader = of(handle);
     if (!home.columns->needs_checkpoints()) keep_one_more(home, reader, row);
     home.columns->begin_leaving();
@@ -294,8 +294,8 @@ void WindowRows::note_first(WindowRow& reader) const noexcept {
     }
 }
 
-void WindowRows::share(Replica& home, SequenceHandle parent, SequenceHandle child,
-                       const PageRow& row) noexcept {
+void WindowRows::share_windows(Replica& home, SequenceHandle parent, SequenceHandle child,
+                               const PageRow& row) noexcept {
     WindowRow& reader = of(child);
     reader = of(parent);
     reader.reserved = std::min(reader.reserved, row.size());

@@ -57,6 +57,9 @@ struct WindowView {
 /// The columns that sequences read through their windows, and the treatment of columns that they
 /// leave.
 ///
+/// Null form: in a cache without groups `make_room`, `set_prompt`, `cut`, `clear` and `share` do
+/// nothing, and the other methods are not called.
+///
 /// Owns: a row per entry of the SequenceTable.
 /// Invariant: in each window, each sequence counts as one reader of its columns from `first` on.
 /// Threads: no locks of its own; CacheManager locks around it.
@@ -70,6 +73,7 @@ class WindowRows {
     [[nodiscard]] std::int64_t kept_tokens() const noexcept { return kept_tokens_; }
     /// Makes room for the entry of a handle, before its first use. Throws std::bad_alloc.
     void make_room(SequenceHandle handle) {
+        if (grouping_.is_plain()) return;
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
     }
     [[nodiscard]] WindowRow& of(SequenceHandle handle) noexcept { return rows_[handle.index]; }
@@ -93,6 +97,7 @@ class WindowRows {
 
     /// Sets the length of the prompt of a sequence.
     void set_prompt(SequenceHandle handle, std::int64_t tokens) noexcept {
+        if (grouping_.is_plain()) return;
         of(handle).prompt_end = static_cast<std::int32_t>(tokens / grouping_.column_tokens());
         of(handle).prompt_hit = static_cast<std::int32_t>((tokens - 1) / grouping_.column_tokens());
     }
@@ -119,9 +124,13 @@ class WindowRows {
     /// `fill`.
     void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from);
     /// Leaves all columns from `from` on, which the sequence is about to lose.
-    void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept;
+    void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept {
+        if (!grouping_.is_plain()) cut_windows(home, handle, row, from);
+    }
     /// Leaves all columns, which the sequence is about to lose. The row may be used again.
-    void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
+    void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
+        if (!grouping_.is_plain()) clear_windows(home, handle, row);
+    }
     /// Records a hit of `tokens`, whose first `columns` are the tree's. The caller has called
     /// `leave` for the columns that the hit replaced. `is_reader`: the sequence already reads the
     /// columns of the hit.
@@ -137,9 +146,16 @@ class WindowRows {
                  std::int64_t tokens) noexcept;
     /// Starts a fork with the first columns of its parent, which are in its row.
     void share(Replica& home, SequenceHandle parent, SequenceHandle child,
-               const PageRow& row) noexcept;
+               const PageRow& row) noexcept {
+        if (!grouping_.is_plain()) share_windows(home, parent, child, row);
+    }
 
    private:
+    void cut_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                     std::int32_t from) noexcept;
+    void clear_windows(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
+    void share_windows(Replica& home, SequenceHandle parent, SequenceHandle child,
+                       const PageRow& row) noexcept;
     void note_first(WindowRow& reader) const noexcept;
     [[nodiscard]] std::int32_t keep_for(Replica& home, SequenceHandle handle, const PageRow& row,
                                         std::size_t window, std::int32_t column,

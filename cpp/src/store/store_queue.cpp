@@ -18,7 +18,7 @@ StoreQueue::StoreQueue(const CacheConfig& config, const Grouping& grouping,
 // A checkpoint arrives right after the pages before it, and joins their entry.
 void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept {
     Replica& home = home_of(replica);
-    if (home.record_keys == nullptr || end.depth <= first) return;
+    if (home.host->keys == nullptr || end.depth <= first) return;
     TreeNode* node = PrefixTree::position(end.node, end.depth).node;
     if (!waiting_.empty()) {
         Waiting& last = waiting_.back();
@@ -29,10 +29,7 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
         }
     }
     try {
-        TierIndex& host = *home.host;
-        waiting_.push_back({replica, first, end.depth,
-                            PathHold(host.pool(), host.tree(), node, end.depth,
-                                     home.host_columns.get(), home.host_states.get())});
+        waiting_.push_back({replica, first, end.depth, PathHold(*home.host, node, end.depth)});
         num_waiting_ += end.depth - first;
     } catch (const std::bad_alloc&) {
         num_dropped_ += end.depth - first;
@@ -42,8 +39,8 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
 // Searches from the last record upward for a known key. Mostly the last record has a key, and no
 // key is computed.
 void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
-    RecordKeys& keys = *home.record_keys;
-    const PrefixTree& tree = home.host->tree();
+    RecordKeys& keys = *home.host->keys;
+    const PrefixTree& tree = home.host->tree;
     if (keys.find(Replica::last_column(tree, at)) != nullptr) return;
     std::vector<BlockId> records(static_cast<std::size_t>(at.depth));
     tree.copy_pages(at, 0, records.data());
@@ -68,46 +65,41 @@ void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
 PageKey StoreQueue::key_at(Replica& home, std::string_view name_space, TreePosition at) const {
     if (at.depth == 0) return paths_.root(name_space);
     ensure_keys(home, at);
-    return *home.record_keys->find(Replica::last_column(home.host->tree(), at));
+    return *home.host->keys->find(Replica::last_column(home.host->tree, at));
 }
 
 // Does everything that can fail. Splits the run if only a part of it is taken.
 StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth,
                                       std::uint64_t ticket) const {
     Replica& home = home_of(waiting.replica);
-    TierIndex& host = *home.host;
+    Level& host = *home.host;
     TreeNode* node = waiting.end.node();
-    if (depth < waiting.depth) node = host.tree().split({node, depth});
+    if (depth < waiting.depth) node = host.tree.split({node, depth});
     ensure_keys(home, {node, depth});
     Taken taken{ticket, waiting.replica, {}, {}, {}};
     taken.records.resize(static_cast<std::size_t>(depth - waiting.first));
-    host.copy_pages({node, depth}, waiting.first, taken.records.data());
-    if (home.host_states != nullptr) taken.states.reserve(taken.records.size());
-    taken.source = PathHold(host.pool(), host.tree(), node, depth, home.host_columns.get(),
-                            home.host_states.get());
+    host.tree.copy_pages({node, depth}, waiting.first, taken.records.data());
+    if (host.states != nullptr) taken.states.reserve(taken.records.size());
+    taken.source = PathHold(host, node, depth);
     return taken;
 }
 
 // Skips records without pages, which a store could not have.
 void StoreQueue::give_out(Taken& taken, StoreMoves& out) const noexcept {
-    Replica& home = home_of(taken.replica);
+    Level& host = *home_of(taken.replica).host;
     for (const BlockId record : taken.records) {
         const std::size_t first = out.parts.size();
-        if (home.host_columns == nullptr) {
-            out.parts.push_back({0, record});
-        } else {
-            home.host_columns->enter_all(record);
-            for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
-                const BlockId page = home.host_columns->page(record, lane);
-                if (page != ColumnPages::kNoPage) out.parts.push_back({lane, page});
-            }
+        host.enter(record);
+        for (std::int32_t lane = 0; lane < host.grouping().num_lanes(); ++lane) {
+            const BlockId page = host.page(record, lane);
+            if (page != ColumnPages::kNoPage) out.parts.push_back({lane, page});
         }
-        if (home.host_states != nullptr && home.host_states->has(record)) {
-            taken.states.emplace_back(*home.host_states, home.host_states->find(record));
+        if (host.has_checkpoint(record)) {
+            taken.states.emplace_back(*host.states, host.find_checkpoint(record));
             out.parts.push_back({kStatePart, taken.states.back().slot()});
         }
         if (out.parts.size() == first) continue;
-        out.keys.push_back(*home.record_keys->find(record));
+        out.keys.push_back(*host.keys->find(record));
         out.ends.push_back(static_cast<std::int32_t>(out.parts.size()));
     }
 }
@@ -115,7 +107,7 @@ void StoreQueue::give_out(Taken& taken, StoreMoves& out) const noexcept {
 bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) {
     if (waiting_.empty() || most < 1) return false;
     const std::int32_t replica = waiting_.front().replica;
-    const auto parts_of_one = static_cast<std::size_t>(grouping_.pages_per_column()) + 1;
+    const auto parts_of_one = static_cast<std::size_t>(grouping_.num_lanes()) + 1;
     while (most > 0 && !waiting_.empty() && waiting_.front().replica == replica) {
         Waiting& next = waiting_.front();
         const auto n =
@@ -141,16 +133,10 @@ bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) 
 }
 
 void StoreQueue::end(Taken& taken) noexcept {
-    Replica& home = home_of(taken.replica);
-    if (home.host_columns != nullptr) {
-        ColumnPages& columns = *home.host_columns;
-        columns.begin_leaving();
-        columns.leave_from({taken.source.node(), taken.source.depth()});
-        for (const BlockId record : taken.records) {
-            for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-                columns.leave(record, w, ColumnPages::Departure::kUnused);
-            }
-        }
+    Level& host = *home_of(taken.replica).host;
+    host.begin_leaving({taken.source.node(), taken.source.depth()});
+    for (const BlockId record : taken.records) {
+        host.leave_now(record, ColumnPages::Departure::kUnused);
     }
     taken.states.clear();
     taken.source.end(false);

@@ -19,8 +19,8 @@ namespace kvcore {
 /// Pages that one call moves between the pool and the host tier for one sequence. With states, a
 /// flight may also move the checkpoint at the end of the prefix, or only this checkpoint.
 ///
-/// With groups of layers, all ids here are ids of columns: the flight copies a page for each lane
-/// in which both columns have a page. Some columns only bring window pages for a record that the
+/// All ids here are ids of columns: the flight copies a page for each lane in which both columns
+/// have a page. With groups of layers, some columns only bring window pages for a record that the
 /// tier already has, or for a column that the tree already has. They are freed when their pages
 /// have arrived.
 struct TierFlight {
@@ -51,7 +51,7 @@ struct TierFlight {
         Retention retention;
     };
     std::vector<Part> parts;
-    // Only with groups:
+    // Of the columns; `prompt_end`, `read_from` and `patches` only with groups:
     std::int32_t first = 0;       // loads: the first own column; stores: the first column
     std::int32_t num_new = 0;     // stores: the last columns, after `place`; id -1: not stored
     std::int32_t prompt_end = 0;  // stores: whole columns of the prompt

@@ -37,21 +37,16 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
                                                       const TieredHit& hit, bool has_state,
                                                       Transfers& transfers) {
     Replica& home = home_of(replica);
-    TierIndex& host = *home.host;
+    Level& host = *home.host;
     auto flight = std::make_unique<TierFlight>();
     flight->replica = replica;
     flight->sequence = handle;
     flight->is_load = true;
     flight->first = hit.at.depth;
-    const TreePosition below{host.tree().split(hit.below), hit.below.depth};
-    flight->source = PathHold(host.pool(), host.tree(), below.node, below.depth,
-                              home.host_columns.get(), home.host_states.get());
+    const TreePosition below{host.tree.split(hit.below), hit.below.depth};
+    flight->source = PathHold(host, below.node, below.depth);
     const TieredHit found{hit.at, below, hit.tokens};
-    if (grouping_.is_plain()) {
-        choose_load(home, found, *flight);
-    } else {
-        choose_column_load(home, found, *flight);
-    }
+    choose_load(home, found, *flight);
     make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
     make_room(flights_, 1);
     if (has_state) flight->stored_state = home.hold_stored_state(below);
@@ -59,41 +54,46 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     return flight;
 }
 
-// The pages after the tree's part of the hit are the request's own; the load fills them from the
-// tier.
-void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
-    const auto n = static_cast<std::size_t>(hit.below.depth - hit.at.depth);
-    flight.num_pages = static_cast<std::int64_t>(n);
-    flight.host_pages.resize(n);
-    home.host->copy_pages(hit.below, hit.at.depth, flight.host_pages.data());
-    flight.device_pages.reserve(n);
-}
-
 void TierFlights::make_room_for_loads(std::size_t loads, std::size_t pages, Transfers& transfers) {
     make_room(transfers.tier_moves, pages);
     make_room(flights_, loads);
-    if (replicas_[0]->host_states != nullptr) make_room(transfers.state_moves, loads);
+    if (replicas_[0]->stores_states()) make_room(transfers.state_moves, loads);
 }
 
 void TierFlights::owe_load(TierFlight& load, Sequence& sequence, RecurrentSlots::Slot slot,
                            Transfers& transfers) {
+    Replica& home = home_of(load.replica);
     load.ticket = tickets_.of(transfers);
     load.owner = std::this_thread::get_id();
     if (load.stored_state) {
-        load.state = StateHold(*home_of(load.replica).states, slot);
+        load.state = StateHold(*home.states, slot);
         transfers.state_moves.push_back(
             {load.replica, load.stored_state.slot(), slot, Tier::kHost, Tier::kDevice});
     }
     ++sequence.num_pending;
-    if (!grouping_.is_plain()) return owe_column_load(load, sequence, transfers);
-    for (std::size_t i = 0; i < load.host_pages.size(); ++i) {
-        const BlockId page = sequence.pages[load.first + static_cast<std::int32_t>(i)];
-        load.device_pages.push_back(page);
-        transfers.tier_moves.push_back({load.replica, load.host_pages[i], page, page_size_,
-                                        load.sequence, Tier::kHost, Tier::kDevice});
+    for (const BlockId record : load.host_pages) home.host->enter(record);
+    const std::int32_t end = load.source.depth();
+    const auto record_of = [&](std::int32_t column) {
+        return load.host_pages[load.host_pages.size() - static_cast<std::size_t>(end - column)];
+    };
+    for (std::int32_t c = load.first; c < end; ++c) {
+        const BlockId column = sequence.pages[c];
+        home.pool.share(&column, 1);
+        home.enter(column);
+        load.device_pages.push_back(column);
+        give_out_column(load, column, record_of(c), transfers);
     }
-    home_of(load.replica)
-        .pool.share(load.device_pages.data(), static_cast<std::int64_t>(load.device_pages.size()));
+    for (Patch& patch : load.patches) {
+        home.require_pages(1);
+        home.take_pages(1, &patch.bringer);
+        home.enter(patch.bringer);
+        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+            if (patch.has(w)) home.columns->fill(patch.bringer, w);
+        }
+        load.device_pages.push_back(patch.bringer);
+        give_out_column(load, patch.bringer, record_of(patch.index), transfers);
+    }
+    home.note_peak();
     flights_.push_back(std::move(load));
 }
 
@@ -111,7 +111,7 @@ void TierFlights::advance(Standing& standing, const Path& path, std::int32_t end
 // shorter place would be wrong: `store_pages` looks past the place only by the number of pages that
 // the tier has room for.
 void TierFlights::find_place(Standing& standing, const Path& path) const {
-    TierIndex& host = *home_of(path.replica).host;
+    Level& host = *home_of(path.replica).host;
     Standing found;
     found.place = {host, host.open(PrefixTree::name_of(path.at.node))};
     advance(found, path, path.at.depth);
@@ -122,7 +122,7 @@ void TierFlights::find_place(Standing& standing, const Path& path) const {
 void TierFlights::find_parts(const Path& path, std::int32_t first, std::int32_t end,
                              TierFlight& flight) const {
     const Replica& home = home_of(path.replica);
-    if (!home.host->tree().policy().interest().retention) return;
+    if (!home.host->keeps_by_priority) return;
     const TreeNode* node = PrefixTree::position(path.at.node, end).node;
     for (; node->end() > first; node = node->parent) {
         flight.parts.push_back(
@@ -155,7 +155,7 @@ void TierFlights::choose_stores(const Standing& standing, const Path& path, std:
     find_parts(path, first, last, flight);
     flight.host_pages.resize(pages.size());
     const auto taken = static_cast<std::size_t>(
-        home.take_stored(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
+        home.host->take(static_cast<std::int64_t>(pages.size()), flight.host_pages.data()));
     pages.resize(taken);
     flight.host_pages.resize(taken);
     flight.tokens.resize((static_cast<std::size_t>(flight.ahead) + taken) *
@@ -178,8 +178,8 @@ void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
 void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& transfers) {
     Replica& home = home_of(path.replica);
     if (!standing.place) find_place(standing, path);
-    const auto room = static_cast<std::int32_t>(
-        std::min<std::int64_t>(path.at.depth, standing.place.depth() + home.host->num_available()));
+    const auto room = static_cast<std::int32_t>(std::min<std::int64_t>(
+        path.at.depth, standing.place.depth() + home.host->num_available_columns()));
     const std::int32_t end =
         rules_.end_of_due(home.tree, path.replica, {path.at.node, room}, standing.place.depth());
     advance(standing, path, end);
@@ -193,10 +193,10 @@ void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& t
     flight.replica = path.replica;
     flight.sequence = path.sequence;
     flight.place = std::move(standing.place);
-    const auto n = static_cast<std::int32_t>(flight.device_pages.size());
-    flight.num_pages = n;
-    flight.source = PathHold(home.pool, home.tree, path.at.node, stored + flight.ahead + n, nullptr,
-                             home.states.get());
+    flight.first = stored + flight.ahead;
+    flight.num_new = static_cast<std::int32_t>(flight.device_pages.size());
+    flight.num_pages = flight.num_new;
+    flight.source = PathHold(home, path.at.node, flight.first + flight.num_new);
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
@@ -209,12 +209,7 @@ void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexce
         const BlockId page = flight.device_pages[i];
         if (flight.host_pages[i] < 0) continue;
         storing[static_cast<std::size_t>(page)] = true;
-        if (!grouping_.is_plain()) {
-            give_out_column(flight, page, flight.host_pages[i], transfers);
-            continue;
-        }
-        transfers.tier_moves.push_back({flight.replica, page, flight.host_pages[i], page_size_,
-                                        flight.sequence, Tier::kDevice, Tier::kHost});
+        give_out_column(flight, page, flight.host_pages[i], transfers);
     }
     flights_.push_back(std::move(flight));
 }
@@ -234,49 +229,7 @@ void TierFlights::tell_below(const TierFlight& flight, std::int32_t first,
     if (flight.goes_below) queue_.arrived(flight.replica, {flight.place.node(), end}, first);
 }
 
-// Publishes the pages after the pages of earlier flights, if these arrived. Without memory the rest
-// is not stored, and the place has to be found again. Pages left in `host_pages` were not
-// published.
-void TierFlights::publish(TierFlight& flight) const noexcept {
-    StorePlace& place = flight.place;
-    std::vector<BlockId>& pages = flight.host_pages;
-    std::int32_t published = 0;
-    try {
-        const std::int32_t joint = place.depth() + flight.ahead;
-        const TokenId* tokens = flight.tokens.data();
-        place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
-        if (place.depth() != joint) return;
-        tokens += std::int64_t{flight.ahead} * page_size_;
-        const auto end = joint + static_cast<std::int32_t>(pages.size());
-        for_each_part(flight, joint, end, [&](std::int32_t last, const Retention& retention) {
-            place.publish(tokens + std::int64_t{published} * page_size_, pages.data() + published,
-                          last - joint - published, nullptr, retention);
-            published = last - joint;
-        });
-        tell_below(flight, joint, place.depth());
-    } catch (const std::bad_alloc&) {
-        place.reset();
-    }
-    pages.erase(pages.begin(), pages.begin() + published);
-}
-
 // Returns the place to the sequence, unless the sequence was released or cut.
-void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
-    if (!grouping_.is_plain()) return finish_column_store(flight, done);
-    Replica& home = home_of(flight.replica);
-    const auto n = static_cast<std::int64_t>(flight.host_pages.size());
-    std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
-    for (const BlockId page : flight.device_pages) {
-        storing[static_cast<std::size_t>(page)] = false;
-    }
-    flight.source.end(false);
-    if (done) home.metrics.stored_pages += n;
-    if (n > 0 && done && flight.is_wanted) publish(flight);
-    home.host->give_back(flight.host_pages.data(),
-                         static_cast<std::int64_t>(flight.host_pages.size()));
-    hand_back_place(flight, done);
-}
-
 void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
     if (flight.state) finish_checkpoint(flight, done);
     if (Standing* standing = owner_of(flight)) {
@@ -297,7 +250,7 @@ StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
                                  std::int32_t columns) const {
     const Standing* standing = find(handle);
     if (standing == nullptr || !standing->place || standing->place.depth() <= columns) return {};
-    TierIndex& host = *home_of(replica).host;
+    Level& host = *home_of(replica).host;
     return {host, host.hold({standing->place.node(), columns})};
 }
 
@@ -312,8 +265,7 @@ void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePl
 void TierFlights::forget(SequenceHandle handle) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
-    const bool has_records = standing->place && !grouping_.is_plain();
-    if (has_records) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
+    if (standing->place) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
     *standing = {};
 }
 
@@ -368,13 +320,12 @@ void TierFlights::reattach() noexcept {
     }
 }
 
-// With groups of layers: loads for a sequence, and code that loads and stores share.
+// Loads for a sequence, and code that loads and stores share.
 
 // The columns after the tree's part of the hit are the request's own. Window pages that the tree's
 // columns lack cannot be placed there before their bytes arrive, because other requests would read
 // them: patches bring these pages.
-void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
-                                     TierFlight& flight) const {
+void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
     const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
     std::int32_t lowest = std::min(hit.at.depth, hit.below.depth);
     tiered::for_each_patch(home, hit.at, hit.tokens, [&](const Patch& patch) {
@@ -390,36 +341,8 @@ void TierFlights::choose_column_load(const Replica& home, const TieredHit& hit,
             std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.at.depth));
     }
     flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
-    home.host->copy_pages(hit.below, lowest, flight.host_pages.data());
+    home.host->tree.copy_pages(hit.below, lowest, flight.host_pages.data());
     flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
-}
-
-void TierFlights::owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers) {
-    Replica& home = home_of(load.replica);
-    for (const BlockId record : load.host_pages) home.host_columns->enter_all(record);
-    const std::int32_t end = load.source.depth();
-    const auto record_of = [&](std::int32_t column) {
-        return load.host_pages[load.host_pages.size() - static_cast<std::size_t>(end - column)];
-    };
-    for (std::int32_t c = load.first; c < end; ++c) {
-        const BlockId column = sequence.pages[c];
-        home.pool.share(&column, 1);
-        home.columns->enter_all(column);
-        load.device_pages.push_back(column);
-        give_out_column(load, column, record_of(c), transfers);
-    }
-    for (Patch& patch : load.patches) {
-        home.require_pages(1);
-        home.take_pages(1, &patch.bringer);
-        home.columns->enter_all(patch.bringer);
-        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-            if (patch.has(w)) home.columns->fill(patch.bringer, w);
-        }
-        load.device_pages.push_back(patch.bringer);
-        give_out_column(load, patch.bringer, record_of(patch.index), transfers);
-    }
-    home.note_peak();
-    flights_.push_back(std::move(load));
 }
 
 // Gives out a move for each lane in which both columns have a page.
@@ -432,8 +355,8 @@ void TierFlights::give_out_column(TierFlight& flight, BlockId column, BlockId re
     for (const Grouping::Bundle& bundle : grouping_.bundles()) {
         const std::int32_t tokens = page_size_ / bundle.pages_per_column;
         for (std::int32_t i = 0; i < bundle.pages_per_column; ++i) {
-            const BlockId here = home.columns->page(column, bundle.first_lane + i);
-            const BlockId below = home.host_columns->page(record, bundle.first_lane + i);
+            const BlockId here = home.page(column, bundle.first_lane + i);
+            const BlockId below = home.host->page(record, bundle.first_lane + i);
             if (here == ColumnPages::kNoPage || below == ColumnPages::kNoPage) continue;
             transfers.tier_moves.push_back({flight.replica, flight.is_load ? below : here,
                                             flight.is_load ? here : below, tokens, flight.sequence,
@@ -444,23 +367,20 @@ void TierFlights::give_out_column(TierFlight& flight, BlockId column, BlockId re
 
 void TierFlights::count_column(const Replica& home, BlockId column, BlockId record,
                                ColumnCounts& counts) noexcept {
-    for (std::size_t w = 0; w < home.columns->grouping().windows().size(); ++w) {
-        if (home.columns->has(column, w) && home.host_columns->has(record, w)) ++counts.of[w];
+    for (std::size_t w = 0; w < home.grouping().windows().size(); ++w) {
+        if (home.columns->has(column, w) && home.host->columns->has(record, w)) ++counts.of[w];
     }
-    if (home.columns->has_full_pages(column) && home.host_columns->has_full_pages(record)) {
+    if (home.has_full_pages(column) && home.host->has_full_pages(record)) {
         ++counts.of[ColumnCounts::kFull];
     }
 }
 
 // Ends the read of the records, which counts as a use.
 void TierFlights::leave_records(const TierFlight& flight) const noexcept {
-    ColumnPages& records = *home_of(flight.replica).host_columns;
-    records.begin_leaving();
-    records.leave_from({flight.source.node(), flight.source.depth()});
+    Level& host = *home_of(flight.replica).host;
+    host.begin_leaving({flight.source.node(), flight.source.depth()});
     for (const BlockId record : flight.host_pages) {
-        for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-            records.leave(record, w, ColumnPages::Departure::kKept);
-        }
+        host.leave_now(record, ColumnPages::Departure::kKept);
     }
 }
 
@@ -469,20 +389,19 @@ void TierFlights::leave_records(const TierFlight& flight) const noexcept {
 void TierFlights::finish_column_load(const TierFlight& flight,
                                      const Sequence* arrived) const noexcept {
     Replica& home = home_of(flight.replica);
-    ColumnPages& columns = *home.columns;
     for (const Patch& patch : flight.patches) {
         if (arrived == nullptr) continue;
         const PageRow& row = arrived->pages;
         const TreePosition end{row.node(), patch.index + 1};
-        columns.fill_holes(end, row[patch.index], patch.bringer);
+        home.fill_holes(end, row[patch.index], patch.bringer);
         if (home.pool.ref_count(patch.bringer) == 1) continue;
         // A hold on a column holds all its windows. Idle windows are evicted, because holding them
         // could break quotas.
-        if (home.owners != nullptr) columns.give_up_idle(row[patch.index]);
+        if (home.owners != nullptr) home.columns->give_up_idle(row[patch.index]);
         const bool is_own = row.is_own(patch.index);
         holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
     }
-    for (const BlockId column : flight.device_pages) columns.leave_all(column, {});
+    for (const BlockId column : flight.device_pages) home.leave(column, {});
 }
 
 bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
@@ -500,15 +419,14 @@ bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
 void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcept {
     std::array<BlockId, 64> records;
     const std::int32_t depth = place.depth();
-    home.host_columns->begin_leaving();
-    home.host_columns->leave_from({place.node(), depth});
+    home.host->begin_leaving({place.node(), depth});
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         std::int32_t c = std::max(0, depth - grouping_.windows()[w].reach);
         while (c < depth) {
             const auto n = std::min(depth - c, static_cast<std::int32_t>(records.size()));
-            home.host->copy_pages({place.node(), c + n}, c, records.data());
+            home.host->tree.copy_pages({place.node(), c + n}, c, records.data());
             for (std::int32_t i = 0; i < n; ++i) {
-                home.host_columns->keep(records[static_cast<std::size_t>(i)], w);
+                home.host->columns->keep(records[static_cast<std::size_t>(i)], w);
             }
             c += n;
         }
@@ -519,7 +437,7 @@ void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcep
 void TierFlights::check_records(std::int32_t replica) const {
     const Replica& home = home_of(replica);
     const std::size_t windows = grouping_.windows().size();
-    std::vector<std::uint32_t> readers(static_cast<std::size_t>(home.host->num_pages()) *
+    std::vector<std::uint32_t> readers(static_cast<std::size_t>(home.host->pool.num_blocks()) *
                                        std::max<std::size_t>(1, windows));
     const auto add = [&](BlockId record) {
         for (std::size_t w = 0; record >= 0 && w < windows; ++w) {
@@ -533,11 +451,11 @@ void TierFlights::check_records(std::int32_t replica) const {
     std::for_each(flights_.begin(), flights_.end(), add_all);
     for (const StoreFill& fill : fills_) add_all(fill.flight);
     queue_.for_each_taken(replica, add);
-    home.host_columns->check_integrity(readers);
+    home.host->columns->check_integrity(readers);
 }
 
-// With groups of layers: stores of a sequence's columns. A record of the tier is a column of the
-// tier's ColumnPages, which has the record's pages of each bundle.
+// Stores of a sequence's columns. A record is a column of the tier, with pages of each bundle. With
+// groups of layers, `store_columns` chooses the parts of columns that records lack.
 
 namespace {
 
@@ -576,7 +494,7 @@ std::uint8_t TierFlights::part_for(const Replica& home, BlockId column, BlockId 
     std::uint8_t part = record < 0 ? kFullLanes : std::uint8_t{0};
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const bool is_wanted =
-            record < 0 || (index >= read_from[w] && !home.host_columns->has(record, w));
+            record < 0 || (index >= read_from[w] && !home.host->columns->has(record, w));
         if (is_wanted && home.columns->has(column, w)) part |= static_cast<std::uint8_t>(1U << w);
     }
     return part;
@@ -600,11 +518,11 @@ TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const 
     columns.resize(static_cast<std::size_t>(end - choice.first));
     home.tree.copy_pages({path.at.node, end}, choice.first, columns.data());
     std::vector<BlockId> records(columns.size(), -1);
-    home.host->copy_pages({standing.place.node(), stored}, choice.first, records.data());
+    home.host->tree.copy_pages({standing.place.node(), stored}, choice.first, records.data());
     choice.parts.reserve(columns.size());
     const std::vector<bool>& storing = storing_[static_cast<std::size_t>(path.replica)];
-    std::int64_t room = home.host_columns->num_available();
-    const std::int64_t most_records = home.host->num_available();
+    std::int64_t room = home.host->num_available();
+    const std::int64_t most_records = home.host->num_available_columns();
     for (std::int32_t c = choice.first; c < end; ++c) {
         const auto i = static_cast<std::size_t>(c - choice.first);
         const bool is_on_its_way = storing[static_cast<std::size_t>(columns[i])];
@@ -626,14 +544,13 @@ TierFlights::Choice TierFlights::choose_columns(const Standing& standing, const 
 // Takes columns of the tier for the chosen parts. The tier has room: otherwise it throws
 // IntegrityError and takes nothing.
 void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& flight) {
-    ColumnPages& records = *home.host_columns;
-    records.make_room(choice.num_pages, choice.num_records, {});
-    require_room(home, choice.num_pages, choice.num_records);
+    ColumnPages& records = *home.host->columns;
+    make_tier_room(*home.host, choice.num_pages, choice.num_records);
     for (std::size_t i = 0; i < choice.parts.size(); ++i) {
         BlockId& record = flight.host_pages[i];
         const std::uint8_t part = choice.parts[i];
         if (part == 0) continue;
-        static_cast<void>(home.take_stored(1, &record));
+        static_cast<void>(home.host->take(1, &record));
         records.enter_all(record);
         if ((part & kFullLanes) != 0) records.fill_full(record);
         for (std::size_t w = 0; w < Grouping::kMaxWindows; ++w) {
@@ -646,7 +563,7 @@ void TierFlights::take_records(Replica& home, const Choice& choice, TierFlight& 
 void TierFlights::store_columns(const Path& path, const WindowRow& reader, Standing& standing,
                                 Transfers& transfers) {
     const Replica& home = home_of(path.replica);
-    const std::int64_t room = home.host_columns->num_available();
+    const std::int64_t room = home.host->num_available();
     if (room == 0) return;
     if (!standing.place) find_place(standing, path);
     const std::int64_t most_new = room / std::max(1, grouping_.num_full_lanes());
@@ -672,7 +589,7 @@ void TierFlights::store_columns(const Path& path, const WindowRow& reader, Stand
     const TreePosition last{path.at.node, choice.end()};
     // A store holds all windows of its columns. Without room in the quotas, a later commit stores
     // them.
-    if (home.owners != nullptr && !quotas::may_hold(home, last, choice.first)) return;
+    if (!quotas::may_hold(home, last, choice.first)) return;
     const std::int32_t stored = standing.place.depth();
     if (last.depth > stored) {
         flight.tokens = home.tree.tokens_of(last, stored);
@@ -694,9 +611,8 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
     flight.num_pages = choice.num_pages;
     flight.first = choice.first;
     flight.place = std::move(standing.place);
-    flight.source =
-        PathHold(home.pool, home.tree, node, choice.end(), home.columns.get(), home.states.get());
-    for (const BlockId column : flight.device_pages) home.columns->enter_all(column);
+    flight.source = PathHold(home, node, choice.end());
+    for (const BlockId column : flight.device_pages) home.enter(column);
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
@@ -717,14 +633,16 @@ ColumnPages::Departure TierFlights::departure(const TierFlight& flight, std::int
 // Moves the pages that a record lacks into it.
 void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
                         std::int32_t column, bool has_ended) const noexcept {
-    ColumnPages& records = *home.host_columns;
+    Level& host = *home.host;
     const BlockId own = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
     std::array<bool, Grouping::kMaxWindows> had{};
-    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) had[w] = records.has(record, w);
-    records.enter_all(record);
-    records.fill_holes({flight.place.node(), column + 1}, record, own);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        records.leave(
+        had[w] = host.columns->has(record, w);
+    }
+    host.enter(record);
+    host.fill_holes({flight.place.node(), column + 1}, record, own);
+    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
+        host.columns->leave(
             record, w,
             had[w] ? ColumnPages::Departure::kUnused : departure(flight, column, w, has_ended));
     }
@@ -732,9 +650,7 @@ void TierFlights::merge(Replica& home, BlockId record, const TierFlight& flight,
 }
 
 void TierFlights::give_record_back(Replica& home, BlockId record) const noexcept {
-    for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        home.host_columns->leave(record, w, ColumnPages::Departure::kUnused);
-    }
+    home.host->leave_now(record, ColumnPages::Departure::kUnused);
     home.host->give_back(&record, 1);
 }
 
@@ -745,15 +661,16 @@ void TierFlights::complete_records(Replica& home, TierFlight& flight,
     std::int32_t column = std::min(flight.place.depth(), flight.first + size);
     std::int32_t lowest = column;
     std::int32_t end = 0;
-    home.host_columns->for_each_column(
-        {flight.place.node(), column}, flight.first, [&](BlockId record) {
-            BlockId& own = flight.host_pages[static_cast<std::size_t>(--column - flight.first)];
-            if (own < 0) return;
-            merge(home, record, flight, column, has_ended);
-            own = -1;
-            lowest = column;
-            end = std::max(end, column + 1);
-        });
+    if (column <= flight.first) return;
+    ColumnsUp records({flight.place.node(), column}, page_size_);
+    for (--column; column >= flight.first; --column) {
+        BlockId& own = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
+        if (own < 0) continue;
+        merge(home, records[column], flight, column, has_ended);
+        own = -1;
+        lowest = column;
+        end = std::max(end, column + 1);
+    }
     tell_below(flight, lowest, end);
 }
 
@@ -765,15 +682,15 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
     duplicates_.clear();
     try {
         make_room(duplicates_, static_cast<std::size_t>(flight.num_new));
-        home.host_columns->make_room_to_cache(flight.num_new, home.num_sequences);
+        home.host->make_room_to_cache(flight.num_new, home.num_sequences);
         const std::int32_t joint = flight.place.depth() + flight.ahead;
         flight.place.advance(tokens, std::int64_t{flight.ahead} * page_size_);
         if (flight.place.depth() != joint) return;
         tokens += std::int64_t{flight.ahead} * page_size_;
         const auto publish = [&](std::int32_t last, const Retention& retention) {
-            flight.place.publish(tokens + std::int64_t{published} * page_size_,
-                                 flight.host_pages.data() + begin + published,
-                                 last - joint - published, &found_, retention);
+            flight.place.put(tokens + std::int64_t{published} * page_size_,
+                             flight.host_pages.data() + begin + published, last - joint - published,
+                             &found_, retention);
             for (const DuplicatePage& each : found_) {
                 duplicates_.push_back({each.index + published, each.cached});
             }
@@ -783,8 +700,8 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
     } catch (const std::bad_alloc&) {
         if (published == 0) return flight.place.reset();
     }
-    ColumnPages& records = *home.host_columns;
-    records.leave_from({flight.place.node(), flight.place.depth()});
+    Level& host = *home.host;
+    host.leave_from({flight.place.node(), flight.place.depth()});
     auto duplicate = duplicates_.begin();
     const std::size_t end = begin + static_cast<std::size_t>(published);
     for (std::size_t i = begin; i < end; ++i) {
@@ -795,9 +712,9 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         if (was_there) {
             merge(home, duplicate++->cached, flight, column, has_ended);
         } else {
-            records.cache(own);
+            host.cache(own);
             for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-                records.leave(own, w, departure(flight, column, w, has_ended));
+                host.columns->leave(own, w, departure(flight, column, w, has_ended));
             }
         }
         own = -1;
@@ -814,12 +731,11 @@ void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::in
     home.columns->leave_from({end.node, hit > 0 ? hit : end.depth});
 }
 
-void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
+void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     Replica& home = home_of(flight.replica);
     const bool has_ended = owner_of(flight) == nullptr;
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
-    home.columns->begin_leaving();
-    home.columns->leave_from({flight.source.node(), flight.source.depth()});
+    home.begin_leaving({flight.source.node(), flight.source.depth()});
     for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
         const BlockId column = flight.device_pages[i];
         const std::int32_t index = flight.first + static_cast<std::int32_t>(i);
@@ -835,11 +751,10 @@ void TierFlights::finish_column_store(TierFlight& flight, bool done) noexcept {
     flight.source.end(false);
     if (done) {
         home.metrics.stored_pages += flight.num_pages;
-        home.columns->count_stored(flight.copied);
+        home.count_stored(flight.copied);
     }
     if (done && flight.is_wanted) {
-        home.host_columns->begin_leaving();
-        home.host_columns->leave_from({flight.place.node(), flight.place.depth()});
+        home.host->begin_leaving({flight.place.node(), flight.place.depth()});
         complete_records(home, flight, has_ended);
         if (flight.num_new > 0) publish_records(home, flight, has_ended);
     }
@@ -873,9 +788,7 @@ bool TierFlights::is_storing_state(std::int32_t replica, TreePosition end) const
 
 // The depth of the place of a store when the store is over.
 std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
-    const auto num_new =
-        grouping_.is_plain() ? static_cast<std::int32_t>(flight.host_pages.size()) : flight.num_new;
-    return flight.place.depth() + (num_new > 0 ? flight.ahead + num_new : 0);
+    return flight.place.depth() + (flight.num_new > 0 ? flight.ahead + flight.num_new : 0);
 }
 
 // Reads the state from the slot where it was computed, like the copy into the checkpoint of the
@@ -883,7 +796,7 @@ std::int32_t TierFlights::depth_after(const TierFlight& flight) const noexcept {
 void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
                                  RecurrentSlots::Slot slot, Transfers& transfers) {
     Replica& home = home_of(sequence.replica);
-    if (home.host_states == nullptr) return;
+    if (!home.stores_states()) return;
     const std::int32_t depth = sequence.pages.committed();
     if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
     Standing& standing = standings_[handle.index];
@@ -905,7 +818,7 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
         }
         if (is_storing_state(sequence.replica, {standing.place.node(), depth})) return;
     }
-    if (home.host_states->num_available() == 0) return;
+    if (home.host->states->num_available() == 0) return;
     make_room(transfers.state_moves, 1);
     if (flight == nullptr) {
         make_room(flights_, 1);
@@ -918,7 +831,7 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
         flight = &flights_.back();
     }
     flight->state = StateHold(*home.states, slot);
-    flight->stored_state = StateHold(*home.host_states, home.host_states->take());
+    flight->stored_state = StateHold(*home.host->states, home.host->states->take());
     flight->state_depth = depth;
     ++sequence.num_pending;
     transfers.state_moves.push_back(
@@ -933,12 +846,12 @@ void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
 }
 
 void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept {
-    RecurrentSlots& states = *home.host_states;
+    RecurrentSlots& states = *home.host->states;
     const RecurrentSlots::Slot slot = flight.stored_state.slot();
     const bool has_record = done && flight.place && flight.place.depth() == flight.state_depth;
     if (!has_record) return states.give_back(slot);
     const BlockId record =
-        Replica::last_column(home.host->tree(), {flight.place.node(), flight.state_depth});
+        Replica::last_column(home.host->tree, {flight.place.node(), flight.state_depth});
     if (states.find(record) != RecurrentSlots::kNone) return states.give_back(slot);
     states.hand_over(slot, record, {flight.place.node(), flight.state_depth});
     tell_below(flight, flight.state_depth - 1, flight.state_depth);
@@ -958,11 +871,11 @@ void TierFlights::check_states(std::int32_t replica) const {
             used.push_back(flight.stored_state.slot());
         }
     }
-    std::vector<bool> cached(static_cast<std::size_t>(home.host->num_pages()));
-    home.host->tree().for_each_run([&](const BlockId* ids, std::int32_t n) {
+    std::vector<bool> cached(static_cast<std::size_t>(home.host->pool.num_blocks()));
+    home.host->tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) cached[static_cast<std::size_t>(ids[i])] = true;
     });
-    home.host_states->check_integrity(used, cached);
+    home.host->states->check_integrity(used, cached);
 }
 
 // Fills: columns that the lower stores bring into the host tier. No lookup finds their pages before
@@ -978,7 +891,6 @@ std::uint64_t lanes(std::int32_t first, std::int32_t n) noexcept {
 }
 
 std::uint64_t full_lanes(const Grouping& grouping) noexcept {
-    if (grouping.is_plain()) return 1;
     std::uint64_t parts = 0;
     for (const Grouping::Bundle& bundle : grouping.bundles()) {
         if (bundle.window < 0) parts |= lanes(bundle.first_lane, bundle.pages_per_column);
@@ -1007,19 +919,12 @@ std::int64_t count_bits(std::uint64_t parts) noexcept {
     return n;
 }
 
-TreePosition match_in(const PrefixTree& tree, std::string_view name_space, const TokenId* tokens,
-                      std::int64_t n) noexcept {
-    TreeNode* root = tree.find_namespace(name_space);
-    return root == nullptr ? TreePosition{} : tree.match(root, tokens, n).at;
-}
-
 BlockId column_at(const PrefixTree& tree, TreePosition at, std::int32_t column) noexcept {
     return Replica::last_column(tree, PrefixTree::position(at.node, column + 1));
 }
 
-bool has_checkpoint(const RecurrentSlots* states, const PrefixTree& tree, TreePosition at,
-                    std::int32_t end) noexcept {
-    return states != nullptr && at.depth >= end && states->has(column_at(tree, at, end - 1));
+bool has_checkpoint(const Level& level, TreePosition at, std::int32_t end) noexcept {
+    return at.depth >= end && level.has_checkpoint(column_at(level.tree, at, end - 1));
 }
 
 }  // namespace
@@ -1027,17 +932,17 @@ bool has_checkpoint(const RecurrentSlots* states, const PrefixTree& tree, TreePo
 // The window lanes that a hit of `end` columns reads in a column, and that neither tier has.
 std::uint64_t TierFlights::window_parts(const Replica& home, TreePosition at, TreePosition below,
                                         std::int32_t column, std::int32_t end) const noexcept {
-    if (grouping_.is_plain()) return 0;
+    if (grouping_.windows().empty()) return 0;
     const bool is_here = column < at.depth;
     const bool is_there = column < below.depth;
     const BlockId here = is_here ? column_at(home.tree, at, column) : 0;
-    const BlockId there = is_there ? column_at(home.host->tree(), below, column) : 0;
+    const BlockId there = is_there ? column_at(home.host->tree, below, column) : 0;
     std::uint64_t parts = 0;
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const Grouping::Window& window = grouping_.windows()[w];
         if (column < grouping_.first_column(window, std::int64_t{end} * page_size_)) continue;
         const bool is_had = (is_here && home.columns->has(here, w)) ||
-                            (is_there && home.host_columns->has(there, w));
+                            (is_there && home.host->columns->has(there, w));
         if (!is_had) parts |= window_lanes(window);
     }
     return parts;
@@ -1049,21 +954,20 @@ std::vector<ColumnParts> TierFlights::needed_below(std::int32_t replica,
     if (end < 1) return {};
     const Replica& home = home_of(replica);
     const std::int64_t n = std::int64_t{end} * page_size_;
-    const TreePosition at = match_in(home.tree, name_space, tokens, n);
-    const TreePosition below = home.host->match(name_space, tokens, n);
+    const TreePosition at = home.find(name_space, tokens, n);
+    const TreePosition below = home.host->find(name_space, tokens, n);
     std::int32_t first = std::min(below.depth, end);
     for (const Grouping::Window& window : grouping_.windows()) {
         first = std::min(first, grouping_.first_column(window, n));
     }
-    if (home.host_states != nullptr) first = std::min(first, end - 1);
+    if (home.stores_states()) first = std::min(first, end - 1);
     std::vector<ColumnParts> needed;
     for (std::int32_t c = first; c < end; ++c) {
         std::uint64_t parts = window_parts(home, at, below, c, end);
         if (c >= below.depth) parts |= full_lanes(grouping_);
-        const bool lacks_state =
-            c == end - 1 && home.host_states != nullptr &&
-            !has_checkpoint(home.states.get(), home.tree, at, end) &&
-            !has_checkpoint(home.host_states.get(), home.host->tree(), below, end);
+        const bool lacks_state = c == end - 1 && home.stores_states() &&
+                                 !has_checkpoint(home, at, end) &&
+                                 !has_checkpoint(*home.host, below, end);
         if (lacks_state) parts |= kState;
         if (parts != 0) needed.push_back({c, parts});
     }
@@ -1076,9 +980,8 @@ std::vector<ColumnParts> TierFlights::needed_below(std::int32_t replica,
 std::size_t TierFlights::count_fitting(const Replica& home, std::int32_t stored,
                                        const ColumnParts* items, std::size_t n) const noexcept {
     const std::uint64_t full = full_lanes(grouping_);
-    std::int64_t records = home.host->num_available();
-    std::int64_t pages =
-        home.host_columns == nullptr ? records : home.host_columns->num_available();
+    std::int64_t records = home.host->num_available_columns();
+    std::int64_t pages = home.host->num_available();
     for (std::size_t i = 0; i < n; ++i) {
         const std::uint64_t parts = items[i].parts & ~kState;
         const bool is_new = items[i].column >= stored;
@@ -1100,14 +1003,13 @@ std::size_t TierFlights::count_fitting(const Replica& home, std::int32_t stored,
 void TierFlights::choose_fill(const Replica& home, TreePosition below, std::int32_t end,
                               const ColumnParts* items, const PageKey* keys, std::size_t n,
                               StoreFill& fill) const {
-    const PrefixTree& tree = home.host->tree();
     for (std::size_t i = 0; i < n; ++i) {
         ColumnParts item{items[i].column, whole_parts(grouping_, items[i].parts)};
         if (item.column < below.depth) {
             item.parts &= window_parts(home, {}, below, item.column, end) | kState;
         }
-        const bool may_have_state = item.column == end - 1 && home.host_states != nullptr &&
-                                    !has_checkpoint(home.host_states.get(), tree, below, end);
+        const bool may_have_state = item.column == end - 1 && home.stores_states() &&
+                                    !has_checkpoint(*home.host, below, end);
         if (!may_have_state) item.parts &= ~kState;
         if (item.parts == 0) continue;
         fill.items.push_back(item);
@@ -1123,18 +1025,15 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
                              const TokenId* tokens, std::int32_t end, const ColumnParts* items,
                              const PageKey* keys, std::size_t n, StoreMoves& out) {
     Replica& home = home_of(replica);
-    TierIndex& host = *home.host;
-    TreePosition below = host.match(name_space, tokens, std::int64_t{end} * page_size_);
+    Level& host = *home.host;
+    TreePosition below = host.find(name_space, tokens, std::int64_t{end} * page_size_);
     StoreFill fill;
     TierFlight& flight = fill.flight;
     flight.replica = replica;
     flight.place = below.depth > 0 ? StorePlace(host, host.hold(below))
                                    : StorePlace(host, host.open(name_space));
     below.node = flight.place.node();
-    if (home.host_columns != nullptr) {
-        fill.windows =
-            WindowHold(*home.host_columns, host.tree(), below, std::int64_t{end} * page_size_);
-    }
+    fill.windows = WindowHold(host, below, std::int64_t{end} * page_size_);
     choose_fill(home, below, end, items, keys, n, fill);
     if (fill.items.empty()) return;
     const std::int32_t last = fill.items.back().column + 1;
@@ -1148,7 +1047,7 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     const std::size_t size = fill.items.size();
     out.keys.reserve(size);
     out.ends.reserve(size);
-    out.parts.reserve(size * (static_cast<std::size_t>(grouping_.pages_per_column()) + 1));
+    out.parts.reserve(size * (static_cast<std::size_t>(grouping_.num_lanes()) + 1));
     take_for_fill(home, fill, out);
     fills_.push_back(std::move(fill));
 }
@@ -1164,8 +1063,8 @@ void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out)
         const BlockId record =
             flight.host_pages[static_cast<std::size_t>(item.column - flight.first)];
         if (record >= 0) fill_record(home, record, item.parts, out);
-        if ((item.parts & kState) != 0 && home.host_states->num_available() > 0) {
-            flight.stored_state = StateHold(*home.host_states, home.host_states->take());
+        if ((item.parts & kState) != 0 && home.host->states->num_available() > 0) {
+            flight.stored_state = StateHold(*home.host->states, home.host->states->take());
             flight.state_depth = item.column + 1;
             out.parts.push_back({kStatePart, flight.stored_state.slot()});
         }
@@ -1174,14 +1073,10 @@ void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out)
     }
 }
 
-// Throws IntegrityError unless the tier has `pages` free pages and `records` free records. The
-// caller takes them one by one afterwards.
-void TierFlights::require_room(const Replica& home, std::int64_t pages, std::int64_t records) {
-    const bool is_plain = home.host_columns == nullptr;
-    const std::int64_t free_pages = is_plain ? pages : home.host_columns->pages().num_free();
-    const std::int64_t free_records =
-        is_plain ? home.host->num_available() : home.host->pool().num_free();
-    detail::require_law(free_pages >= pages && free_records >= records,
+// Makes room in the tier for `pages` pages and `records` records, which the caller takes one by one
+// afterwards. Throws IntegrityError if the tier has no room.
+void TierFlights::make_tier_room(Level& host, std::int64_t pages, std::int64_t records) {
+    detail::require_law(host.make_room_to_take(pages, records),
                         "host tier: the counted pages are available");
 }
 
@@ -1196,12 +1091,11 @@ void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
         pages += n;
         records += n > 0 && item.column < flight.place.depth() ? 1 : 0;
     }
-    if (home.host_columns != nullptr) home.host_columns->make_room(pages, records, {});
-    require_room(home, pages, records);
+    make_tier_room(*home.host, pages, records);
     const auto take = [&](std::int32_t column) {
         BlockId& record = flight.host_pages[static_cast<std::size_t>(column - flight.first)];
-        static_cast<void>(home.take_stored(1, &record));
-        if (home.host_columns != nullptr) home.host_columns->enter_all(record);
+        static_cast<void>(home.host->take(1, &record));
+        home.host->enter(record);
     };
     for (const ColumnParts& item : fill.items) {
         const bool is_new = item.column >= flight.place.depth();
@@ -1213,14 +1107,13 @@ void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
 
 void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts,
                               StoreMoves& out) const {
-    if (home.host_columns == nullptr) return out.parts.push_back({0, record});
-    ColumnPages& columns = *home.host_columns;
-    if ((parts & full_lanes(grouping_)) != 0) columns.fill_full(record);
+    Level& host = *home.host;
+    if ((parts & full_lanes(grouping_)) != 0) host.fill_full(record);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
-        if ((parts & window_lanes(grouping_.windows()[w])) != 0) columns.fill(record, w);
+        if ((parts & window_lanes(grouping_.windows()[w])) != 0) host.columns->fill(record, w);
     }
-    for (std::int32_t lane = 0; lane < grouping_.num_lanes(); ++lane) {
-        const BlockId page = columns.page(record, lane);
+    for (std::int32_t lane = 0; lane < host.grouping().num_lanes(); ++lane) {
+        const BlockId page = host.page(record, lane);
         if (page != ColumnPages::kNoPage) out.parts.push_back({lane, page});
     }
 }
@@ -1232,12 +1125,7 @@ void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arr
     const auto size = static_cast<std::size_t>(end - flight.first);
     for (std::size_t i = size; i < flight.host_pages.size(); ++i) {
         const BlockId record = flight.host_pages[i];
-        if (record < 0) continue;
-        if (home.host_columns != nullptr) {
-            give_record_back(home, record);
-        } else {
-            home.host->give_back(&record, 1);
-        }
+        if (record >= 0) give_record_back(home, record);
     }
     const auto lost = static_cast<std::int32_t>(flight.host_pages.size() - size);
     flight.num_new = std::max(0, flight.num_new - lost);
@@ -1253,21 +1141,11 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
     flight.goes_below = forward;
     const bool has_state = flight.stored_state && arrived == fill.items.size();
     give_back_fill(home, fill, arrived);
-    if (home.host_columns != nullptr) {
-        home.host_columns->begin_leaving();
-        home.host_columns->leave_from({flight.place.node(), flight.place.depth()});
-        complete_records(home, flight, false);
-        if (flight.num_new > 0) publish_records(home, flight, false);
-        for (const BlockId record : flight.host_pages) {
-            if (record >= 0) give_record_back(home, record);
-        }
-    } else if (flight.num_new > 0) {
-        // An item before the new pages only brings a checkpoint.
-        const auto first = flight.host_pages.end() - flight.num_new;
-        flight.host_pages.erase(flight.host_pages.begin(), first);
-        publish(flight);
-        home.host->give_back(flight.host_pages.data(),
-                             static_cast<std::int64_t>(flight.host_pages.size()));
+    home.host->begin_leaving({flight.place.node(), flight.place.depth()});
+    complete_records(home, flight, false);
+    if (flight.num_new > 0) publish_records(home, flight, false);
+    for (const BlockId record : flight.host_pages) {
+        if (record >= 0) give_record_back(home, record);
     }
     if (flight.stored_state) land_checkpoint(home, flight, has_state);
     if (flight.place) keep_keys(home, fill, arrived);
@@ -1282,11 +1160,11 @@ void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
         const std::int32_t column = fill.items[i].column;
         if (column >= place.depth()) return;
         const TreePosition at{place.node(), place.depth()};
-        const PrefixTree& tree = home.host->tree();
+        const PrefixTree& tree = home.host->tree;
         const bool is_behind_known =
-            column == 0 || home.record_keys->find(column_at(tree, at, column - 1)) != nullptr;
+            column == 0 || home.host->keys->find(column_at(tree, at, column - 1)) != nullptr;
         if (!is_behind_known) return;
-        home.record_keys->set(column_at(tree, at, column), fill.keys[i]);
+        home.host->keys->set(column_at(tree, at, column), fill.keys[i]);
     }
 }
 
@@ -1380,7 +1258,7 @@ std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers
     const std::int64_t available = home.num_available();
     const std::size_t before = flights_.size();
     try {
-        if (home.owners != nullptr && !quotas::may_hold(home, at, 0)) return 0;
+        if (!quotas::may_hold(home, at, 0)) return 0;
         Standing standing;
         store_path({replica, at, {}}, standing, transfers);
     } catch (const std::bad_alloc&) {
@@ -1461,7 +1339,7 @@ void TierFlights::check_sequence(const Sequence& sequence, const Standing& stand
     require_law(depth <= sequence.pages.committed(),
                 "host tier: a sequence stores only committed pages");
     require_law(home.tree.tokens_of({node, depth}, 0) ==
-                        home.host->tokens_of({standing.place.node(), depth}, 0) &&
+                        home.host->tree.tokens_of({standing.place.node(), depth}, 0) &&
                     PrefixTree::name_of(node) == PrefixTree::name_of(standing.place.node()),
                 "host tier: a sequence's prefix is equal in tier and tree");
 }
@@ -1496,9 +1374,9 @@ void TierFlights::check_tier(std::int32_t index) const {
         on_their_way +=
             std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
     }
-    TierIndex& host = *home_of(index).host;
+    Level& host = *home_of(index).host;
     // Forgotten pages may also have a place in the tier.
-    host.tree().for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
+    host.tree.for_each_forgotten_run([&](const BlockId* ids, std::int32_t n) {
         for (std::int32_t i = 0; i < n; ++i) referenced.erase(ids[i]);
     });
     host.check_integrity(on_their_way + static_cast<std::int64_t>(referenced.size()));
@@ -1516,7 +1394,7 @@ void TierFlights::check_integrity() const {
     for (std::size_t r = 0; r < storing_.size(); ++r) {
         check_tier(static_cast<std::int32_t>(r));
         if (!grouping_.is_plain()) check_records(static_cast<std::int32_t>(r));
-        if (replicas_[r]->host_states != nullptr) check_states(static_cast<std::int32_t>(r));
+        if (replicas_[r]->stores_states()) check_states(static_cast<std::int32_t>(r));
     }
 }
 

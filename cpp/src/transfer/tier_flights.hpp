@@ -232,7 +232,6 @@ class TierFlights {
     void give_out_store(TierFlight flight, Transfers& transfers) noexcept;
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
-    void publish(TierFlight& flight) const noexcept;
     [[nodiscard]] bool is_storing_state(std::int32_t replica, TreePosition end) const noexcept;
     [[nodiscard]] TierFlight* find_store(SequenceHandle handle,
                                          const Transfers& transfers) noexcept;
@@ -242,7 +241,6 @@ class TierFlights {
     void tell_below(const TierFlight& flight, std::int32_t first, std::int32_t end) const noexcept;
     void hand_back_place(TierFlight& flight, bool done) noexcept;
     void choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
-    void choose_column_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
     void store_columns(const Path& path, const WindowRow& reader, Standing& standing,
                        Transfers& transfers);
     [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
@@ -251,7 +249,7 @@ class TierFlights {
     [[nodiscard]] Choice choose_columns(const Standing& standing, const Path& path,
                                         const WindowRow& reader, std::int32_t end,
                                         TierFlight& flight) const;
-    static void require_room(const Replica& home, std::int64_t pages, std::int64_t records);
+    static void make_tier_room(Level& host, std::int64_t pages, std::int64_t records);
     static void take_records(Replica& home, const Choice& choice, TierFlight& flight);
     void give_out_records(Standing& standing, const Choice& choice, TierFlight flight,
                           TreeNode* node, Transfers& transfers);
@@ -274,13 +272,11 @@ class TierFlights {
     void give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept;
     void land_fill(Replica& home, StoreFill& fill, std::size_t arrived, bool forward) noexcept;
     void keep_keys(Replica& home, const StoreFill& fill, std::size_t arrived) const noexcept;
-    void finish_column_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] ColumnPages::Departure departure(const TierFlight& flight, std::int32_t column,
                                                    std::size_t window,
                                                    bool has_ended) const noexcept;
     void leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                        std::size_t window) const noexcept;
-    void owe_column_load(TierFlight& load, Sequence& sequence, Transfers& transfers);
     void give_out_column(TierFlight& flight, BlockId column, BlockId record,
                          Transfers& transfers) const noexcept;
     static void count_column(const Replica& home, BlockId column, BlockId record,
@@ -299,22 +295,24 @@ class TierFlights {
     void finish_load(TierFlight& flight, bool done, const BeginAgain& begin_again) noexcept {
         Replica& home = home_of(flight.replica);
         Sequence* sequence = sequences_.find(flight.sequence);
-        if (home.columns != nullptr) leave_records(flight);
-        if (done && tells_hits_) home.host->use(flight.source.node(), flight.source.depth());
+        leave_records(flight);
+        if (done && tells_hits_ && flight.source.node() != nullptr) {
+            home.host->tree.use({flight.source.node(), flight.source.depth()});
+        }
         const std::int32_t columns = std::max(0, flight.source.depth() - flight.first);
         flight.source.end(true);
         if (done) {
             home.metrics.loaded_pages += flight.num_pages;
             home.metrics.loaded_tokens += std::int64_t{columns} * page_size_;
-            if (home.columns != nullptr) home.columns->count_loaded(flight.copied);
-            if (flight.stored_state) home.host_states->count_hit();
+            home.count_loaded(flight.copied);
+            if (flight.stored_state) home.host->states->count_hit();
         }
         flight.stored_state.end_use();
         if (sequence != nullptr) {
             --sequence->num_pending;
             if (!done) begin_again(*sequence, flight.sequence);
         }
-        if (home.columns != nullptr) finish_column_load(flight, done ? sequence : nullptr);
+        finish_column_load(flight, done ? sequence : nullptr);
         home.pool.free(flight.device_pages.data(),
                        static_cast<std::int64_t>(flight.device_pages.size()));
     }

@@ -18,8 +18,8 @@ class ExploredChecks {
         const bool asks_for_laws = world_.scenario().asks_for_laws;
         if (asks_for_laws) world_.manager().check_integrity();
         check_tree(Probe::tree(world_.manager()), world_.device());
-        if (kvcore::TierIndex* store = Probe::host(world_.manager())) {
-            check_tree(store->tree(), world_.host());
+        if (kvcore::Level* store = Probe::host(world_.manager())) {
+            check_tree(store->tree, world_.host());
         }
         if (asks_for_laws) {
             collect_transfers();
@@ -40,7 +40,7 @@ class ExploredChecks {
     void check_reset() const {
         const kvcore::CacheManager& manager = world_.manager();
         check_empty(Probe::tree(manager));
-        if (kvcore::TierIndex* store = Probe::host(manager)) check_empty(store->tree());
+        if (kvcore::Level* store = Probe::host(manager)) check_empty(store->tree);
     }
 
    private:
@@ -107,8 +107,8 @@ class ExploredChecks {
     void check_transfers() const {
         const kvcore::CacheManager& manager = world_.manager();
         check_apart(written_, read_, Probe::pool(manager));
-        if (kvcore::TierIndex* store = Probe::host(manager)) {
-            check_apart(written_below_, read_below_, store->pool());
+        if (kvcore::Level* store = Probe::host(manager)) {
+            check_apart(written_below_, read_below_, store->pool);
         }
         Probe::tree(manager).for_each_run([&](const kvcore::BlockId* ids, std::int32_t n) {
             for (std::int32_t i = 0; i < n; ++i) {
@@ -174,7 +174,7 @@ class ExploredChecks {
         const kvcore::PoolStats stats = world_.manager().stats(0);
         require(stats.free_pages + stats.evictable_pages == world_.scenario().num_pages,
                 "without requests every page is available");
-        const kvcore::TierIndex* store = Probe::host(world_.manager());
+        const kvcore::Level* store = Probe::host(world_.manager());
         require(store == nullptr || store->num_available() == world_.scenario().host_pages,
                 "without requests every host page is available");
     }

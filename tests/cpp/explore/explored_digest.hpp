@@ -22,8 +22,8 @@ class ExploredDigest {
           host_(world.scenario().host_pages, world.host()) {
         order_tickets();
         add_tree(nodes_, device_);
-        if (kvcore::TierIndex* store = Probe::host(world.manager())) {
-            host_nodes_.emplace(store->tree());
+        if (kvcore::Level* store = Probe::host(world.manager())) {
+            host_nodes_.emplace(store->tree);
             add_tree(*host_nodes_, host_);
         }
         for (const ExploredRequest& request : world.requests()) add_request(request);

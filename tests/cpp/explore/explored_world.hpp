@@ -129,8 +129,8 @@ class ExploredWorld {
                 break;
         }
         tickets_.device().spoil_free_pages(Probe::pool(manager_));
-        if (kvcore::TierIndex* store = Probe::host(manager_))
-            tickets_.host().spoil_free_pages(store->pool());
+        if (kvcore::Level* store = Probe::host(manager_))
+            tickets_.host().spoil_free_pages(store->pool);
     }
 
    private:

@@ -192,11 +192,11 @@ class SimulatedStore {
     void check_keys(const Cached& now, std::int32_t replica) const {
         const kvcore::Replica& home = kvcore::CacheManagerProbe::replica(manager_, replica);
         for (const auto& [digest, record] : now) {
-            const kvcore::PageKey* key = home.record_keys->find(record.id);
+            const kvcore::PageKey* key = home.host->keys->find(record.id);
             if (key == nullptr) continue;
             CHECK(*key == key_of(now, digest));
             const auto parent = now.find(record.parent);
-            CHECK(parent == now.end() || home.record_keys->find(parent->second.id) != nullptr);
+            CHECK(parent == now.end() || home.host->keys->find(parent->second.id) != nullptr);
         }
     }
     [[nodiscard]] static bool has_part(const CachedColumn& record, std::int32_t part) {

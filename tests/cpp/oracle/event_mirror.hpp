@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kvcore/cache_events.hpp"
 #include "keys/path_keys.hpp"
+#include "kvcore/cache_events.hpp"
 #include "support/check.hpp"
 #include "support/group_probe.hpp"
 
@@ -47,7 +47,7 @@ class EventMirror {
             const kvcore::Replica& home = kvcore::CacheManagerProbe::replica(manager, r);
             add(home.tree, home.columns.get(), r, kvcore::CacheMedium::kDevice, pages);
             if (home.host == nullptr) continue;
-            add(home.host->tree(), home.host_columns.get(), r, kvcore::CacheMedium::kHost, pages);
+            add(home.host->tree, home.host->columns.get(), r, kvcore::CacheMedium::kHost, pages);
         }
         return pages;
     }

@@ -68,6 +68,6 @@ inline Cached records_of(const kvcore::CacheManager& manager, std::int32_t index
                          const std::vector<std::string>& names) {
     const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, index);
     if (replica.host == nullptr) return {};
-    return cached_of(replica.host->tree(), replica.host_columns.get(), replica.host_states.get(),
+    return cached_of(replica.host->tree, replica.host->columns.get(), replica.host->states.get(),
                      names);
 }

@@ -45,7 +45,7 @@ struct CacheManagerProbe {
         return manager.impl_->cache.replicas[0]->tree;
     }
     /// nullptr without a host tier.
-    [[nodiscard]] static TierIndex* host(const CacheManager& manager) {
+    [[nodiscard]] static Level* host(const CacheManager& manager) {
         return manager.impl_->cache.replicas[0]->host.get();
     }
     /// The number of the flight that stores for a sequence; 0: no flight.

@@ -147,7 +147,7 @@ def test_every_room_is_known() -> None:
         ("src/pages/block_pool.cpp", "cache/cache_data.hpp"),
         ("src/pages/page_owners.hpp", "tree/tree_node.hpp"),
         ("src/tree/prefix_tree.cpp", "kvcore/page_keys.hpp"),
-        ("src/level/tier_index.cpp", "kvcore/request.hpp"),
+        ("src/level/level.cpp", "kvcore/request.hpp"),
         ("src/level/quotas.hpp", "cache/reserve.hpp"),
         ("src/transfer/tier_flights.cpp", "cache/queries.hpp"),
         ("src/store/store_queue.hpp", "store/disk/slot_index.hpp"),

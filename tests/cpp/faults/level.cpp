@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, tier indexes and the table of sequences when memory runs out: a call that fails changes
+// Pools, levels and the table of sequences when memory runs out: a call that fails changes
 // nothing, and a call that releases something needs no memory.
 #include <memory>
 #include <string>
@@ -8,20 +8,21 @@
 
 #include "kvcore/block_pool.hpp"
 #include "kvcore/errors.hpp"
-#include "level/tier_index.hpp"
+#include "level/level.hpp"
 #include "request/sequence_table.hpp"
 #include "support/failing_memory.hpp"
+#include "support/plain_level.hpp"
 
-namespace tests::faults::tier_index {
+namespace tests::faults::level {
 
 using failing_memory::allocates_nothing;
 using failing_memory::each_site;
 using kvcore::BlockId;
 using kvcore::BlockPool;
 using kvcore::InvalidHandleError;
+using kvcore::Level;
 using kvcore::SequenceHandle;
 using kvcore::SequenceTable;
-using kvcore::TierIndex;
 using kvcore::TokenId;
 using kvcore::TreeNode;
 
@@ -131,7 +132,7 @@ TEST(claims_are_made_or_not) {
         });
 }
 
-// ---- TierIndex
+// ---- Level
 /// A store with {1 1 2 2 3 3} and {1 1 5 5} in pages of two tokens. Only `place` is held, and two
 /// pages are taken.
 struct Tier {
@@ -146,10 +147,10 @@ struct Tier {
         BlockId ids[8];
         const auto n = static_cast<std::int32_t>(tokens.size()) / 2;
         CHECK_EQ(store.take(n, ids), n);
-        store.let_go(store.publish(store.open(name), tokens.data(), ids, n));
+        store.release(store.put(store.open(name), tokens.data(), ids, n));
     }
     void publish(const Tokens& tokens) {
-        place = store.publish(place, tokens.data(), taken, 2);
+        place = store.put(place, tokens.data(), taken, 2);
         on_their_way -= 2;
     }
     void advance(const Tokens& tokens) {
@@ -157,30 +158,30 @@ struct Tier {
     }
     std::string prefix(const char* name, const Tokens& tokens) {
         const kvcore::TreePosition at =
-            store.match(name, tokens.data(), static_cast<std::int64_t>(tokens.size()));
+            store.find(name, tokens.data(), static_cast<std::int64_t>(tokens.size()));
         Ids ids(static_cast<std::size_t>(at.depth));
-        if (at.depth > 0) store.copy_pages(at, 0, ids.data());
+        if (at.depth > 0) store.tree.copy_pages(at, 0, ids.data());
         return check::text(ids);
     }
     /// Returns the text of the store, then takes all its pages.
     std::string text() {
         store.check_integrity(on_their_way);
-        std::string text = std::to_string(store.num_stored()) + " stored, " +
+        std::string text = std::to_string(store.num_cached()) + " stored, " +
                            std::to_string(store.num_available()) + " available, at " +
                            std::to_string(kvcore::PrefixTree::depth_of(place)) + ": " +
                            prefix("", {1, 1, 2, 2, 3, 3, 4, 4, 6, 6}) +
                            prefix("", {1, 1, 5, 5, 4, 4}) + prefix("", {1, 1, 2, 2, 8, 8, 9, 9}) +
                            prefix("", {4, 4, 6, 6}) + prefix(kName, {1, 1, 2, 2});
-        if (other != nullptr) store.let_go(other);
-        store.let_go(place);
+        if (other != nullptr) store.release(other);
+        store.release(place);
         Ids rest(12);
         rest.resize(static_cast<std::size_t>(store.take(12, rest.data())));
         text += ", goes " + check::text(rest);
-        CHECK_EQ(store.num_stored(), 0);
+        CHECK_EQ(store.num_cached(), 0);
         return text;
     }
 
-    TierIndex store;
+    PlainLevel store;
     BlockId taken[2] = {};
     BlockId extra[1] = {};
     std::int64_t on_their_way = 3;
@@ -198,14 +199,14 @@ void store_call(const char* name, Call&& call) {
 
 TEST(stores) {
     each_site(
-        "build a store", [] { return std::unique_ptr<TierIndex>(); },
-        [](auto& store) { store = std::make_unique<TierIndex>(4, 2); },
+        "build a store", [] { return std::unique_ptr<PlainLevel>(); },
+        [](auto& store) { store = std::make_unique<PlainLevel>(4, 2); },
         [](auto& store) { return store == nullptr ? "none" : "there"; });
     store_call("open", [](Tier& tier) { tier.other = tier.store.open(kName); });
     const Tokens one{1, 1};
     const Tokens two{1, 1, 2, 2};
     store_call("hold", [&](Tier& tier) {
-        tier.other = tier.store.hold(tier.store.match("", two.data(), 4));
+        tier.other = tier.store.hold(tier.store.find("", two.data(), 4));
     });
     store_call("advance", [&](Tier& tier) { tier.advance(two); });
     const Tokens fresh{4, 4, 6, 6};
@@ -246,34 +247,34 @@ TEST(a_free_page_is_not_published) {
 
 TEST(giving_up_needs_no_memory) {
     const auto make = [] { return std::make_unique<Tier>(); };
-    static_assert(noexcept(std::declval<TierIndex&>().let_go(nullptr)));
-    static_assert(noexcept(std::declval<TierIndex&>().give_back(nullptr, 0)));
-    static_assert(noexcept(std::declval<TierIndex&>().reset()));
-    allocates_nothing("let go", make, [](auto& tier) { tier->store.let_go(tier->place); });
+    static_assert(noexcept(std::declval<Level&>().release(nullptr)));
+    static_assert(noexcept(std::declval<Level&>().give_back(nullptr, 0)));
+    static_assert(noexcept(std::declval<Level&>().evict_all()));
+    allocates_nothing("let go", make, [](auto& tier) { tier->store.release(tier->place); });
     allocates_nothing("give back", make, [](auto& tier) { tier->store.give_back(tier->taken, 2); });
     allocates_nothing("take", make, [](auto& tier) {
         BlockId ids[12];
         CHECK_EQ(tier->store.take(12, ids), 9);
     });
     const auto make_large = [] {
-        auto store = std::make_unique<TierIndex>(5000, 1);
+        auto store = std::make_unique<PlainLevel>(5000, 1);
         Ids ids(5000);
         Tokens tokens(5000);
         CHECK_EQ(store->take(5000, ids.data()), 5000);
         for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
-        store->let_go(store->publish(store->open(kName), tokens.data(), ids.data(), 4096));
+        store->release(store->put(store->open(kName), tokens.data(), ids.data(), 4096));
         store->give_back(ids.data() + 4096, 904);
         return store;
     };
     // A run is cut where a call of the tree ends. The rest of the run may move to a smaller block.
     each_site(
-        "reset", make_large, [](auto& store) { store->reset(); },
+        "reset", make_large, [](auto& store) { store->evict_all(); },
         [](auto& store) {
             store->check_integrity(0);
-            return std::to_string(store->num_stored());
+            return std::to_string(store->num_cached());
         });
 }
 
 }  // namespace
 
-}  // namespace tests::faults::tier_index
+}  // namespace tests::faults::level

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "level/level.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+namespace {
+
+[[noreturn]] void refuse_put(BlockId id) {
+    throw InvalidHandleError(detail::concat(
+        "page ", id, " cannot be published: it is free; take pages before they are filled"));
+}
+
+}  // namespace
+
+TreeNode* Level::open(std::string_view name_space) {
+    TreeNode* root = tree.open_namespace(name_space);
+    tree.pin(root);
+    return root;
+}
+
+TreeNode* Level::hold(TreePosition at) {
+    TreeNode* place = tree.split(at);
+    tree.pin(place);
+    return place;
+}
+
+void Level::release(TreeNode* place) noexcept {
+    tree.unpin(place, true);
+    tree.shrink(place);
+}
+
+TreeNode* Level::advance(TreeNode* place, const TokenId* tokens, std::int64_t n) {
+    const TreePosition at = tree.match(place, tokens, n).at;
+    if (at.depth == PrefixTree::depth_of(place)) return place;
+    TreeNode* further = hold(at);
+    tree.unpin(place, false);
+    return further;
+}
+
+TreeNode* Level::retreat(TreeNode* place, std::int32_t depth) {
+    TreeNode* nearer = hold({place, depth});
+    tree.unpin(place, true);
+    return nearer;
+}
+
+std::int64_t Level::take(std::int64_t n, BlockId* out) noexcept {
+    std::int64_t taken = std::min(n, pool.num_free());
+    static_cast<void>(pool.allocate(taken, out));
+    if (taken < n) taken += evict_from(tree, n - taken, out + taken, {}, evicted_);
+    note_taken(out, taken);
+    if (keys != nullptr) keys->forget(out, taken);
+    return taken;
+}
+
+TreeNode* Level::put(TreeNode* place, const TokenId* tokens, const BlockId* ids, std::int32_t n,
+                     std::vector<DuplicatePage>* duplicates, const Retention& retention) {
+    for (std::int32_t i = 0; i < n; ++i) {
+        if (pool.ref_count(ids[i]) == 0) refuse_put(ids[i]);
+    }
+    std::vector<DuplicatePage>& found = duplicates != nullptr ? *duplicates : duplicates_;
+    found.clear();
+    TreeNode* end = tree.insert(place, tokens, ids, n, found, retention);
+    if (duplicates == nullptr) {
+        for (const DuplicatePage& duplicate : found) pool.free(ids + duplicate.index, 1);
+    }
+    if (end == place) return place;
+    tree.pin(end);
+    tree.unpin(place, false);
+    return end;
+}
+
+void Level::evict(std::int64_t n, EvictionGuard guard) noexcept {
+    std::array<BlockId, 256> evicted;  // a fixed size needs no allocation
+    while (n > 0) {
+        const auto most = std::min(n, static_cast<std::int64_t>(evicted.size()));
+        const std::int64_t gone = tree.evict(most, evicted.data(), guard);
+        std::reverse(evicted.begin(), evicted.begin() + gone);  // the first victim is reused first
+        pool.free(evicted.data(), gone);
+        num_evicted_ += gone;
+        evicted_.policy += gone;
+        n = gone == most ? n - gone : 0;
+    }
+}
+
+void Level::evict_all() noexcept {
+    std::array<BlockId, 256> evicted;
+    for (std::int64_t n = 1; n > 0;) {
+        n = tree.evict(static_cast<std::int64_t>(evicted.size()), evicted.data());
+        std::reverse(evicted.begin(), evicted.begin() + n);  // the first page is taken first
+        pool.free(evicted.data(), n);
+    }
+    forget_checkpoints();
+}
+
+void Level::tell_held() noexcept {
+    if (owners == nullptr) return;
+    if (columns != nullptr) return columns->tell_held();
+    for (std::int64_t i = pool.first_id(); i < pool.end_id(); ++i) {
+        const auto page = static_cast<BlockId>(i);
+        if (pool.ref_count(page) > 0) owners->hold(&page, 1);
+    }
+}
+
+void Level::check_integrity(std::int64_t in_flight) const {
+    pool.check_integrity();
+    tree.check_integrity();
+    tree.for_each_run([&](const BlockId* ids, std::int32_t n) {
+        for (std::int32_t i = 0; i < n; ++i) {
+            detail::require_law(pool.ref_count(ids[i]) == 1,
+                                "level: a cached page has one reference, the tree's");
+        }
+    });
+    detail::require_law(
+        pool.num_free() + tree.num_cached() + tree.num_forgotten() + in_flight == pool.num_blocks(),
+        "level: free + in flight + cached or held == total");
+}
+
+}  // namespace kvcore

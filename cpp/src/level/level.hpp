@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvcore/block_pool.hpp"
+#include "kvcore/errors.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "kvcore/types.hpp"
+#include "layers/residency.hpp"
+#include "level/record_keys.hpp"
+#include "pages/late_reads.hpp"
+#include "pages/page_owners.hpp"
+
+namespace kvcore {
+
+/// Pages that a call is about to take from a level, and columns where there are groups.
+struct PageNeed {
+    std::int64_t pages = 0;
+    std::int64_t columns = 0;
+};
+
+/// The pages of a device, or of its host tier, for one replica: a pool, a tree of the cached pages,
+/// the parts that their columns have now (Residency), and an eviction policy. Ids only: other
+/// objects have the bytes. A level knows no requests.
+///
+/// If not all layers keep every token, `pool` and `tree` contain columns, which have pages of each
+/// bundle; otherwise a column is a page.
+///
+/// A *place* is a node of the tree that its holder has pinned once: the pages on the path to it
+/// stay until `release`.
+///
+/// Owns: the pool, the tree and the parts of the columns.
+/// Invariant: a page is free, taken, or in the tree. Searches find only pages in the tree.
+/// Memory: a method that cannot get memory throws std::bad_alloc and changes nothing. The noexcept
+/// methods need no memory, so the pages and places of a failed call can always be given up. Giving
+/// up a page or place that the caller does not have ends the program.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: that of the methods of the pool and the tree.
+class Level : public Residency, private ForgottenListener {
+   public:
+    struct Size {
+        std::int64_t num_pages = 0;
+        std::int64_t num_slots = 0;    // of states
+        BlockId first_page = 0;        // the lowest id of a page
+        std::int64_t num_columns = 0;  // with groups; otherwise a column is a page
+    };
+
+    BlockPool pool;
+    PrefixTree tree;
+    const bool keeps_by_priority = tree.policy().interest().retention;
+    std::unique_ptr<PageOwners> owners;     // nullptr without quotas
+    std::unique_ptr<LateReads> late_reads;  // nullptr before the first late read
+    std::unique_ptr<RecordKeys> keys;       // nullptr without stores below this level
+
+    /// Uses LRU unless a policy is given. Throws std::invalid_argument for sizes below 1.
+    Level(const Grouping& grouping, const Size& size,
+          std::unique_ptr<EvictionPolicy> policy = nullptr,
+          const std::vector<TenantQuota>& quotas = {})
+        : Residency(grouping),
+          pool(grouping.is_plain() ? size.num_pages : size.num_columns,
+               grouping.is_plain() ? size.first_page : 0),
+          tree(grouping.column_tokens(), wrap(std::move(policy), size.num_slots)) {
+        make_columns(size.num_pages, size.first_page, pool, tree);
+        if (!quotas.empty()) watch_owners(quotas);
+        make_states(size.num_slots, pool, owners.get());
+        tree.set_forgotten_listener(this);
+    }
+
+    // ---- count
+
+    /// The pool of page ids: `pool`, or the pool of the columns' pages.
+    [[nodiscard]] const BlockPool& page_pool() const noexcept {
+        return columns == nullptr ? pool : columns->pages();
+    }
+    [[nodiscard]] std::int64_t num_pages() const noexcept { return page_pool().num_blocks(); }
+    [[nodiscard]] std::int64_t num_free() const noexcept {
+        return columns == nullptr ? pool.num_free() + num_set_aside() : columns->pages().num_free();
+    }
+    /// Pages in the tree.
+    [[nodiscard]] std::int64_t num_cached() const noexcept {
+        return columns == nullptr ? tree.num_cached() : columns->num_cached();
+    }
+    /// Pages that eviction would free.
+    [[nodiscard]] std::int64_t num_evictable() const noexcept {
+        return columns == nullptr ? tree.num_evictable() : columns->num_evictable();
+    }
+    /// Free pages, and pages that eviction would free.
+    [[nodiscard]] std::int64_t num_available() const noexcept {
+        return num_free() + num_evictable();
+    }
+    /// Columns that are free, or that eviction would free.
+    [[nodiscard]] std::int64_t num_available_columns() const noexcept {
+        return pool.num_free() + tree.num_evictable();
+    }
+    /// Pages that were evicted to make room since the last `reset_counts`, in all and by reason.
+    [[nodiscard]] std::int64_t num_evicted() const noexcept { return num_evicted_; }
+    [[nodiscard]] EvictionCounts evicted() const noexcept {
+        EvictionCounts sum = evicted_;
+        return sum += Residency::evicted();
+    }
+    void reset_counts() noexcept {
+        num_evicted_ = 0;
+        evicted_ = {};
+        Residency::reset_counts();
+        if (owners != nullptr) owners->reset_tallies();
+    }
+
+    // ---- find
+
+    /// The longest cached prefix in whole pages; no node and depth 0 for an unknown namespace.
+    [[nodiscard]] TreePosition find(std::string_view name_space, const TokenId* tokens,
+                                    std::int64_t n) const noexcept {
+        TreeNode* root = tree.find_namespace(name_space);
+        return root == nullptr ? TreePosition{} : tree.match(root, tokens, n).at;
+    }
+    /// Holds the checkpoint at the end of a prefix if it is ready; otherwise returns an empty hold.
+    [[nodiscard]] StateHold hold_state(TreePosition at) noexcept {
+        return hold_checkpoint(tree, at);
+    }
+    /// As above, for a row of `n` tokens with this committed prefix.
+    [[nodiscard]] StateHold hold_state(TreePosition committed, std::int64_t n) noexcept {
+        const std::int64_t whole = n / tree.page_size();
+        if (n % tree.page_size() != 0 || whole > committed.depth) return {};
+        return hold_state({committed.node, static_cast<std::int32_t>(whole)});
+    }
+
+    // ---- hold
+
+    /// Returns a place at the start of a namespace, or at a position.
+    [[nodiscard]] TreeNode* open(std::string_view name_space);
+    [[nodiscard]] TreeNode* hold(TreePosition at);
+    /// Gives up a place, which counts as a use of its pages.
+    void release(TreeNode* place) noexcept;
+    /// Moves a place forward over cached pages that continue it by `tokens` [n].
+    [[nodiscard]] TreeNode* advance(TreeNode* place, const TokenId* tokens, std::int64_t n);
+    /// Moves a place back to a depth in pages.
+    [[nodiscard]] TreeNode* retreat(TreeNode* place, std::int32_t depth);
+
+    // ---- take and put
+
+    /// Takes up to `n` pages, or columns: free pages first, and after them the least valuable pages
+    /// without a holder. Writes their ids to `out` [n]. Returns the number of taken pages.
+    [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out) noexcept;
+    /// Puts taken pages [n] into the tree after a place, with this `retention`, and moves the place
+    /// to their end. Frees pages whose tokens were cached meanwhile; with `duplicates` these pages
+    /// stay taken and are listed in it. Throws InvalidHandleError for a page that is not taken.
+    [[nodiscard]] TreeNode* put(TreeNode* place, const TokenId* tokens, const BlockId* ids,
+                                std::int32_t n, std::vector<DuplicatePage>* duplicates = nullptr,
+                                const Retention& retention = {});
+    /// Frees taken pages [n] that were not put into the tree.
+    void give_back(const BlockId* ids, std::int64_t n) noexcept { pool.free(ids, n); }
+
+    // ---- evict
+
+    /// The two steps in which a call evicts the pages and columns that it needs in addition to free
+    /// ones, before it changes anything else. `prepare_room` throws IntegrityError if they are not
+    /// available, and std::bad_alloc; in both cases nothing has changed. `make_room` throws
+    /// IntegrityError if the eviction policy does not name enough victims; in that case cached
+    /// pages are evicted, but nothing else has changed.
+    void prepare_room(const PageNeed& need) {
+        if (has_room(need)) return;
+        detail::require_law(can_have(need), kAdmitted);
+        if (columns != nullptr) return;
+        end_room();
+        set_aside_.reserve(static_cast<std::size_t>(need.pages - pool.num_free()));
+    }
+    void make_room(const PageNeed& need, EvictionGuard guard = {}) {
+        end_room();
+        if (has_room(need)) return;
+        if (columns == nullptr) return set_aside(need.pages - pool.num_free(), guard);
+        num_evicted_ += columns->make_room(need.pages, need.columns, guard);
+        detail::require_law(has_room(need), kAdmitted);
+    }
+    /// Frees pages that were evicted for the call but not taken.
+    void end_room() noexcept {
+        if (set_aside_.empty()) return;
+        std::reverse(set_aside_.begin(), set_aside_.end());  // the first victim is reused first
+        pool.free(set_aside_.data(), num_set_aside());
+        set_aside_.clear();
+        num_taken_ = 0;
+    }
+    /// Throws IntegrityError unless `take_pages` can take `n` pages.
+    void require_pages(std::int64_t n) const {
+        detail::require_law(n <= pool.num_free() + num_set_aside(), kAdmitted);
+    }
+    /// Takes free pages first, and after them pages that `make_room` evicted, without a detour
+    /// through the pool. The caller must call `require_pages` before. With groups, this takes only
+    /// the ids of columns.
+    void take_pages(std::int64_t n, BlockId* out) noexcept {
+        const std::int64_t free = std::min(n, pool.num_free());
+        static_cast<void>(pool.allocate(free, out));
+        if (free != n) {
+            std::copy_n(set_aside_.begin() + static_cast<std::ptrdiff_t>(num_taken_), n - free,
+                        out + free);
+            num_taken_ += static_cast<std::size_t>(n - free);
+        }
+        note_taken(out, n);
+    }
+    /// Records that ids of the pool have a new owner.
+    void note_taken(const BlockId* ids, std::int64_t n) noexcept {
+        if (columns != nullptr) return;  // ColumnPages reports its pages
+        if (owners != nullptr) owners->take(ids, n);
+        if (late_reads != nullptr) late_reads->take(ids, n);
+    }
+    /// Sets the owner of the pages that are taken from now on.
+    void set_taker(Owner taker) noexcept {
+        if (owners != nullptr) owners->set_taker(taker);
+    }
+    /// Throws std::bad_alloc.
+    void make_late_reads() {
+        if (late_reads != nullptr) return;
+        late_reads = std::make_unique<LateReads>(page_pool().end_id());
+        if (columns != nullptr) columns->set_late_reads(late_reads.get());
+    }
+    /// Evicts the next `n` pages.
+    void evict(std::int64_t n, EvictionGuard guard) noexcept;
+    /// As above, for columns: evicts the next column, or one window of a column.
+    [[nodiscard]] bool evict_one(bool wants_pages, bool wants_column,
+                                 EvictionGuard guard) noexcept {
+        const std::int64_t free = num_free();
+        const bool went = columns->evict_one(wants_pages, wants_column, guard);
+        num_evicted_ += num_free() - free;
+        return went;
+    }
+    /// Prepares `take` and the allocation of pages: returns true if this number of columns can be
+    /// taken and, with groups, this number of pages is free. Evicts columns and windows for it.
+    [[nodiscard]] bool make_room_to_take(std::int64_t pages, std::int64_t num_columns) noexcept {
+        if (columns == nullptr) return num_available_columns() >= num_columns;
+        num_evicted_ += columns->make_room(pages, num_columns, {});
+        return has_room({pages, num_columns});
+    }
+    /// Evicts every page and checkpoint without a holder. The counts do not change.
+    void evict_all() noexcept;
+    /// Reports all held pages to the owners again: copies now hold pages that the tree held.
+    void tell_held() noexcept;
+
+    /// Throws IntegrityError unless each page is free, cached, or one of `in_flight` taken pages,
+    /// and only the tree refers to a cached page. O(pages).
+    void check_integrity(std::int64_t in_flight) const;
+
+   private:
+    static constexpr const char* kAdmitted = "reserve: admitted pages are there";
+
+    [[nodiscard]] std::int64_t num_set_aside() const noexcept {
+        return static_cast<std::int64_t>(set_aside_.size() - num_taken_);
+    }
+    [[nodiscard]] bool has_room(const PageNeed& need) const noexcept {
+        if (columns == nullptr) return pool.num_free() >= need.pages;
+        return columns->pages().num_free() >= need.pages && pool.num_free() >= need.columns;
+    }
+    [[nodiscard]] bool can_have(const PageNeed& need) const noexcept {
+        if (columns == nullptr) return num_available() >= need.pages;
+        return columns->num_available() >= need.pages && num_available_columns() >= need.columns;
+    }
+    // `prepare_room` reserved the memory for the ids.
+    void set_aside(std::int64_t n, EvictionGuard guard) {
+        set_aside_.resize(static_cast<std::size_t>(n));
+        const std::int64_t gone = evict_from(tree, n, set_aside_.data(), guard, evicted_);
+        num_evicted_ += gone;
+        if (gone == n) return;
+        set_aside_.resize(static_cast<std::size_t>(gone));
+        end_room();
+        detail::require_law(false, kAdmitted);
+    }
+    void watch_owners(const std::vector<TenantQuota>& quotas) {
+        owners = std::make_unique<PageOwners>(page_pool(), quotas);
+        if (columns != nullptr) {
+            columns->set_owners(owners.get());
+            tree.set_protection_listener(columns.get());
+        } else {
+            pool.set_listener(owners.get());
+            tree.set_protection_listener(owners.get());
+        }
+    }
+    // ForgottenListener
+    void left(const BlockId* ids, std::int32_t n) noexcept override {
+        disown(ids, n);
+        if (keys != nullptr) keys->forget(ids, n);
+    }
+    void let_go(const BlockId* ids, std::int32_t n) noexcept override { pool.free(ids, n); }
+
+    std::vector<BlockId> set_aside_;  // evicted for the current call, in order of use
+    std::size_t num_taken_ = 0;       // of set_aside_
+    EvictionCounts evicted_;          // pages that the policy chose
+    std::int64_t num_evicted_ = 0;
+    std::vector<DuplicatePage> duplicates_;  // scratch
+};
+
+}  // namespace kvcore
