@@ -255,10 +255,16 @@ template <std::size_t... kIndex>
     return value;
 }
 
+template <std::size_t kIndex>
+[[nodiscard]] constexpr std::string_view dtype_name() noexcept {
+    return DTypeTraits<static_cast<DType>(kIndex)>::kName;
+}
+
+// nvcc expands no pack in the name of a static member.
 template <std::size_t... kIndex>
 [[nodiscard]] constexpr std::array<std::string_view, kNumDTypes> dtype_names(
     std::index_sequence<kIndex...>) noexcept {
-    return {DTypeTraits<static_cast<DType>(kIndex)>::kName...};
+    return {dtype_name<kIndex>()...};
 }
 
 }  // namespace detail
