@@ -54,12 +54,12 @@ struct DiskDirectory {
 struct DiskStoreConfig {
     // On separate disks: pages are spread over them.
     std::vector<DiskDirectory> directories = {};
-    std::int64_t page_bytes = 0;  // of all parts of a page together, at most
-    StoreKey fingerprint = {};    // of the model, layout, dtype, ...: other pages are not found
-    int threads = 4;              // that read and write
-    std::int64_t queue_pages = 256;     // waiting for a thread; a caller with more pages waits
-    std::int64_t segment_bytes = 0;     // of a file; 0: a 64th of the quota, at least 64 MiB
-    bool direct = true;                 // bypass the system's page cache if the file system can
+    std::int64_t page_bytes = 0;     // of all parts of a page together, at most
+    StoreKey fingerprint = {};       // of the model, layout, dtype, ...: other pages are not found
+    int threads = 4;                 // that read and write
+    std::int64_t queue_pages = 256;  // waiting for a thread; a caller with more pages waits
+    std::int64_t segment_bytes = 0;  // of a file; 0: a 64th of the quota, at least 64 MiB
+    bool direct = true;              // bypass the system's page cache if the file system can
     std::int32_t breaker_failures = 5;  // in a row: then nothing is tried for some time
     double breaker_seconds = 10;        // this long
     double slow_seconds = 5;            // a read or write that takes longer is a failure

@@ -129,7 +129,7 @@ struct TenantStats {
     std::int64_t held_pages = 0;
     std::int64_t reserved_pages = 0;
     std::int64_t max_pages = TenantQuota::kNoCeiling;
-    std::int64_t refused = 0;  // reservations refused only because of quotas
+    std::int64_t refused = 0;       // reservations refused only because of quotas
     std::int64_t input_tokens = 0;  // of its requests, as in Metrics
     std::int64_t cache_tokens = 0;
     std::int64_t generated_tokens = 0;

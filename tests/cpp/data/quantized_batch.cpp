@@ -8,9 +8,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kvcore/quantize.hpp"
 #include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
+#include "kvcore/quantize.hpp"
 #include "oracle/elements.hpp"
 #include "support/random.hpp"
 

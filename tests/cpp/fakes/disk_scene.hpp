@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "kvcore/disk_store.hpp"
+#include "store/disk/seams.hpp"
 #include "support/check.hpp"
 #include "support/random.hpp"
-#include "store/disk/seams.hpp"
 
 using kvcore::DiskStore;
 using kvcore::DiskStoreConfig;

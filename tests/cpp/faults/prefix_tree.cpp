@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "tree/tree_pin.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "support/failing_memory.hpp"
 #include "support/random.hpp"
 #include "support/tree_text.hpp"
+#include "tree/tree_pin.hpp"
 
 namespace tests::faults::prefix_tree {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvcore/extra_keys.hpp"
 #include "keys/path_keys.hpp"
+#include "kvcore/extra_keys.hpp"
 #include "support/check.hpp"
 #include "support/random.hpp"
 

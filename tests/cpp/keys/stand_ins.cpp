@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kvcore/errors.hpp"
-#include "kvcore/prefix_tree.hpp"
 #include "kvcore/extra_keys.hpp"
+#include "kvcore/prefix_tree.hpp"
 #include "support/check.hpp"
 #include "support/host_fixture.hpp"
 

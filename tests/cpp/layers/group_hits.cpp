@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "layers/hit_search.hpp"
-#include "tree/policies/lru.hpp"
 #include "support/check.hpp"
+#include "tree/policies/lru.hpp"
 
 namespace tests::layers::group_hits {
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <vector>
 
-#include "tree/tree_node.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "oracle/naive_policies.hpp"
+#include "tree/tree_node.hpp"
 
 /// A slow policy that treats entries that left together (a departure) as a run.
 class SlowPolicy : public kvcore::EvictionPolicy {

@@ -4,9 +4,9 @@
 #include <deque>
 #include <vector>
 
-#include "tree/tree_node.hpp"
 #include "kvcore/types.hpp"
 #include "support/random.hpp"
+#include "tree/tree_node.hpp"
 
 using Page = std::vector<kvcore::TokenId>;
 

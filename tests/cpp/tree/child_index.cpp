@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "tree/child_index.hpp"
 #include "support/page_nodes.hpp"
+#include "tree/child_index.hpp"
 
 namespace tests::tree::child_index {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A handle is valid while its pages are cached, and never again.
-#include "tree/tree_node.hpp"
 #include "kvcore/errors.hpp"
 #include "support/tree_fixture.hpp"
+#include "tree/tree_node.hpp"
 
 namespace tests::tree::prefix_tree_handles {
 

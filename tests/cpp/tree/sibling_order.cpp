@@ -2,8 +2,8 @@
 #include <map>
 #include <vector>
 
-#include "tree/sibling_order.hpp"
 #include "support/page_nodes.hpp"
+#include "tree/sibling_order.hpp"
 
 namespace tests::tree::sibling_order {
 

@@ -249,7 +249,7 @@ def test_memory_for_no_page_is_refused_with_the_bytes_of_one() -> None:
 @pytest.mark.parametrize("both", [{}, {"available_cache_memory": 4096, "num_pages": 4}])
 def test_exactly_one_size_is_given(both: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="num_pages"):
-        kvcore.PagedKVCacheManager(make_params(4), 4, 64, **in_groups(both))  # type: ignore[arg-type]
+        kvcore.PagedKVCacheManager(make_params(4), 4, 64, **in_groups(both))
 
 
 @pytest.mark.parametrize("memory", [4096.0, "4096", 2.5e9])

@@ -37,8 +37,8 @@ cdef class StepEngine(EngineBase):
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def __init__(self, CacheCore core not None, *, list shards not None, object copier, object mover,
-                 object gpus, object listener, object layers=None,
+    def __init__(self, CacheCore core not None, *, list shards not None, object copier,
+                 object mover, object gpus, object listener, object layers=None,
                  tuple pages_per_column=(1,), bint runtime_checks, object clock=None,
                  tuple tenants=(), int32_t state_groups=0, object states=None):
         require_new(self)
