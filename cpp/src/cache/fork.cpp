@@ -41,7 +41,7 @@ class Children {
    public:
     Children(CacheData& state, const Sequence& parent, std::int64_t written,
              std::int64_t num_children)
-        : cache(state),
+        : cache_(state),
           home_(state.home_of(parent)),
           num_pages_(static_cast<std::int32_t>(ceil_div(written, state.config.page_size))) {
         handles_.reserve(static_cast<std::size_t>(num_children));
@@ -52,18 +52,18 @@ class Children {
     Children(const Children&) = delete;
     Children& operator=(const Children&) = delete;
     ~Children() {
-        for (const SequenceHandle handle : handles_) cache.sequences.release(handle);
+        for (const SequenceHandle handle : handles_) cache_.sequences.release(handle);
     }
 
     /// Claims a child with memory for its rows. Sequences may move.
     void add(std::int32_t replica, SequenceHandle parent) {
-        handles_.push_back(cache.sequences.claim(replica));
-        cache.counts.begin(handles_.back());
-        cache.windows.make_room(handles_.back());
-        if (!cache.config.quotas.empty()) cache.tenants.make_room(handles_.back());
-        cache.states.begin(handles_.back());
-        Sequence& child = cache.sequences.at(handles_.back());
-        child.pages.make_room_to_share(cache.sequences.at(parent).pages, num_pages_);
+        handles_.push_back(cache_.sequences.claim(replica));
+        cache_.counts.begin(handles_.back());
+        cache_.windows.make_room(handles_.back());
+        if (!cache_.config.quotas.empty()) cache_.tenants.make_room(handles_.back());
+        cache_.states.begin(handles_.back());
+        Sequence& child = cache_.sequences.at(handles_.back());
+        child.pages.make_room_to_share(cache_.sequences.at(parent).pages, num_pages_);
     }
     [[nodiscard]] const std::vector<SequenceHandle>& handles() noexcept { return handles_; }
 
@@ -72,17 +72,17 @@ class Children {
         for (const SequenceHandle handle : handles_) {
             ++home_.num_sequences;
             if (num_pages_ == 0) continue;
-            Sequence& child = *cache.sequences.find(handle);
+            Sequence& child = *cache_.sequences.find(handle);
             child.pages.share(home_.pool, parent.pages, num_pages_,
                               TreePin(home_.tree, place_.node()));
             child.reuse = parent.reuse = Reuse::kSealed;
-            cache.windows.share(home_, parent_handle, handle, child.pages);
+            cache_.windows.share(home_, parent_handle, handle, child.pages);
         }
     }
     void keep() noexcept { handles_.clear(); }
 
    private:
-    CacheData& cache;
+    CacheData& cache_;
     Replica& home_;
     std::int32_t num_pages_;
     TreePin place_;  // where the children's committed prefix ends

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/request.hpp"
 #include "level/replica.hpp"
 #include "level/window_hold.hpp"
 #include "tree/tree_pin.hpp"

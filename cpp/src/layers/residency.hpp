@@ -178,8 +178,8 @@ class Residency {
 
     // ---- counts
 
-    /// Pages that the parts evicted since the last `reset_counts`.
-    [[nodiscard]] EvictionCounts evicted() const noexcept {
+    /// Pages that the parts evicted since the last `reset_part_counts`.
+    [[nodiscard]] EvictionCounts evicted_parts() const noexcept {
         EvictionCounts sum;
         if (columns != nullptr) sum += columns->evicted();
         if (states != nullptr) sum += states->evicted();
@@ -192,7 +192,7 @@ class Residency {
     void count_loaded(const ColumnCounts& counts) noexcept {
         if (columns != nullptr) columns->count_loaded(counts);
     }
-    void reset_counts() noexcept {
+    void reset_part_counts() noexcept {
         if (columns != nullptr) columns->reset_counts();
         if (states != nullptr) states->reset_counts();
     }

@@ -99,16 +99,17 @@ class Level : public Residency, private ForgottenListener {
     [[nodiscard]] std::int64_t num_available_columns() const noexcept {
         return pool.num_free() + tree.num_evictable();
     }
-    /// Pages that were evicted to make room since the last `reset_counts`, in all and by reason.
+    /// Pages that were evicted to make room since the last `reset_level_counts`, in all and by
+    /// reason.
     [[nodiscard]] std::int64_t num_evicted() const noexcept { return num_evicted_; }
     [[nodiscard]] EvictionCounts evicted() const noexcept {
         EvictionCounts sum = evicted_;
-        return sum += Residency::evicted();
+        return sum += evicted_parts();
     }
-    void reset_counts() noexcept {
+    void reset_level_counts() noexcept {
         num_evicted_ = 0;
         evicted_ = {};
-        Residency::reset_counts();
+        reset_part_counts();
         if (owners != nullptr) owners->reset_tallies();
     }
 

@@ -79,8 +79,8 @@ struct Replica : Level {
     }
     void reset_counts() noexcept {
         metrics = {};
-        Level::reset_counts();
-        if (host != nullptr) host->reset_counts();
+        reset_level_counts();
+        if (host != nullptr) host->reset_level_counts();
         note_peak();
     }
     /// Updates the peak of used pages. Counts evictable pages only if the peak may change.

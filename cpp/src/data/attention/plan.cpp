@@ -132,8 +132,9 @@ template <class Visit>
 void for_each_tile(const AttentionInput& input, const Visit& visit) noexcept {
     const AttentionSizes sizes(input);
     const std::int64_t token_floats = sizes.group * (sizes.key_floats + sizes.value_floats);
+    const std::int64_t token_elements = input.pool.k.dim + input.pool.v.dim;
     const std::int64_t tile_bytes =
-        kTileKeys * (input.pool.k.dim + input.pool.v.dim) * item_size(input.pool.k.dtype);
+        std::max<std::int64_t>(1, kTileKeys * token_elements * item_size(input.pool.k.dtype));
     const std::int64_t most_heads =
         std::clamp<std::int64_t>(kTileBytes / tile_bytes, 1, input.pool.heads);
     for_each_stack(input, [&](const StackRange& range) {
