@@ -365,7 +365,7 @@ class Damage {
 TEST(damaged_files_are_misses) {
     Random random(check::seed_or(7));
     Damage damage(random);
-    const int rounds = check::count_or(500);
+    const auto rounds = static_cast<int>(check::count_or(500));
     for (int i = 0; i < rounds; ++i) damage.once();
     damage.check();
 }
