@@ -99,7 +99,7 @@ void run(std::uint64_t seed, int operations, bool close_early) {
 
 TEST(threads_get_the_pages_they_put) {
     const std::uint64_t seed = check::seed_or(5);
-    const int operations = check::count_or(400);
+    const auto operations = static_cast<int>(check::count_or(400));
     run(seed, operations, false);
     run(seed + 1, 1'000'000, true);
 }
