@@ -257,7 +257,7 @@ class _Bench:
 
         beside = self._torch_prefill(pool, q, length) if _TORCH else tuple
         found = self.samples(sample, 3 if self.quick else 5)
-        label = f"prefill {new} tokens behind {length - new}, {pool.dtype}, groups of {group}"
+        label = f"prefill {new} tokens after {length - new}, {pool.dtype}, groups of {group}"
         key = f"{pool.dtype}.g{group}"
         own, limit, *other = zip(*found, strict=True)
         pairs = [*zip(own, limit, strict=True)]

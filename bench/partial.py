@@ -90,7 +90,7 @@ def _pair(pool: str, rounds: int) -> list[Row]:
             make_row(
                 f"reserve.128.{pool}.{'begin' if begin else 'fresh'}",
                 f"reserve 128 unseen tokens, own pool {pool.replace('.', ' ')}"
-                + (", behind a shared first token (1 copied)" if begin else ""),
+                + (", after a shared first token (1 copied)" if begin else ""),
                 samples,
                 p99=percentile(singles, 0.99),
                 **more,
