@@ -132,13 +132,14 @@ def files_of(driver: Path, verb: str) -> tuple[set[str], int]:
                 names[number] = name
             name = names[number]
             if kind in {"fl", "fi", "fe"}:
-                is_own = name.startswith(own) and "driver" not in name
+                is_own = is_callee = name.startswith(own)
                 if is_own:
                     entered.add(name.removeprefix(own))
             else:
                 is_callee = name.startswith(own)
         elif line.startswith("calls="):
             calls += int(line[6:].split()[0]) if is_callee else 0
+            is_callee = is_own  # callgrind names the file of a callee only where it differs
     return entered, calls
 
 

@@ -47,8 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     One worker runs the tests of the wheel, and other workers would wait for them at the end.
     """
     for item in items:
-        is_given = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        if is_given or item.path.stem.endswith("_machine"):
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("search")
 
     def is_of_wheel(item: pytest.Item) -> bool:

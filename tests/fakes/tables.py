@@ -33,6 +33,7 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test],
     """
     given = list(rows)
     columns = (names,) if isinstance(names, str) else names
+    assert given, "a table needs rows"
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
@@ -43,6 +44,8 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test],
                 change = dict(zip(columns, values, strict=True))
                 try:
                     test(*args, **fixtures, **change)
+                except pytest.skip.Exception as error:
+                    raise AssertionError("a row skips; use pytest.mark.parametrize") from error
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - reported below
                     failed.append((repr(change), error))
             if failed:

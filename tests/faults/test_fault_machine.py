@@ -315,6 +315,7 @@ def write(world: World, numbers: list[int]) -> None:
         context.update(0)
 
 
+@pytest.mark.search
 def test_calls_that_fail_leave_requests_as_before_or_after() -> None:
     run_state_machine_as_test(FaultMachine, settings=machine_settings(steps=30))
 

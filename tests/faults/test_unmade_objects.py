@@ -82,8 +82,12 @@ def test_part_of_the_constructor_is_not_enough() -> None:
     manager: Any = kvcore.PagedKVCacheManager.__new__(kvcore.PagedKVCacheManager)
     made: Any = make_manager()
     make: Any = StepEngine.__init__
-    for core, shards in ((made._core, None), (None, []), (object(), [])):
-        with pytest.raises((RuntimeError, TypeError), match=r"core|shards"):
+    for core, shards, words in (
+        (made._core, None, "Argument 'shards'"),
+        (None, [], "Argument 'core'"),
+        (object(), [], "Argument 'core'"),
+    ):
+        with pytest.raises(TypeError, match=words):
             make(manager, core, shards=shards, runtime_checks=False, **parts)
     with pytest.raises(RuntimeError, match="was not initialised"):
         manager.fetch([])

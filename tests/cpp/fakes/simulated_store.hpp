@@ -292,22 +292,6 @@ class SimulatedStore {
         fills_.back().arrives = count(items);
         copy(fills_.back());
         finish(fills_.back());
-        if (search(replica, prompt).most != 0 && search(replica, prompt).legal < end) {
-            auto now = search(replica, prompt);
-            std::printf(
-                "DBG found stored %d have %d legal %d most %d end %d; now stored %d have %d legal "
-                "%d\n",
-                found.stored, found.have, found.legal, found.most, end, now.stored, now.have,
-                now.legal);
-            for (auto& e : items)
-                std::printf("  col %d parts %llx\n", e.column, (unsigned long long)e.parts);
-            for (auto& e :
-                 manager_.needed_below(replica, prompt.name_space(), prompt.tokens().data(), end))
-                std::printf("  still col %d parts %llx\n", e.column, (unsigned long long)e.parts);
-            auto st = manager_.stats(replica);
-            std::printf("host cached %ld of %ld\n", (long)st.host_cached_pages,
-                        (long)manager_.config().host_pages);
-        }
         CHECK(search(replica, prompt).most == 0 || search(replica, prompt).legal >= end);
         ++num_complete_;
     }

@@ -196,6 +196,7 @@ class Walk:
         self.traffic.end()
 
 
+@pytest.mark.search
 def test_answers_are_those_of_the_rules() -> None:
     run_state_machine_as_test(GroupsMachine, settings=machine_settings(examples=50, steps=40))
 

@@ -20,6 +20,7 @@ from grouped_traffic import params_of
 from kvcore import PagedBatch, RaggedKVCacheInputs, ops
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.ops.batch import layer_pools
+from torch_exchange import require_exchange
 
 PAGES, PAGE, HEADS, DIM = 8, 4, 2, 8
 K, V = (np.full((1, HEADS, DIM), value, np.float32) for value in (1, 2))
@@ -69,8 +70,7 @@ def own_batch(library: Callable[[Any], Any], *, is_model: bool) -> PagedBatch:
 
 def torch_library() -> Any:
     torch = require("torch")
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this torch has no exchange table")
+    require_exchange()
     return torch.from_numpy
 
 

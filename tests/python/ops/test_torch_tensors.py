@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import REQUIRED, require
+from conftest import require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
 from kvcore.backends.arrays import host_array
 from kvcore.backends.selection import any_array, call_array
 from kvcore.native.contexts import host_tensor
+from torch_exchange import require_exchange
 from toy_engine import make_manager
 
 torch: Any = require("torch")
@@ -28,13 +29,6 @@ DTYPES = (
 
 class Subclass(torch.Tensor):  # type: ignore[misc]
     pass
-
-
-def require_exchange() -> None:
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        if "torch" in REQUIRED:
-            raise RuntimeError("KVCORE_REQUIRE names torch, but this one has no exchange table")
-        pytest.skip("this torch has no exchange table")
 
 
 # -- accepted tensors ----------------------------------------------------------------------------

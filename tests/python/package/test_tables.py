@@ -38,3 +38,18 @@ def test_a_row_that_raises_nothing_fails() -> None:
 def test_columns_are_arguments() -> None:
     with pytest.raises(AssertionError, match="a column has no argument"):
         table("other", [1])(lambda number: None)
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a table needs rows"):
+        table("number", [])
+
+
+def test_a_row_that_skips_fails() -> None:
+    @table("number", [1, 2])
+    def skips(number: int) -> None:
+        if number == 2:
+            pytest.skip("no such number")
+
+    with pytest.raises(AssertionError, match="a row skips"):
+        skips()
