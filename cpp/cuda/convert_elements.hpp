@@ -13,8 +13,6 @@
 
 namespace kvcore::cuda {
 
-constexpr float kSmallestScale = 1e-12F;
-
 // ---- floats from codes, and codes from floats ---------------------------------------------------
 
 #if defined(__CUDA_ARCH__)
@@ -73,18 +71,12 @@ template <DType kDType>
     }
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    // The instruction saturates infinities and returns 0x7f for NaN, like to_e4m3fn and to_e5m2.
-    std::uint16_t low;
-    std::uint16_t high;
+    // The instruction saturates infinities and returns 0x7f for NaN, like to_e4m3fn.
     if constexpr (kDType == DType::kFloat8E4M3FN) {
+        std::uint16_t low;
+        std::uint16_t high;
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(values[1]), "f"(values[0]));
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-            : "=h"(high)
-            : "f"(values[3]), "f"(values[2]));
-        return low | static_cast<std::uint32_t>(high) << 16;
-    } else if constexpr (kDType == DType::kFloat8E5M2) {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(values[1]), "f"(values[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
             : "=h"(high)
             : "f"(values[3]), "f"(values[2]));
         return low | static_cast<std::uint32_t>(high) << 16;

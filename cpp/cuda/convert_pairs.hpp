@@ -28,8 +28,6 @@ template <DType kNarrow>
     constexpr std::uint32_t kMagnitude = 0x7f7f7f7fU;
     if constexpr (kNarrow == DType::kFloat8E4M3FN) {
         return (codes & kMagnitude) + 0x01010101U;
-    } else if constexpr (kNarrow == DType::kFloat8E5M2) {
-        return (codes & kMagnitude) + 0x04040404U;
     } else {
         static_assert(kNarrow == DType::kInt8, "mark_infinite has no code for this dtype");
         return 0;
@@ -57,8 +55,6 @@ template <DType kNarrow>
             (in_upper_bytes & 0x80008000U) | (in_upper_bytes & 0x7f007f00U) >> 1;
         asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(kTwoTo8));
 #endif
-    } else if constexpr (kNarrow == DType::kFloat8E5M2) {
-        halves = in_upper_bytes;
     } else {
         static_assert(kNarrow == DType::kInt8, "halves_of has no code for this dtype");
         // The last bit of a float16 from 1024 to 2047 has the value 1.

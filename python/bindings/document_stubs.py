@@ -47,7 +47,7 @@ class Stub:
 
     def __init__(self, module: str, stub: Path) -> None:
         self.module = importlib.import_module(module)
-        self.lines = stub.read_text().split("\n")
+        self.lines = stub.read_text(encoding="utf-8").split("\n")
         self.changes: list[tuple[int, int, list[str]]] = []  # (from, to, new lines)
 
     def documented(self) -> str:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a manager, in groups: the prefix cache, the layers, the tiers.
 
-An option has one line here: its name, type and default. An option of the C++ cache has the name of
-a field of ``CacheConfig`` and reaches this field without further code.
+An option has a line in its group (name, type and default) and, if it is a keyword, a line in
+``Keywords``. An option of the C++ cache has the name of a field of ``CacheConfig`` and reaches this
+field without further code.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Options:
     """Base of the groups: checks of flags and integers, and the options of ``CacheConfig``."""
 
     def __post_init__(self) -> None:
-        """Check each field with the type bool or int."""
+        """Check each field with the type bool or int, and make it a plain bool or int."""
         for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
-            check(name, getattr(self, name))
+            object.__setattr__(self, name, check(name, getattr(self, name)))
 
     def core_options(self) -> dict[str, Any]:
         """Return the options that are fields of ``CacheConfig``."""
@@ -83,9 +84,9 @@ class CacheOptions(Options):
         inside a page. True means 1. With False or 0, hits end only between pages.
     eviction : str or kvcore.policies.EvictionPolicy
         The order in which cached pages are evicted when memory is full.
-    clock : callable, optional
+    clock : callable
         Returns the time in seconds, used to end the priorities of contexts. The manager calls it
-        only with ``eviction="priority"``.
+        only with ``eviction="priority"``. By default ``time.monotonic``.
     quotas : dict of str to (reserved_pages, max_pages), optional
         For each tenant (``tenant=``) and each replica: the pages that all other tenants must leave
         to the tenant, and the largest number of pages that the tenant may hold, None for no
@@ -100,7 +101,8 @@ class CacheOptions(Options):
     Raises
     ------
     TypeError
-        A flag is not a bool, or a number is not an int. The manager checks all other values.
+        A flag is not a bool, a number is not an int, `clock` cannot be called, or `quotas` is not a
+        mapping. The manager checks all other values.
 
     Examples
     --------
@@ -120,13 +122,22 @@ class CacheOptions(Options):
     events: bool | int = field(default=False, metadata=_KEYWORD)
     first_page: int = field(default=0, metadata=_KEYWORD)
 
+    def __post_init__(self) -> None:
+        """Check flags, numbers, the clock and the type of the quotas."""
+        super().__post_init__()
+        for name in ("partial_page_reuse", "events"):
+            value = getattr(self, name)
+            is_flag = isinstance(value, bool | np.bool_)
+            object.__setattr__(self, name, bool(value) if is_flag else integer(name, value))
+        if not callable(self.clock):
+            raise TypeError(f"clock is a {type(self.clock).__name__}, must be callable")
+        if self.quotas is not None and not isinstance(self.quotas, Mapping):
+            raise TypeError(f"quotas is a {type(self.quotas).__name__}, must be a dict or None")
+
     def core_options(self) -> dict[str, Any]:
         """Return the options that are fields of ``CacheConfig``, except quotas."""
-        reuse = self.partial_page_reuse
-        if not isinstance(reuse, bool | np.bool_):
-            integer("partial_page_reuse", reuse)
         options = super().core_options() | {
-            "partial_page_reuse": int(reuse),
+            "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
         }
         del options["quotas"]
@@ -151,7 +162,7 @@ class CacheOptions(Options):
             A tenant is not a string, or a number of pages is not an integer.
         """
         given: dict[str, tuple[int, int | None]] = {}
-        for tenant, quota in dict(self.quotas or {}).items():
+        for tenant, quota in dict({} if self.quotas is None else self.quotas).items():
             if not isinstance(tenant, str):
                 raise TypeError(f"tenant {tenant!r} of quotas is not a string")
             given[str.__str__(tenant)] = _pages(tenant, quota)
@@ -298,6 +309,7 @@ class TierOptions(Options):
         ValueError
             An option is given without a host tier, or a name is not the name of a policy.
         TypeError
+            `write_policy` is not a string.
         """
         if not isinstance(self.write_policy, str):
             raise TypeError(f"write_policy is {self.write_policy!r}, must be the name of one")
@@ -305,9 +317,10 @@ class TierOptions(Options):
         if has_host_tier:
             return
         for each in _fields(type(self)):
+            if not each.metadata.get("needs_host"):
+                continue
             value = getattr(self, each.name)
-            is_default = value in (each.default, LRU() if each.default == "lru" else each.default)
-            if each.metadata.get("needs_host") and not is_default:
+            if value not in (each.default, LRU() if each.default == "lru" else each.default):
                 raise ValueError(
                     f"{each.name} is {value!r}, must be left out: enable_kvcache_swapping_to_host "
                     "is off"

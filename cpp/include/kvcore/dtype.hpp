@@ -281,6 +281,9 @@ using AllDTypes = std::make_index_sequence<static_cast<std::size_t>(kNumDTypes)>
     return detail::largest(dtype, AllDTypes{});
 }
 
+/// The smallest scale of quantised elements: that of a group of zeros.
+constexpr float kSmallestScale = 1e-12F;
+
 /// The names of all dtypes, by their numbers.
 constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = detail::dtype_names(AllDTypes{});
 

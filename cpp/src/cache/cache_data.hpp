@@ -66,6 +66,7 @@ struct ReserveMemory {
     std::vector<Growth> growing;
     std::vector<std::int64_t> joining;  // the other rows
     std::vector<Supply> supply;         // of each replica
+    std::vector<std::int64_t> columns;  // of each replica: columns that are still available
 };
 
 struct FetchMemory {

@@ -181,17 +181,16 @@ template <bool kHasGroups, bool kHasStates>
         }
         const std::int64_t row = part.target->rows++;
         if (unlikely(is_copying)) cache.protect_read_pages(sequence, request.start);
-        const auto has_pages = [&] {
-            return is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
-                   (!kHasGroups || windows.is_ready(request.sequence, request.start,
-                                                    request.active + num_steps - 1)) &&
-                   (!kHasStates || cache.states.is_ready(request, num_steps));
-        };
+        const bool has_pages =
+            is_reserved(sequence.pages, request, num_steps, page_size, in_chunks) &&
+            (!kHasGroups ||
+             windows.is_ready(request.sequence, request.start, request.active + num_steps - 1)) &&
+            (!kHasStates || cache.states.is_ready(request, num_steps));
         const bool is_open = unlikely(!sequence.is_sealed()) ||
                              unlikely(sequence.num_pending > 0) ||
                              unlikely(request.start < sequence.written);
-        if (unlikely(is_open) || unlikely(!has_pages())) {
-            note_late_row(cache, request, sequence, {i, row}, has_pages(), result);
+        if (unlikely(is_open) || unlikely(!has_pages)) {
+            note_late_row(cache, request, sequence, {i, row}, has_pages, result);
             continue;
         }
         part.write<kHasGroups>(request, sequence, row, cache, windows);

@@ -346,7 +346,7 @@ void count_available(const CacheData& cache, Plan& plan, const Sequence& sequenc
     plan.fits = has_room && plan.lacking <= 0;
 }
 
-/// Calls visit(page) for each page of a row that an plan frees.
+/// Calls visit(page) for each page of a row that a plan frees.
 template <class Visit>
 void for_each_returned_page(const Replica& home, const PageRow& row, const Plan& plan,
                             const Visit& visit) {
@@ -644,7 +644,7 @@ void copy_partial_page(CacheData& cache, const Reservation& reservation, Sequenc
 }
 
 // With drafts: copies the state to a slot of its own before the drafts change it. If the state is
-// neither in the request's slot nor in a checkpoint yet, the copy is reservation later.
+// neither in the request's slot nor in a checkpoint yet, the copy is made later.
 void keep_state(CacheData& cache, const Reservation& reservation, const Sequence& sequence,
                 SequenceHandle handle, Transfers* transfers) noexcept {
     RecurrentState& row = cache.states.of(handle);
@@ -1161,7 +1161,8 @@ void grow(const Call& call) {
 // With groups: columns may be missing although pages are available. Called when all hits are held.
 bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult& result) {
     if (call.cache.is_plain) return true;
-    std::vector<std::int64_t> left;
+    std::vector<std::int64_t>& left = call.memory.columns;
+    left.clear();
     for (const auto& replica : call.cache.replicas) {
         left.push_back(replica->pool.num_free() + replica->tree.num_evictable());
     }

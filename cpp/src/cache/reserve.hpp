@@ -96,7 +96,7 @@ struct Plan {
     }
 };
 
-/// Calls visit(column) for each own column of a row that an plan frees. Columns with another
+/// Calls visit(column) for each own column of a row that a plan frees. Columns with another
 /// reference stay: forks, copies and holds have references.
 template <class Visit>
 void for_each_returned(const Replica& home, const PageRow& row, const Plan& plan,
@@ -109,7 +109,7 @@ void for_each_returned(const Replica& home, const PageRow& row, const Plan& plan
     }
 }
 
-/// The need of an plan now: earlier rows of its batch may have freed shared pages of its row.
+/// The need of a plan now: earlier rows of its batch may have freed shared pages of its row.
 [[nodiscard]] inline PageNeed need_now(const Replica& home, const PageRow& row, const Plan& plan) {
     PageNeed need{plan.pages, plan.appended + plan.replaced + plan.patched};
     for_each_returned(home, row, plan, [&](BlockId column) {
@@ -119,7 +119,7 @@ void for_each_returned(const Replica& home, const PageRow& row, const Plan& plan
     return need;
 }
 
-/// An plan and everything it needs except pages: places in the trees, memory for the row, room
+/// A plan and everything it needs except pages: places in the trees, memory for the row, room
 /// in the lists that it adds to. Preparing it changes nothing visible, and applying it cannot fail.
 struct Reservation {
     explicit Reservation(const Plan& given) noexcept : plan(given) {}

@@ -27,7 +27,7 @@ StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name
     return found;
 }
 
-// A request whose hit can no longer change is not searched: see Admitter::find_hit.
+// A request whose hit can no longer change is not searched: see find_hit.
 StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = cache.sequences.at(request.sequence);
     const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs of CacheManager without its mutex: each changes the data of a cache, and is documented
-// in kvcore/cache_manager.hpp. A verb is in the file of its name.
+// in kvcore/cache_manager.hpp. A comment before each group names its file.
 #pragma once
 
 #include <cstdint>

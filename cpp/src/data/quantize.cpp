@@ -68,7 +68,7 @@ void find_scales(HeadRows shape, DType wide, const std::byte* source, DType narr
                           }
                       });
     for (std::int64_t head = 0; head < shape.heads; ++head) {
-        scales[head] = std::max(scales[head] / largest(narrow), cpu::kSmallestScale);
+        scales[head] = std::max(scales[head] / largest(narrow), kSmallestScale);
     }
 }
 

@@ -217,15 +217,15 @@ class Residency {
         policy_ = wrapped.get();
         return wrapped;
     }
-    /// Makes the parts that the layers need. `tree` evicts by the policy that `wrap` returned;
-    /// `next`: another listener for freed pages of a plain pool.
+    /// Makes the parts that the layers need. `tree` evicts by the policy that `wrap` returned.
     void make_columns(std::int64_t num_pages, BlockId first_page, BlockPool& pool,
                       PrefixTree& tree) {
         if (grouping_.is_plain()) return;
         columns =
             std::make_unique<ColumnPages>(grouping_, num_pages, first_page, pool, tree, *policy_);
     }
-    // Freed columns already have a listener: RecurrentSlots calls it next.
+    /// `next`: another listener for freed pages of a plain pool. Freed columns already have a
+    /// listener: RecurrentSlots calls it next.
     void make_states(std::int64_t num_slots, BlockPool& pool, PoolListener* next) {
         if (num_slots == 0) return;
         if (columns != nullptr) next = columns.get();

@@ -170,6 +170,7 @@ void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
     shorter.tokens = std::int64_t{depth} * home.tree.page_size();
     if (shorter.tokens <= taken) shorter = {};
     shorter.branch = hit.branch;  // where a checkpoint is due in any case
+    shorter.wanted = hit.wanted;
     hit = shorter;
 }
 

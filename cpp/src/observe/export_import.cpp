@@ -9,13 +9,6 @@
 #include "level/quotas.hpp"
 
 namespace kvcore {
-namespace {
-
-bool has_window(std::uint8_t windows, std::size_t window) noexcept {
-    return (windows >> window & 1U) != 0;
-}
-
-}  // namespace
 
 /// The columns in the tree after the insertion.
 struct ColumnImport::Arrived {
@@ -89,7 +82,8 @@ void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget bud
     for (std::size_t i = 0; i < n; ++i) {
         CachedColumn wanted = offered[i];
         for (std::size_t w = 0; !is_new(i) && w < Grouping::kMaxWindows; ++w) {
-            if (!has_window(wanted.windows, w) || !home_.columns->has(known[i], w)) continue;
+            if (!tiered::has_window(wanted.windows, w) || !home_.columns->has(known[i], w))
+                continue;
             wanted.windows &= static_cast<std::uint8_t>(~(1U << w));
         }
         const bool has_state =
@@ -110,11 +104,8 @@ void ColumnImport::choose(const CachedColumn* offered, std::size_t n, Budget bud
 
 std::int64_t ColumnImport::count_pages(std::size_t i) const noexcept {
     const Grouping& grouping = home_.grouping();
-    std::int64_t pages = is_new(i) ? home_.grouping().num_full_lanes() : 0;
-    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
-        if (has_window(columns_[i].windows, w)) pages += grouping.windows()[w].num_lanes;
-    }
-    return pages;
+    return (is_new(i) ? grouping.num_full_lanes() : 0) +
+           tiered::count_pages(grouping, columns_[i].windows);
 }
 
 // Gives back everything it took if an integrity check fails.
@@ -145,7 +136,7 @@ void ColumnImport::take_column(std::size_t i) {
     home_.enter(own);
     if (is_new(i)) home_.fill_full(own);
     for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
-        if (has_window(columns_[i].windows, w)) home_.columns->fill(own, w);
+        if (tiered::has_window(columns_[i].windows, w)) home_.columns->fill(own, w);
     }
     const auto lanes = static_cast<std::size_t>(home_.grouping().num_lanes());
     for (std::size_t lane = 0; lane < lanes; ++lane) {
@@ -271,9 +262,9 @@ void ColumnImport::leave_column(std::size_t i, const Arrived& arrived) noexcept 
     using Departure = ColumnPages::Departure;
     ColumnPages& columns = *home_.columns;
     for (std::size_t w = 0; w < columns.grouping().windows().size(); ++w) {
-        const bool is_passed = has_window(offered_[i].passed, w);
-        const bool is_kept = has_window(offered_[i].windows, w) && !is_passed;
-        const bool was_there = own_[i] < 0 || has_window(arrived.knew[i], w);
+        const bool is_passed = tiered::has_window(offered_[i].passed, w);
+        const bool is_kept = tiered::has_window(offered_[i].windows, w) && !is_passed;
+        const bool was_there = own_[i] < 0 || tiered::has_window(arrived.knew[i], w);
         if (own_[i] >= 0) {
             const Departure how = is_passed ? Departure::kPassed : Departure::kKept;
             columns.leave(arrived.cached[i], w, was_there ? Departure::kUnused : how);

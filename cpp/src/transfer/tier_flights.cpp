@@ -674,7 +674,8 @@ void TierFlights::complete_records(Replica& home, TierFlight& flight,
     tell_below(flight, lowest, end);
 }
 
-// Publishes new records after the records of earlier flights: see `publish`.
+// Publishes new records after the records of earlier flights. Publishes nothing if those records
+// did not arrive.
 void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_ended) noexcept {
     const std::size_t begin = flight.host_pages.size() - static_cast<std::size_t>(flight.num_new);
     const TokenId* tokens = flight.tokens.data();
@@ -838,13 +839,13 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
         {sequence.replica, slot, flight->stored_state.slot(), Tier::kDevice, Tier::kHost});
 }
 
-// Gives the checkpoint to its record, if the record has arrived and has no checkpoint. The place of
-// the flight has reached its final depth.
 void TierFlights::finish_checkpoint(TierFlight& flight, bool done) noexcept {
     if (Sequence* sequence = sequences_.find(flight.sequence)) --sequence->num_pending;
     land_checkpoint(home_of(flight.replica), flight, done);
 }
 
+// Gives the checkpoint to its record, if the record has arrived and has no checkpoint. The place of
+// the flight has reached its final depth.
 void TierFlights::land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept {
     RecurrentSlots& states = *home.host->states;
     const RecurrentSlots::Slot slot = flight.stored_state.slot();

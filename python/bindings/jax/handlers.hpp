@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions that XLA calls for kvcore.functional in compiled functions, on the CPU.
-// kvcore/compat/jax_calls.py is the only caller and defines the operands and results. No handler
+// kvcore/ops/jax_calls.py is the only caller and defines the operands and results. No handler
 // takes the GIL.
 #pragma once
 

@@ -18,11 +18,11 @@ def global_scales_of(pools: LayerPools, place: Place) -> tuple[Any, Any] | None:
     """Return the global scales of K and V for kernels, or None for other pools."""
     if pools.global_scales is None:
         return None
-    k, v = pools.global_scales
-    return (
-        global_scale_at(place, k, "global_scales[0]"),
-        global_scale_at(place, v, "global_scales[1]"),
+    k, v = (  # numbers were checked when the pools were made
+        scale if isinstance(scale, float) else global_scale_at(place, scale, f"global_scales[{i}]")
+        for i, scale in enumerate(pools.global_scales)
     )
+    return k, v
 
 
 def nvfp4_transfers(

@@ -290,7 +290,7 @@ class Engine {
         std::vector<BlockId> pages = manager_.pages_of(live.request.sequence);
         if (random_.chance(50)) {
             const std::vector<TokenId> tokens = prompt_like(prompts_, random_);
-            manager_.match(0, "", tokens.data(), count(tokens), &pages);
+            static_cast<void>(manager_.match(0, "", tokens.data(), count(tokens), &pages));
         }
         if (pages.empty()) return;
         const BlockId page = random_.pick(pages);

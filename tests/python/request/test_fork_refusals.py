@@ -210,6 +210,34 @@ def test_names_claimed_while_a_fork_is_read(claims: str, reader: str) -> None:
     assert "0 requests" in repr(manager)
 
 
+@pytest.mark.parametrize("name", ["child", ("child", 1)])
+def test_a_child_claimed_anew_while_the_fork_fails_stays_claimed(name: Any) -> None:
+    """The fork takes back only its own claim of the id."""
+
+    class Leaving(Context):
+        def __setattr__(self, attribute: str, value: object) -> None:
+            if attribute == "start_idx" and hasattr(self, "start_idx") and value != self.start_idx:
+                manager.release(name)
+                manager.claim(name)
+                raise KeyError(attribute)
+            super().__setattr__(attribute, value)
+
+    manager = make_manager(4, 8)
+    parent = Context("parent", WRITTEN)
+    manager.claim("parent")
+    manager.fetch([parent])
+    parent.update(7)
+    manager.step([parent])
+    with pytest.raises(KeyError):
+        manager.fork("parent", Leaving(name, [*WRITTEN, 7]))
+    assert manager.contains(name)
+    with pytest.raises(kvcore.AlreadyClaimedError):
+        manager.claim(name)
+    manager.release(name)
+    manager.release("parent")
+    assert "0 requests" in repr(manager)
+
+
 def test_children_that_fail_when_they_are_moved_are_not_claimed() -> None:
 
     class Fixed(Context):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attends the keys of an item: K and V are read in place, or converted in scratch first. Each ISA's
-// source includes this file inside its own unnamed namespace, after attention_item.hpp.
+// source includes this file inside its own unnamed namespace, after item.hpp.
 
 inline RunningStates states_of(const ItemWork& work, std::int64_t vector) {
     return {work.maxima + vector, work.totals + vector, work.keeps};

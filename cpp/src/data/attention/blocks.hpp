@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two products of attention, register-blocked. Each ISA's source includes this file inside its
-// own unnamed namespace, after attention_rows.hpp.
+// own unnamed namespace, after rows.hpp.
 
 /// A block of sums. Before anything is added, row m is multiplied by keeps[m]; with `keeps`
 /// nullptr, all sums begin at 0.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes one item of attention, from its queries to its results. Each ISA's source includes this
-// file inside its own unnamed namespace, after attention_stage.hpp and attention_weights.hpp.
+// file inside its own unnamed namespace, after stage.hpp and weights.hpp.
 
 /// The state of an item while it is computed. The vectors of a head of the pool are numbered token
 /// by token, `sizes.group` for each token.

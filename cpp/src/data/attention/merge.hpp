@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges attention over disjoint keys. Each ISA's source includes this file inside its own unnamed
-// namespace, after attention_item.hpp.
+// namespace, after item.hpp.
 
 inline float exponential_of(float x) { return exponential(all(x))[0]; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Converts K and V to floats in scratch, scaled and padded. Each ISA's source includes this file
-// inside its own unnamed namespace, after attention_blocks.hpp.
+// inside its own unnamed namespace, after blocks.hpp.
 
 // The addresses of a tile's keys, for head 0.
 struct TileRows {

@@ -15,9 +15,6 @@ struct WorkItem;
 
 namespace kvcore::cpu {
 
-/// The lower bound of scales: a group of zeros is divided by it.
-constexpr float kSmallestScale = 1e-12F;
-
 /// Elements [tokens, heads, dim] in two places, and a float scale for each `group` of a head's
 /// elements: [tokens, heads, dim / group]. Strides are in bytes and may be negative. The elements
 /// of a head are contiguous, and its scales are also contiguous.

@@ -37,7 +37,7 @@ struct StoreKeyHash {
 /// key, in the order of use), doomed (stored before, still being read, no longer found) or broken
 /// (a write or the last read of it failed; it is not given out).
 /// Threads: no locks of its own; the store locks around it.
-/// Cost: O(1), `take` O(pages being read).
+/// Cost: O(1), `evict` O(pages being read).
 class SlotIndex {
    public:
     explicit SlotIndex(std::size_t num_directories);

@@ -106,7 +106,7 @@ cdef object named(object error, list contexts, int64_t first):
 cdef class ClaimTable:
     """The claims of a manager, by request id and by sequence slot.
 
-    An id is hashed once, before anything is read. Python code of an id runs only in ``claim_of``
+    An id is hashed once, before anything is read. Python code of an id runs only in ``lookup``
     and ``require_unclaimed``. Ids that are exactly str have no Python code: they are found by name,
     without an object for the lookup.
     """
@@ -117,7 +117,7 @@ cdef class ClaimTable:
     cdef int32_t num_replicas
     cdef dict by_id  # the claims whose id is no str, by claim
     cdef dict by_name  # the claims whose id is a str, by id
-    cdef uint64_t num_entered  # number of claims ever inserted into `by_id`
+    cdef uint64_t num_entered  # number of claims ever inserted into both
     cdef list by_slot  # the claim of each slot, or None
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
@@ -159,11 +159,11 @@ cdef class ClaimTable:
         """Return the claim of an id, or None. Python code of the id may run during this call."""
         cdef PyObject* known
         cdef Claim claim = None
-        if type(request_id) is str and not self.by_id:
+        if type(request_id) is str:
             known = PyDict_GetItemWithError(self.by_name, request_id)
             if known != NULL:
                 claim = <Claim>known
-        else:
+        if claim is None and (self.by_id or type(request_id) is not str):
             claim = self.known(new_claim(request_id))
         return claim if claim is not None and claim.is_live else None
 
@@ -268,6 +268,7 @@ cdef class ClaimTable:
             self.by_name.pop(claim.request_id, None)
         else:
             self.by_id.pop(claim, None)
+        claim.is_entered = False  # later the id may belong to another claim
         return 0
 
     cdef int end(self, Claim claim) except -1:

@@ -67,10 +67,6 @@ cdef int begin_once(Settler settler, Call* call, object context) except -1:
     return DONE
 
 
-cdef object name_begun(object error, list contexts, Call* call, object context):
-    return named(error, [context], 0)
-
-
 def begin_at(StepEngine engine not None, context, n, bytes name_space=None):
     """Begin a claimed request without pages after `n` tokens that the caller writes.
 
@@ -105,7 +101,7 @@ def begin_at(StepEngine engine not None, context, n, bytes name_space=None):
     view = given
     if name_space is not None:
         view.name_space = name_view(name_space)
-    begin_call(&begun.call, name_begun, &row, 1, 1)
+    begin_call(&begun.call, name_alone, &row, 1, 1)
     engine._settler.carry_out(begin_once, &begun.call, None, context)
     if not begun.call.done:
         return False

@@ -33,7 +33,7 @@ cdef class StepEngine(EngineBase):
     cdef BatchReader _reader
     cdef Settler _settler
     cdef InputMaker _maker
-    cdef object _onload  # kvcore.tiers.onload.Onload if requests wait for loads; else None
+    cdef object _onload  # kvcore.stores.tiers.onload.Onload if requests wait for loads; else None
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -73,10 +73,10 @@ cdef class StepEngine(EngineBase):
 
         Parameters
         ----------
-        below : kvcore.tiers.stack.TierStack
+        below : kvcore.stores.tiers.stack.TierStack
             ``may_have(key) -> bool``, ``bring(search, context, now)``, ``arrived()``,
             ``begin_reset()``, ``end_reset()``.
-        onload : kvcore.tiers.onload.Onload, optional
+        onload : kvcore.stores.tiers.onload.Onload, optional
             Lets requests wait for pages from stores: ``waiting``, ``drop(request_id)``.
 
         Returns
