@@ -43,7 +43,9 @@ struct WidenBody {
                 load<DType::kBFloat16>(of, held);
                 break;
             default:
-                if constexpr (kCount == 1) load_code(of, held);
+                if constexpr (kCount == 1) {
+                    with_narrow(from, [&](auto code) { load<decltype(code)::value>(of, held); });
+                }
         }
         return {};
     }
@@ -68,17 +70,6 @@ struct WidenBody {
     }
 
    private:
-    template <int kIndex = kNumWide>
-    KVCORE_HOST_DEVICE void load_code(TeamLane of, Held& held) const noexcept {
-        constexpr auto kFrom = static_cast<DType>(kIndex);
-        if constexpr (kIndex + 1 == kNumDTypes) {
-            load<kFrom>(of, held);
-        } else if (from == kFrom) {
-            load<kFrom>(of, held);
-        } else {
-            load_code<kIndex + 1>(of, held);
-        }
-    }
     template <DType kFrom>
     KVCORE_HOST_DEVICE void load(TeamLane of, Held& held) const noexcept {
         using Elements = Piece<kFrom, kCount>;

@@ -28,20 +28,7 @@ struct AnyCodes {
 
     [[nodiscard]] KVCORE_HOST_DEVICE DType dtype() const noexcept { return narrow; }
     KVCORE_HOST_DEVICE void store(std::byte* to, const float (&value)[1]) const noexcept {
-        store_as(to, value);
-    }
-
-   private:
-    template <int kIndex = kNumWide>
-    KVCORE_HOST_DEVICE void store_as(std::byte* to, const float (&value)[1]) const noexcept {
-        constexpr auto kNarrow = static_cast<DType>(kIndex);
-        if constexpr (kIndex + 1 == kNumDTypes) {
-            CodesOf<kNarrow>::store(to, value);
-        } else if (narrow == kNarrow) {
-            CodesOf<kNarrow>::store(to, value);
-        } else {
-            store_as<kIndex + 1>(to, value);
-        }
+        with_narrow(narrow, [&](auto code) { CodesOf<decltype(code)::value>::store(to, value); });
     }
 };
 

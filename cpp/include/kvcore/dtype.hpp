@@ -306,7 +306,7 @@ static_assert(kNumWide > 0, "wide dtypes come before narrow dtypes in DType");
 
 /// Returns call(std::integral_constant<DType, narrow>{}).
 template <int kIndex = kNumWide, class Call>
-decltype(auto) with_narrow(DType narrow, Call&& call) {
+KVCORE_HOST_DEVICE decltype(auto) with_narrow(DType narrow, const Call& call) {
     using Kind = std::integral_constant<DType, static_cast<DType>(kIndex)>;
     if constexpr (kIndex + 1 == kNumDTypes) {
         return call(Kind{});
