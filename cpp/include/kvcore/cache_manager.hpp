@@ -164,8 +164,8 @@ class CacheManager {
     /// Reserves rows in order and stops at the first row that does not fit. Raises every error
     /// before it reserves anything. If a row needs pages that the transfers of earlier rows hold,
     /// the call stops before that row (kPending): finish those transfers, and reserve the remaining
-    /// rows. With states and several steps, the call also stops before a row, other than the first,
-    /// whose chunk is cut because a checkpoint is due.
+    /// rows. The call also stops (kPending) before a row, other than the first, for which memory
+    /// runs out or, with states and several steps, whose chunk is cut because a checkpoint is due.
     [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              Transfers* transfers = nullptr);
     /// The result that `reserve` would have now. A request that can never fit returns fits = false.
@@ -238,7 +238,8 @@ class CacheManager {
     /// (pages + tokens compared)).
     /// With states, each child also gets a slot, into which the parent's state is copied:
     /// CapacityError if there are too few slots, std::invalid_argument if the parent was fetched
-    /// after its last commit and no state from before that fetch was kept.
+    /// after its last commit, and neither a kept state nor a checkpoint has its state at that
+    /// commit.
     void fork(const RequestView& parent, const RequestBatch& children,
               Transfers* transfers = nullptr);
     /// Forgets written tokens from `n` on, and pages that hold no remaining token, including pages

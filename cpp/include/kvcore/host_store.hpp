@@ -20,8 +20,9 @@ class PresentAhead;
 /// arrays of the replica's devices, so the parts of a page are stored and evicted together.
 ///
 /// Owns: the memory, in huge pages if the system has them; not the arrays, which must outlive the
-/// store. The constructor maps all of the memory, but at most 1 GiB is present: a thread makes
-/// memory present ahead of the highest page in use, so that a write need not wait for the system.
+/// store. The constructor maps all of the memory, but makes only the first 1 GiB present. A thread
+/// keeps about 1 GiB present ahead of the highest page in use, so that a write need not wait for
+/// the system.
 /// Invariant: `num_pages` * `page_bytes` bytes, no more, the first at a multiple of 4 KiB.
 /// Threads: any number may copy at a time, but different pages; the caller divides the pages among
 /// them.
@@ -45,7 +46,8 @@ class HostStore {
     }
 
     /// Makes pages up to `last` present, which a caller will write directly, and lets the thread
-    /// continue with the pages after them. O(1) if they are already present.
+    /// continue with the pages after them. Does nothing if `last` is more than 1 GiB past the
+    /// present memory. O(1) if the pages are already present.
     void expect(std::int64_t last) const noexcept;
 
     /// Copies page pairs[i].source of the devices to page pairs[i].destination of this store. No
@@ -71,8 +73,8 @@ class HostStore {
 /// Makes the page copies that a CacheManager gives out, in the pools of its replicas.
 ///
 /// Owns: views of the pools; their memory is the caller's.
-/// Threads: any number may call `run` at a time, each for its own copies. Cost: the bytes.
-/// Allocates nothing.
+/// Threads: any number may call `run` at a time, each for its own copies.
+/// Cost: the bytes. Allocates nothing.
 class PageCopier {
    public:
     /// The caches that are the pool of a replica: the arrays of each of its devices, and their

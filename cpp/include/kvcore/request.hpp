@@ -299,8 +299,7 @@ enum class ReserveStatus {
     kOk,
     kNoSpace,  // nothing changed
     // Nothing changed; call again later. Transfers into the request's pages are owed or in flight,
-    // or transfers hold pages that the request needs. Also returned while a tier searches for a
-    // prefix.
+    // transfers hold pages that the request needs, or pages to evict must be stored first.
     kPending,
 };
 
