@@ -1134,7 +1134,7 @@ bool find_supply(const Call& call, FetchResult& result) {
 }
 
 // Counts the needs of the growing rows and gets memory for them, so that `grow` cannot run out of
-// it.
+// memory.
 void prepare_growth(const Call& call) {
     call.memory.supply.assign(call.cache.replicas.size(), {});
     for (const auto& [row, columns] : call.memory.growing) {
