@@ -285,9 +285,9 @@ class CacheManager {
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
-    /// Token ids up to `highest` in the trees of every replica and tier, and in pages in flight to
-    /// these trees, in any order. Used to find the stand-ins (kvcore/extra_keys.hpp) that are still
-    /// in use. O(cached tokens).
+    /// Token ids up to `highest` in the trees of every replica and tier, in pages in flight to
+    /// these trees, and in events that were not taken, in any order. Used to find the stand-ins
+    /// (kvcore/extra_keys.hpp) that are still in use. O(cached tokens).
     [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
     /// First token of a sequence that a later call may still compare with the cache or insert into
     /// the cache. Throws RequestNotFoundError. O(1).
@@ -412,7 +412,9 @@ class CacheManager {
                     std::int32_t last, const PageKey& parent, PageKey* out) const;
     [[nodiscard]] PageKey root_key_below(std::string_view name_space) const;
     /// The parts that stores must bring before a hit can take the first `end` columns of a prompt:
-    /// parts that neither the device nor the tier has, in ascending order of columns. O(columns).
+    /// parts that neither the device nor the tier has, in ascending order of columns. Throws
+    /// std::invalid_argument without stores, std::out_of_range for a replica that does not exist.
+    /// O(columns).
     [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
                                                         std::string_view name_space,
                                                         const TokenId* tokens,
@@ -423,8 +425,8 @@ class CacheManager {
     /// all. If the tier has too little room, the call takes only the first columns. `out` lists the
     /// taken columns; its ticket is 0 if there is no room. No request finds the pages before
     /// `finish_fill`; the other pages of the tier that this hit would take stay there until
-    /// `finish_fill`. Throws std::invalid_argument for columns that do not rise or are not below
-    /// `end`; std::bad_alloc, and has changed nothing. O(columns).
+    /// `finish_fill`. Throws as `needed_below`, std::invalid_argument also for columns that do not
+    /// rise or are not below `end`; std::bad_alloc, and has changed nothing. O(columns).
     void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                     std::int32_t end, const ColumnParts* columns, const PageKey* keys,
                     std::int64_t n, StoreMoves& out);
