@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes some or all pages out of the cache for good, because their contents are wrong.
 //
-//     prefix   [ a | b | c | d ]      forget(c): no hit finds c and d again. A request that holds
-//                     \\ e ]         all four keeps them, and commits nothing after b until it
-//                                     is truncated to b; its release frees the pages
+//     prefix   [ a | b | c | d ]     forget(c): no hit finds c and d again; a, b and e stay
+//                      \- e ]        cached. A request that holds a .. d keeps them, and commits
+//                                    nothing after b until it is truncated to b; its release
+//                                    frees c and d
 #include <algorithm>
 #include <vector>
 
@@ -26,9 +27,10 @@ std::vector<TreePosition> find_stored(const Replica& home, const std::vector<Tre
     return found;
 }
 
-// A hit finds no page that a request holds outside the tree. The request commits no
-// page from such a page on if tokens are written in it; a request that waits for a copy of the page
-// commits no page from the copy on. Tokens that are written to the page later are right.
+// Handles pages that requests hold outside the tree, which no hit finds. If such a page has written
+// tokens, its request commits nothing from the page on. A request that waits for a copy of such a
+// page commits nothing from the copy on. Tokens that are written to the page later are right, so a
+// page without written tokens needs no limit.
 void limit_owners(CacheData& cache, std::int32_t replica,
                   const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };
@@ -111,7 +113,7 @@ void drop_forgotten(CacheData& cache) noexcept {
 }
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A
-// request that has pages but neither a hit nor a step begins after the reset.
+// request that has pages but neither a hit nor a step counts as begun after the reset.
 void limit_all(CacheData& cache) noexcept {
     const SequenceTable::Live all = cache.sequences.live();
     for (std::size_t i = 0; i < all.size; ++i) {
@@ -162,7 +164,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     return cached - home.num_cached();
 }
 
-// Pages without holders are evicted first: the rest are few runs.
+// Evicts the pages without holders first, so that only few runs are left to forget.
 bool reset_prefix_cache(CacheData& cache) {
     std::vector<PrefixTree::Branches> held;
     held.reserve(2 * cache.replicas.size());

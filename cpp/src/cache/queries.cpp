@@ -59,8 +59,8 @@ void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<Block
     std::fill_n(ids, first_read * per_column, ColumnPages::kNoPage);
 }
 
-// The depth is 0, without a node, if the namespace has no page. Inline: a match is as short as a
-// call.
+// Finds the cached prefix of the tokens; depth 0 without a node if the namespace has no page.
+// Inline: a match is as short as a call.
 inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
                          std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
                          std::int32_t bundle) {

@@ -80,7 +80,7 @@ void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
 }
 
 // The same for columns with pages of each bundle, or with checkpoints. Pages that the tier has
-// before the end also count, because the tree may lack them.
+// before the end of the device's hit also count, because the tree may lack them.
 void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whole,
                         const Replica& home, const RequestView& request, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
@@ -218,8 +218,8 @@ std::int32_t first_read(const CacheData& cache, std::size_t window, const Plan& 
     return is_claimed(request) ? cache.windows.of(request.sequence).first[window] : 0;
 }
 
-// Counts the same in pages; with groups the numbers differ, because a column has pages of each
-// bundle.
+// Counts the new pages. With groups they differ from the columns, because a column has pages of
+// each bundle.
 void count_pages(const CacheData& cache, Plan& plan, const Sequence& sequence,
                  const RequestView& request, std::int64_t num_steps) {
     plan.pages = plan.appended + plan.replaced;
@@ -309,7 +309,7 @@ std::int64_t count_ahead(const CacheData& cache, const Plan& plan, const Sequenc
     return pages;
 }
 
-// Counts the same for the source page of a partial hit, which is held until it is copied.
+// Counts the evictable pages that a partial hit holds until its source page is copied.
 std::int64_t count_source(const CacheData& cache, const Replica& home, const FoundHit& hit) {
     if (!hit.is_partial()) return 0;
     const std::int64_t is_evictable = home.tree.is_protected(hit.match.partial) ? 0 : 1;
@@ -461,7 +461,7 @@ void make_room_for_copies(CacheData& cache, std::size_t n, Transfers* transfers)
     } else {
         cache.copies.make_room(*transfers, n);
     }
-    // A state is copied to the slot of a request, and to the one in which it is kept.
+    // A state is copied to the request's slot, and to the slot in which it is kept before drafts.
     if (cache.has_states) cache.state_copies.make_room(2 * n, transfers);
 }
 
@@ -1126,7 +1126,7 @@ bool find_supply(const Call& call, FetchResult& result) {
 }
 
 // Counts the needs of the growing rows and gets memory for them, so that `grow` cannot run out of
-// it.
+// memory.
 void prepare_growth(const Call& call) {
     call.memory.supply.assign(call.cache.replicas.size(), {});
     for (const auto& [row, columns] : call.memory.growing) {

@@ -35,7 +35,7 @@ def transfer(
     ----------
     source, destination : PoolLayout
         Caches of the same sizes and dtype, which share no memory; only the number of pages may
-        differ.
+        differ. A cache of unsigned integers also fits a dtype of the same width.
     source_ids, destination_ids : integers [n]
         Page ``source_ids[i]`` is copied to page ``destination_ids[i]``; no destination occurs
         twice. A pair with a negative id is padding and is not copied.
@@ -167,7 +167,7 @@ def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
     if len(sources) != len(destinations):
         raise ValueError(
             f"source_ids has {len(sources)} entries and destination_ids {len(destinations)}, "
-            f"must be as many"
+            f"must have equally many"
         )
     return place.page_pairs(sources, destinations)
 
@@ -177,8 +177,8 @@ def _check_dtypes(source: PoolLayout, destination: PoolLayout) -> None:
     is_raw = "u" in (mine.kind, theirs.kind) and mine.itemsize == theirs.itemsize
     if mine != theirs and not is_raw:
         raise TypeError(
-            f"the source has dtype {mine}, the destination {theirs}; must be the same, "
-            f"or unsigned integers of its width"
+            f"the source has dtype {mine}, the destination {theirs}; must be equal, or one of "
+            f"them unsigned integers of the same width"
         )
 
 

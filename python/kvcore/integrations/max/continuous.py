@@ -649,7 +649,7 @@ class ContinuousBatchingKVCacheManager:
         return [slot_symbols(params, device) for device in places]
 
     def check_integrity(self) -> None:
-        """Check the conservation laws of the slots; AssertionError names a broken one."""
+        """Check the conservation laws of the slots; AssertionError names a broken law."""
         self._slots.check_integrity()
 
     def __repr__(self) -> str:

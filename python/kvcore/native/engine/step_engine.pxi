@@ -243,8 +243,8 @@ cdef class StepEngine(EngineBase):
 
         Notes
         -----
-        Parent and children share pages. The first of them that reserves the page to be written
-        next gets a copy of it. Costs O(pages) and one comparison of the tokens per child.
+        Parent and children share pages. The first of these requests that reserves the next page to
+        write gets a copy of that page. Costs O(pages) and one comparison of the tokens per child.
         """
         require_made(self)
         fork_request(self._claims, self._settler, parent_id, child_ctxs)
@@ -298,8 +298,8 @@ cdef class StepEngine(EngineBase):
         Returns
         -------
         int
-            The number of tokens at which there are more pages to release; ``2**63 - 1`` without
-            windows.
+            The smallest number of tokens at which more window pages can be released; ``2**63 - 1``
+            without windows.
 
         Raises
         ------
@@ -418,13 +418,12 @@ cdef class StepEngine(EngineBase):
         Parameters
         ----------
         ctx : context
-            The request need not be claimed: the plan of an unclaimed request is that of a new
-            claim.
+            The request need not be claimed: an unclaimed request is planned as a new claim.
         num_steps : int
         replica_idx : int, optional
             The replica for an unclaimed request; by default ``get_or_recommend_replica(ctx)``.
         max_hit, keep_free, must_fit
-            As of ``maybe_reserve``.
+            As for ``maybe_reserve``.
 
         Returns
         -------
