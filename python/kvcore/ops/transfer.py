@@ -116,7 +116,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     """
     pool = blocks if isinstance(blocks, PoolLayout) else PoolLayout(blocks, "max")
     if pool.layout == PACKED:
-        raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
+        raise ValueError("the pool has the layout 'vllm'; transfer its pages to another pool first")
     tensors = tensors_of(pool)
     options = Options(stream, threads)
     place = options.place({"blocks": [array for tensor in tensors for array in tensor]}, copies)
@@ -167,7 +167,7 @@ def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
     if len(sources) != len(destinations):
         raise ValueError(
             f"source_ids has {len(sources)} entries and destination_ids {len(destinations)}, "
-            f"must be as many"
+            f"must be the same number"
         )
     return place.page_pairs(sources, destinations)
 
