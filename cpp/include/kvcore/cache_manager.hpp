@@ -123,7 +123,7 @@ class CacheManager {
     /// Sets the current time to `now`, in a unit that the caller chooses: priorities whose duration
     /// is over end. An earlier time changes nothing. O(log n) for each run whose priority ends.
     void advance(std::int64_t now);
-    /// Whether the handle names a claimed sequence. O(1).
+    /// Returns whether the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
     /// The replica where the sequence was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;

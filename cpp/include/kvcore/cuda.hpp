@@ -84,7 +84,7 @@ Status unpin_memory(int device, void* pointer) noexcept;
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
 Status destroy_stream(Stream stream) noexcept;
-/// Whether work enqueued on the stream now goes into a graph that is being captured.
+/// Writes to `answer` whether the stream is being captured: work enqueued now goes into the graph.
 [[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
@@ -98,7 +98,7 @@ Status destroy_event(Event event) noexcept;
 [[nodiscard]] Status record(Event event, Stream stream) noexcept;
 /// Work enqueued on the stream from now on waits for the event; the host does not.
 [[nodiscard]] Status wait(Stream stream, Event event) noexcept;
-/// Whether an event's work is done; does not wait.
+/// Writes to `is_done` whether an event's work is done; does not wait.
 [[nodiscard]] Status query(Event event, bool* is_done) noexcept;
 /// Blocks the host until an event's work is done.
 [[nodiscard]] Status synchronize(Event event) noexcept;

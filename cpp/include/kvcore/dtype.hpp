@@ -19,7 +19,7 @@
 
 namespace kvcore {
 
-/// How an element of K or V is stored.
+/// The format of a stored element of K or V.
 ///
 /// Tables of kernels are indexed by the number: wide dtypes come first, a new narrow dtype goes to
 /// the end. DTypeTraits has the properties of each dtype, and all tables are built from the traits.
@@ -56,7 +56,7 @@ constexpr std::uint32_t kFloatInfinity = 0x7f800000U;
 // A format has a sign, `kMantissa` bits of fraction and exponents with `kBias`.
 
 // To the nearest code, ties to even. `magnitude` are the bits of a float without its sign, at most
-// those of the format's largest value or its infinity, where it has one.
+// the bits of the format's infinity, or of its largest value if it has no infinity.
 template <int kMantissa, int kBias>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrow_magnitude(
     std::uint32_t magnitude) noexcept {
@@ -276,12 +276,12 @@ using AllDTypes = std::make_index_sequence<static_cast<std::size_t>(kNumDTypes)>
     return detail::item_size(dtype, AllDTypes{});
 }
 
-/// The largest finite value; what the largest element of a group is scaled to.
+/// The largest finite value; the largest element of a group is scaled to it.
 [[nodiscard]] KVCORE_HOST_DEVICE constexpr float largest(DType dtype) noexcept {
     return detail::largest(dtype, AllDTypes{});
 }
 
-/// The smallest scale of quantised elements: that of a group of zeros.
+/// The smallest scale of quantised elements: the scale of a group of zeros.
 constexpr float kSmallestScale = 1e-12F;
 
 /// The names of all dtypes, by their numbers.

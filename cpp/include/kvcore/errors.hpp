@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exceptions of the control path. Expected failure (a full pool) is a value; these are for
-// calls that are wrong. Whatever throws has changed nothing. Bad argument values are
-// std::invalid_argument, a broken internal law (see check_integrity) is IntegrityError.
+// The exceptions of the control path. An expected failure (a full pool) is a value; an exception
+// reports a wrong call. A call that throws has changed nothing. Wrong argument values throw
+// std::invalid_argument; a broken internal law (see check_integrity) throws IntegrityError.
 #pragma once
 
 #include <cstdint>
@@ -10,37 +10,38 @@
 
 namespace kvcore {
 
-/// Base of every error that is kvcore's own.
+/// Base class of kvcore's own errors.
 class Error : public std::runtime_error {
    public:
     using std::runtime_error::runtime_error;
 };
 
-/// Pages needed exceed pages free, where the call cannot answer with a value.
+/// The call needs more pages than are free, and cannot return a value for this case.
 class InsufficientBlocksError : public Error {
    public:
     using Error::Error;
 };
 
-/// The handle names no claimed sequence.
+/// The handle does not name a claimed sequence.
 class RequestNotFoundError : public Error {
    public:
     using Error::Error;
 };
 
-/// Replica full, sequence longer than the limit, or request larger than the whole pool.
+/// The replica is full, the sequence is longer than the limit, or the request is larger than the
+/// whole pool.
 class CapacityError : public Error {
    public:
     using Error::Error;
 };
 
-/// Double free, double unpin, stale handle.
+/// The call is a double free or a double unpin, or its handle is stale.
 class InvalidHandleError : public Error {
    public:
     using Error::Error;
 };
 
-/// Transfers into the sequence's pages are owed or under way: see CacheManager::take_owed and wait.
+/// Transfers into the sequence's pages are owed or in flight: see CacheManager::take_owed and wait.
 class PendingTransfersError : public Error {
    public:
     using Error::Error;
@@ -54,7 +55,7 @@ class IntegrityError : public std::logic_error {
     using std::logic_error::logic_error;
 };
 
-/// Which row of a batch an error is about: errors of batch calls have this as a second base.
+/// The row of a batch that an error is about: a second base class of the errors of batch calls.
 class BatchRow {
    public:
     explicit BatchRow(std::int64_t row) noexcept : row_(row) {}

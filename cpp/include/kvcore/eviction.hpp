@@ -124,8 +124,8 @@ class EvictionPolicy {
         static_cast<void>(node);
         return {};
     }
-    /// Whether new pages with this retention may lengthen the run; otherwise they become a separate
-    /// run.
+    /// Returns whether new pages with this retention may lengthen the run; otherwise they become a
+    /// separate run.
     [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
         static_cast<void>(node), static_cast<void>(retention);
         return true;

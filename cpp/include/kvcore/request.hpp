@@ -294,7 +294,7 @@ struct SequenceMark {
     }
 };
 
-/// Whether a reservation was made. A full pool is a status, not an error.
+/// The outcome of a reservation. A full pool is a status, not an error.
 enum class ReserveStatus {
     kOk,
     kNoSpace,  // nothing changed
@@ -326,7 +326,7 @@ struct ReserveOptions {
     [[nodiscard]] bool is_legal() const noexcept { return (max_hit | keep_free | must_fit) >= 0; }
 };
 
-/// What `reserve_batch` returns.
+/// The result of `reserve_batch`.
 struct BatchReserve {
     std::int64_t reserved = 0;                  // rows, from the first one on
     ReserveStatus status = ReserveStatus::kOk;  // of the next row; kOk if there is no next row
@@ -374,7 +374,7 @@ struct FetchTarget {
     std::int32_t* states = nullptr;          // [table->max_rows()], with states: slots
 };
 
-/// Whether a batch can run now.
+/// The outcome of a fetch: whether the batch can run now.
 enum class FetchStatus {
     kOk,
     kNoSpace,  // nothing changed; see row, needed, available

@@ -59,9 +59,9 @@ def transfer(
     -----
     The call copies the bytes. If elements have the same order on both sides, they move in the
     longest possible runs: rows of a head, tokens, pages, neighbouring pages. From and to "vllm",
-    pages are transposed. On a GPU, V is then copied element by element, which is several times
-    slower, unless page size and head size are multiples of 8, and addresses and strides are
-    multiples of 16 bytes.
+    pages are transposed. On a GPU this is fast if page size and head size are multiples of 8 (of 4
+    for elements of four bytes), and addresses and strides are multiples of 16 bytes. Otherwise V is
+    copied element by element, which is several times slower.
 
     On a GPU the call enqueues its work and does not wait. One of the caches may be in pinned host
     memory, which the caller keeps until the copy is done. Ids on the GPU are int64 and are not
