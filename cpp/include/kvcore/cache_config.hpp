@@ -58,7 +58,7 @@ struct StateGroup {
     std::int64_t interval = 0;
 };
 
-/// When a cached page is copied to the tier below.
+/// The event at which a cached page is copied to the host tier.
 enum class WritePolicy : std::uint8_t {
     kWriteThrough,  // when it enters the cache
     kSelective,     // after it was used often enough

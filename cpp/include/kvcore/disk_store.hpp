@@ -65,8 +65,8 @@ struct DiskStoreConfig {
     double slow_seconds = 5;            // a read or write that takes longer is a failure
 };
 
-/// Whether a store tries reads and writes: yes, no, or one page at a time to check that they work
-/// again.
+/// The state of a store's breaker: the store tries all reads and writes, none, or one page at a
+/// time to check that they work again.
 enum class BreakerState { kClosed, kOpen, kHalfOpen };
 
 /// Counters since the store was opened. Pages, unless the comment names another unit.

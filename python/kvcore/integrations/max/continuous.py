@@ -92,7 +92,7 @@ class SlotTable:
     Notes
     -----
     A slot is claimed exactly when its page is referenced and it has a length. One lock; every
-    method is atomic. ``claim`` costs O(slots), the others O(ids).
+    method is atomic. ``claim`` and ``claim_ids`` cost O(slots), the other methods O(ids).
     """
 
     def __init__(self, num_slots: int, max_seq_len: int) -> None:

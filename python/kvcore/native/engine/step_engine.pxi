@@ -263,7 +263,9 @@ cdef class StepEngine(EngineBase):
         ------
         RequestNotFoundError
         ValueError
-            `n_tokens` is outside 0 .. the ``active_idx`` of the last fetch.
+            `n_tokens` is outside 0 .. the ``active_idx`` of the last fetch. Or layers have windows
+            whose pages before `n_tokens` are released, or states, and no state of that token is
+            kept.
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
@@ -347,7 +349,7 @@ cdef class StepEngine(EngineBase):
         max_hit : int, optional
             The largest prefix hit that the request may have after the call, in tokens, copied
             tokens included. A longer hit is cut to the last place where a hit may end. With 0 the
-            request takes nothing from the cache. A longer hit that the request already has stays.
+            request takes nothing from the cache. A request that already has a longer hit keeps it.
         keep_free : int
             The least number of pages of the replica that must stay free or evictable.
         must_fit : int, optional
@@ -475,7 +477,7 @@ cdef class StepEngine(EngineBase):
         Notes
         -----
         One native call. Costs O(batch) plus O(pages changed since the buffer was last used). After
-        ``maybe_reserve`` has returned True for the same or more steps, it cannot fail for memory.
+        ``maybe_reserve`` has returned True for the same or more steps, no page is missing.
 
         With a GPU, the call copies the arrays to it on the current stream. From this call on, work
         on this stream runs after the work on the streams of earlier fetches. The host waits for
@@ -638,8 +640,7 @@ cdef class StepEngine(EngineBase):
         Returns
         -------
         bool
-            True if no page is left that was cached. False while requests, pins or holds keep some
-            of these pages.
+            True if no request, pin or hold keeps a page that was cached; otherwise False.
 
         Notes
         -----
