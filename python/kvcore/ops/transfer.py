@@ -177,8 +177,8 @@ def _check_dtypes(source: PoolLayout, destination: PoolLayout) -> None:
     is_raw = "u" in (mine.kind, theirs.kind) and mine.itemsize == theirs.itemsize
     if mine != theirs and not is_raw:
         raise TypeError(
-            f"the source has dtype {mine}, the destination {theirs}; must be the same, "
-            f"or unsigned integers of its width"
+            f"the source has dtype {mine}, the destination {theirs}; must be equal, or one of "
+            f"them unsigned integers of the same width"
         )
 
 
