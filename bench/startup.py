@@ -50,8 +50,8 @@ def measure(options: Namespace) -> list[Row]:
     ]
     managers = [_run(_MANAGERS) for _ in range(rounds)]
     return [
-        _pair("startup.import", "import kvcore", imports, "numpy"),
-        _pair("startup.manager", "the first manager of a process", managers, "the second"),
+        _pair("import", "import kvcore", imports, "numpy"),
+        _pair("first_manager", "the first manager of a process", managers, "the second"),
     ]
 
 

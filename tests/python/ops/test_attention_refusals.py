@@ -120,7 +120,7 @@ BAD_PAIRS: list[tuple[Any, bool, type[Exception], str]] = [
         (OUT, LSE),
         False,
         TypeError,
-        "out is a tuple, must be an array; a pair of arrays goes wi",
+        "out is a tuple, must be an array; a pair of arrays needs return_lse=True",
     ),
     ([OUT, LSE], False, TypeError, "out is a list, must be an array"),
     ((OUT,), True, ValueError, "out holds 1 items, must hold 2"),
