@@ -115,12 +115,11 @@ void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
     const std::int64_t begin = begin_of(sequence, request);
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
     if (!cache.config.prefix_caching || !is_open || request.active - begin <= 1) return;
-    if (max_hit == 0) return;
+    const std::int64_t limit = cache.hit_limit(request, max_hit);
+    if (limit == 0) return;
     const Replica& home = cache.home_of(sequence);
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = cache.config.partial_page_reuse;
-    // At least one token is left to run.
-    const std::int64_t limit = std::min(request.end - 1, max_hit);
     hit.wanted = limit / cache.config.page_size;
     PrefixMatch& match = hit.match;
     TreePosition whole;  // the match in the tree, even if windows or states are missing
@@ -421,7 +420,7 @@ void complete_plan(const CacheData& cache, Plan& plan, const Sequence& sequence,
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * cache.config.page_size;
     if (home.host != nullptr && home.columns != nullptr) {
-        const std::int64_t limit = std::min(request.end - 1, args.options.max_hit);
+        const std::int64_t limit = cache.hit_limit(request, args.options.max_hit);
         find_columns_below(cache, whole, all, home, request, limit);
     }
     const std::int64_t wanted = hit.wanted;

@@ -34,7 +34,7 @@ StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t ma
     const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
     if (!is_open || request.active - begin <= 1) return {};
     return search(cache, sequence.replica, request.name_space, request.tokens,
-                  std::min(request.end - 1, max_hit));
+                  cache.hit_limit(request, max_hit));
 }
 
 }  // namespace kvcore::store_searches
