@@ -13,19 +13,19 @@ from functools import partial
 
 from evict import cycle
 from harness import Row, main, make_row, percentile, plain_row, sample_parts
+from kvcore.policies import BY_NAME
 from workload import PAGE, fill, fresh_parts, manager, prompts
 
 _TOKENS = 128
 _PAGES = _TOKENS // PAGE
-_POLICIES = ("lru", "lfu", "slru", "fifo", "priority", "cost", "arc")
 
 
 def _size(leaves: int, calls: int) -> dict[str, Row]:
-    managers = {name: manager(leaves * _PAGES, eviction=name) for name in _POLICIES}
+    managers = {name: manager(leaves * _PAGES, eviction=name) for name in BY_NAME}
     for mgr in managers.values():
         fill(mgr, _TOKENS, seed=leaves)
     before = {name: mgr.metrics.evicted_pages for name, mgr in managers.items()}
-    samples: dict[str, list[float]] = {name: [] for name in _POLICIES}
+    samples: dict[str, list[float]] = {name: [] for name in BY_NAME}
     rounds = 10
     for i in range(rounds):
         rows = prompts(calls // rounds, _TOKENS, leaves + i)
@@ -53,7 +53,7 @@ def measure(options: Namespace) -> list[Row]:
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     found = [_size(n, 2_000 if quick else 20_000) for n in sizes]
     rows = [row for rows in found for row in rows.values()]
-    for name in _POLICIES:
+    for name in BY_NAME:
         ratio = found[-1][name].median / found[0][name].median
         work = f"the same: {name}, {sizes[-1]:,} / {sizes[0]:,} leaves"
         rows.append(plain_row(f"policy.{name}.flat", work, ratio, "x"))

@@ -31,7 +31,16 @@ __all__ = ["CacheOptions", "LayerOptions", "TierOptions"]
 #: Maximum number of pages whose events wait, for ``events=True``.
 DEFAULT_EVENT_PAGES = 1 << 16
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {"bool": flag, "int": integer}
+
+def _optional_integer(name: str, value: Any) -> int | None:
+    return None if value is None else integer(name, value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "bool": flag,
+    "int": integer,
+    "int | None": _optional_integer,
+}
 
 _CORE_OPTIONS = frozenset(CacheConfig.options)
 
@@ -47,13 +56,14 @@ class Options:
     """Base of the groups: checks of flags and integers, and the options of ``CacheConfig``."""
 
     def __post_init__(self) -> None:
-        """Check each field with the type bool or int, and make it a plain bool or int."""
+        """Check each field of the type bool, int or int | None; make it a plain bool or int."""
         for name, check in _checks_of(type(self)):  # type: ignore[arg-type]
             object.__setattr__(self, name, check(name, getattr(self, name)))
 
     def core_options(self) -> dict[str, Any]:
-        """Return the options that are fields of ``CacheConfig``."""
-        return {name: getattr(self, name) for name in _core_names(type(self))}  # type: ignore[arg-type]
+        """Return the options that are fields of ``CacheConfig``; None leaves its default."""
+        values = ((name, getattr(self, name)) for name in _core_names(type(self)))  # type: ignore[arg-type]
+        return {name: value for name, value in values if value is not None}
 
 
 def _fields(group: type[Options]) -> tuple[Field[Any], ...]:
@@ -140,7 +150,7 @@ class CacheOptions(Options):
             "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
         }
-        del options["quotas"]
+        options.pop("quotas", None)
         return options
 
     @property

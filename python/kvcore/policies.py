@@ -144,7 +144,10 @@ class ARC(EvictionPolicy):
     name = "arc"
 
 
-_BY_NAME = {each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC)}
+#: The policies by name, in the order of ``EvictionOrder`` in C++.
+BY_NAME: dict[str, type[EvictionPolicy]] = {
+    each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC)
+}
 
 
 def resolved(eviction: EvictionPolicy | str, name: str = "eviction") -> tuple[str, int]:
@@ -160,11 +163,11 @@ def resolved(eviction: EvictionPolicy | str, name: str = "eviction") -> tuple[st
         No policy has that name.
     """
     if isinstance(eviction, str):
-        if eviction not in _BY_NAME:
-            names = ", ".join(map(repr, _BY_NAME))
+        if eviction not in BY_NAME:
+            names = ", ".join(map(repr, BY_NAME))
             raise ValueError(f"{name} is {eviction!r}, must be one of {names}")
-        eviction = _BY_NAME[eviction]()
-    if type(eviction) not in _BY_NAME.values():
+        eviction = BY_NAME[eviction]()
+    if type(eviction) not in BY_NAME.values():
         raise TypeError(
             f"{name} is {eviction!r}, must be a policy of kvcore.policies or its name; a policy "
             "of your own is a C++ class"

@@ -159,6 +159,12 @@ struct CacheData {
                                               std::int64_t num_steps) const noexcept {
         return config.reserve_chunks ? at + (num_steps - 1) : request.tokens_to_hold(at, num_steps);
     }
+    /// The most tokens that a request may take from the cache if the caller allows `max_hit`. All
+    /// searches for hits are limited to them. At least one token is left to run.
+    [[nodiscard]] static std::int64_t hit_limit(const RequestView& request,
+                                                std::int64_t max_hit) noexcept {
+        return std::min(request.end - 1, max_hit);
+    }
     /// The fewest pages that a request of `n` tokens needs.
     [[nodiscard]] std::int64_t least_pages(std::int64_t n) const noexcept {
         return grouping.least_pages(n, {config.reserve_chunks, windows.kept_tokens()});

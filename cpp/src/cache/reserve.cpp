@@ -107,12 +107,12 @@ void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whol
 
 void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
               const RequestView& request, std::int64_t max_hit, bool allow_partial) {
-    if (!cache.config.prefix_caching || max_hit == 0 || !may_hit(sequence, request)) return;
+    if (!cache.config.prefix_caching || !may_hit(sequence, request)) return;
+    const std::int64_t limit = cache.hit_limit(request, max_hit);
+    if (limit == 0) return;
     const Replica& home = cache.home_of(sequence);
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = cache.config.partial_page_reuse;
-    // At least one token is left to run.
-    const std::int64_t limit = std::min(request.end - 1, max_hit);
     hit.wanted = limit / cache.config.page_size;
     PrefixMatch& match = hit.match;
     TreePosition whole;  // the match in the tree, even if windows or states are missing
@@ -413,7 +413,7 @@ void complete_plan(const CacheData& cache, Plan& plan, const Sequence& sequence,
     }
     whole.tokens = std::int64_t{whole.match.at.depth} * cache.config.page_size;
     if (home.host != nullptr && home.columns != nullptr) {
-        const std::int64_t limit = std::min(request.end - 1, args.options.max_hit);
+        const std::int64_t limit = cache.hit_limit(request, args.options.max_hit);
         find_columns_below(cache, whole, all, home, request, limit);
     }
     const std::int64_t wanted = hit.wanted;

@@ -33,7 +33,7 @@ StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t ma
     const Sequence& sequence = cache.sequences.at(request.sequence);
     if (!may_hit(sequence, request)) return {};
     return search(cache, sequence.replica, request.name_space, request.tokens,
-                  std::min(request.end - 1, max_hit));
+                  cache.hit_limit(request, max_hit));
 }
 
 }  // namespace kvcore::store_searches

@@ -168,7 +168,7 @@ struct Shared {
 };
 
 Shared shared_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
-                    std::int64_t max_hit) {
+                    std::int64_t limit) {
     Shared shared;
     const auto add = [&](BlockId column) {
         const auto before = static_cast<std::int64_t>(shared.pages.size());
@@ -181,8 +181,7 @@ Shared shared_pages(const Replica& home, const Sequence& sequence, const Request
         for (const BlockId column : sequence.pages.ids()) add(column);
         return shared;
     }
-    const std::int64_t most = std::min(request.end - 1, max_hit);
-    const TreePosition at = home.tree.match(root, request.tokens, most).at;
+    const TreePosition at = home.tree.match(root, request.tokens, limit).at;
     ColumnsUp columns(at, home.tree.page_size());
     for (std::int32_t c = at.depth - 1; c >= 0; --c) add(columns[c]);
     return shared;
@@ -195,7 +194,7 @@ bool exceeds_ceiling(const CacheData& cache, const Sequence& sequence, const Req
     const Replica& home = cache.home_of(sequence);
     const std::int64_t pages = cache.least_pages(tokens);
     if (pages <= ceiling_of(home, owner)) return false;
-    const Shared shared = shared_pages(home, sequence, request, max_hit);
+    const Shared shared = shared_pages(home, sequence, request, cache.hit_limit(request, max_hit));
     QuotaTrial alone(*home.owners, home.num_pages(), HeldCounts(cache.config.quotas));
     for (const BlockId page : shared.pages) alone.hold(page);
     const auto known = static_cast<std::int64_t>(shared.pages.size()) + shared.in_windows;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -28,7 +29,7 @@ template <class... Parts>
     return ffi::Error::InvalidArgument(text.str());
 }
 
-/// The DType of a pool's elements. Python admits no other dtypes.
+/// The DType of a pool's elements. Throws std::invalid_argument for a dtype that has no line here.
 [[nodiscard]] inline DType dtype_of(const ffi::AnyBuffer& buffer) {
     switch (buffer.element_type()) {
         case ffi::F32:
@@ -41,8 +42,13 @@ template <class... Parts>
             return DType::kFloat8E4M3FN;
         case ffi::F8E5M2:
             return DType::kFloat8E5M2;
-        default:
+        case ffi::S8:
             return DType::kInt8;
+        default:
+            throw std::invalid_argument(
+                detail::concat("XLA's data type ", static_cast<int>(buffer.element_type()),
+                               " is no dtype of a pool, must be one that dtype_of in "
+                               "python/bindings/jax/cache_buffers.hpp lists"));
     }
 }
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import conftest
 import kvcore
-from kvcore import ops
+from kvcore import _core, ops
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 from tables import table
 
+LARGEST = {name: largest for name, _, largest in _core.dtypes()}
 KINDS = ("groups", "heads", "none")
 Array = np.ndarray[Any, Any]
 
@@ -107,7 +108,7 @@ class Scene:
             scaled = x.astype(np.float32) * (np.float32(1) / scale[:, None])
         if self.narrow == "int8":
             return np.clip(np.rint(np.nan_to_num(scaled, nan=0.0)), -128, 127).astype(np.int8), None
-        largest = 448 if self.narrow == "float8_e4m3fn" else 57344
+        largest = LARGEST[self.narrow]
         codes = np.clip(scaled, -largest, largest).astype(numpy_dtype(self.narrow))
         codes[np.isnan(scaled)] = np.array(0x7F, np.uint8).view(codes.dtype)
         return codes, None

@@ -17,7 +17,7 @@ from kvcore.groups import FullAttention, SlidingWindow
 
 A, B, C = 11, 12, 13
 PRIORITIES = {A: 2, B: 0, C: 1}
-NAMES = ("lru", "lfu", "slru", "fifo", "priority", "cost", "arc")
+NAMES = tuple(policies.BY_NAME)
 CASES = [
     ("lru", (A, A, B, C), [A, B, C]),
     ("fifo", (A, A, B, C), [A, B, C]),
@@ -215,9 +215,8 @@ def test_a_touch_of_a_manager_is_a_use() -> None:
 
 
 def test_a_policy_is_a_frozen_value_with_a_name() -> None:
-    known = [policies.LRU, policies.LFU, policies.SLRU, policies.FIFO, policies.Priority]
-    known += [policies.Cost, policies.ARC]
-    assert tuple(each.name for each in known) == NAMES
+    known = policies.EvictionPolicy.__subclasses__()
+    assert {each.name: each for each in known} == policies.BY_NAME
     for each in known:
         assert len({each(), each()}) == 1
         assert each.__name__ in policies.__all__
@@ -247,8 +246,8 @@ def makers() -> list[Callable[[Any], object]]:
 
 @pytest.mark.parametrize("make", makers(), ids=["tree", "config", "paged"])
 def test_what_is_no_policy_is_refused(make: Callable[[Any], object]) -> None:
-    with pytest.raises(ValueError, match="eviction is 'mru', must be one of 'lru', 'lfu'"):
-        make("mru")
+    with pytest.raises(ValueError, match="eviction is 'best', must be one of 'lru', 'lfu'"):
+        make("best")
     for odd in (None, 3, policies.LRU, policies.EvictionPolicy(), b"lru"):
         with pytest.raises(TypeError, match="eviction is"):
             make(odd)

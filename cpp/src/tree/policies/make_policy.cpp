@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -31,15 +30,12 @@ std::unique_ptr<EvictionPolicy> make_cost_policy(std::int32_t attention_tokens,
     return std::make_unique<CostPolicy>(CostRank(static_cast<std::uint64_t>(pages)));
 }
 
-constexpr std::array<std::pair<std::string_view, EvictionOrder>, 7> kNames = {{
-    {"lru", EvictionOrder::kLru},
-    {"lfu", EvictionOrder::kLfu},
-    {"slru", EvictionOrder::kSlru},
-    {"fifo", EvictionOrder::kFifo},
-    {"priority", EvictionOrder::kPriority},
-    {"cost", EvictionOrder::kCost},
+constexpr std::pair<std::string_view, EvictionOrder> kNames[] = {
+    {"lru", EvictionOrder::kLru},           {"lfu", EvictionOrder::kLfu},
+    {"slru", EvictionOrder::kSlru},         {"fifo", EvictionOrder::kFifo},
+    {"priority", EvictionOrder::kPriority}, {"cost", EvictionOrder::kCost},
     {"arc", EvictionOrder::kArc},
-}};
+};
 
 }  // namespace
 
@@ -47,9 +43,12 @@ EvictionOrder eviction_order(std::string_view name) {
     for (const auto& [known, order] : kNames) {
         if (known == name) return order;
     }
+    std::string names;
+    for (const auto& known : kNames) {
+        names.append(names.empty() ? "" : ", ").append(known.first);
+    }
     throw std::invalid_argument(
-        detail::concat("eviction is \"", std::string(name),
-                       "\", must be lru, lfu, slru, fifo, priority, cost or arc"));
+        detail::concat("eviction is \"", std::string(name), "\", must be one of ", names));
 }
 
 std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config, std::int32_t page_size) {

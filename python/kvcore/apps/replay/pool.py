@@ -12,11 +12,11 @@ from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
 from kvcore.layers.layer_map import column_tokens, has_windows
-from kvcore.policies import ARC, FIFO, LFU, LRU, SLRU, Cost, Priority
+from kvcore.policies import BY_NAME
 from kvcore.sizing import pages_per_sequence
 
 DEFAULT_POOL_TOKENS = 524_288
-POLICIES = tuple(each.name for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC))
+POLICIES = tuple(BY_NAME)
 _MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
 

@@ -49,6 +49,7 @@ def _numbers(codes, kind: tl.constexpr, dtype: tl.constexpr):
     elif kind == "int8":
         numbers = codes.to(tl.float32).to(dtype)
     else:
+        tl.static_assert(kind == "plain", "_numbers has no code for this kind of pool")
         numbers = codes.to(dtype)
     return numbers
 
