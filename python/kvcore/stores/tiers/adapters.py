@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from kvcore._core import DiskLowerStore
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
 from kvcore.stores import (
@@ -24,7 +25,7 @@ from kvcore.stores import (
     StoreHealth,
 )
 from kvcore.stores.tiers.calls import FAILED, StoreCalls, StoreCounters, StoreLimits
-from kvcore.stores.tiers.memory import Parts, Places, mask_of
+from kvcore.stores.tiers.memory import HostMemory, Parts, Places, mask_of
 from kvcore.stores.tiers.records import Bytes, RecordLayout, RecordMemory
 
 __all__ = ["ALL_PARTS", "COUNTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
@@ -36,6 +37,10 @@ ALL_PARTS = (1 << 64) - 1
 Begun: TypeAlias = Callable[[StoreHandle], None]
 
 
+def _ignore(handle: StoreHandle) -> None:
+    """Do nothing with the handle of a read."""
+
+
 class StoreAdapter(Protocol):
     """Use a store. No method raises."""
 
@@ -45,7 +50,10 @@ class StoreAdapter(Protocol):
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the parts of each page as bits; `ALL_PARTS` if the store cannot list them."""
 
-    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
+    def lower_store(self, memory: HostMemory) -> DiskLowerStore | StoreAdapter:
+        """Return the store as a StoreReader uses it: native code, or an adapter."""
+
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun = ...) -> list[int]:
         """Read parts of pages.
 
         An adapter that reads directly into `to` calls `begun` with the handle of the read. The read
@@ -104,6 +112,7 @@ class DiskAdapter:
         self._layout, self._limits = layout, limits
         self._counters = StoreCounters()
         self._last = store.health()
+        self._lower: DiskLowerStore | None = None
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """See StoreAdapter."""
@@ -113,7 +122,12 @@ class DiskAdapter:
             self._counters.add(errors=1)
             return [0] * len(keys)
 
-    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
+    def lower_store(self, memory: HostMemory) -> DiskLowerStore:
+        """See StoreAdapter. Native code finds and reads pages, without the GIL."""
+        self._lower = memory.lower_store(self.store._store, self._limits.seconds)  # noqa: SLF001
+        return self._lower
+
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun = _ignore) -> list[int]:
         """See StoreAdapter. The read runs no Python code per page."""
         return to.masks()[: self._read(lambda: self._get_placed(keys, to), begun)]
 
@@ -163,7 +177,7 @@ class DiskAdapter:
             return parts
         memory = np.empty(self._layout.record_bytes, np.uint8)
         others = self._layout.parts(memory, there & ~new)
-        served = self._read(lambda: self.store.get_into([key], [_listed(others)]), lambda _: None)
+        served = self._read(lambda: self.store.get_into([key], [_listed(others)]), _ignore)
         return {**others, **parts} if served else parts
 
     def remove(self, keys: Sequence[bytes]) -> None:
@@ -178,18 +192,26 @@ class DiskAdapter:
 
     def metrics(self, waiting: int) -> TierMetrics:
         """See StoreAdapter. After the store is closed, return its last counters."""
-        with suppress(KVCacheError):
-            self._last = self.store.health()
+        self._take_counters()
         own = self._counters.metrics(self._last.breaker, waiting)
         sums = {name: own[name] + getattr(self._last, name) for name in COUNTS}
         return replace(own, **sums)
 
     def close(self, timeout: float | None) -> None:  # noqa: ARG002 - the store limits its own time
         """See StoreAdapter."""
-        with suppress(KVCacheError):
-            self._last = self.store.health()
+        self._take_counters()
+        self._lower = None  # refers to the memory of the host tier
         if self.is_own:
             self.store.close()
+
+    def _take_counters(self) -> None:
+        with suppress(KVCacheError):
+            self._last = self.store.health()
+        if self._lower is not None:
+            errors, timeouts, seconds = self._lower.take_counters()
+            self._counters.add(errors=errors, timeouts=timeouts)
+            for each in seconds:
+                self._counters.took("read", each)
 
 
 class RecordAdapter:
@@ -229,11 +251,15 @@ class RecordAdapter:
         """See StoreAdapter."""
         return self._known_parts(keys) or [0] * len(keys)
 
+    def lower_store(self, memory: HostMemory) -> RecordAdapter:  # noqa: ARG002
+        """See StoreAdapter."""
+        return self
+
     def read(
         self,
         keys: Sequence[bytes],
         to: Places,
-        begun: Begun,  # noqa: ARG002 - the store reads into records of this adapter
+        begun: Begun = _ignore,  # noqa: ARG002 - the store reads into records of this adapter
     ) -> list[int]:
         """See StoreAdapter."""
         masks: list[int] = []
