@@ -106,7 +106,7 @@ class BoundDiskStore {
 class BoundLowerStore {
    public:
     BoundLowerStore(const BoundDiskStore& disk, const py::list& pages, const py::list& slots,
-                    double seconds) {
+                    bool has_parts, double seconds) {
         std::vector<TierMemory> memory(pages.size());
         for (std::size_t i = 0; i < pages.size(); ++i) {
             memory[i].pages = rows_arg(pages[i], "pages", held_);
@@ -114,7 +114,8 @@ class BoundLowerStore {
         for (std::size_t i = 0; i < slots.size(); ++i) {
             memory.at(i).slots = rows_arg(slots[i], "slots", held_);
         }
-        store_ = std::make_unique<DiskLowerStore>(disk.store(), std::move(memory), seconds);
+        store_ =
+            std::make_unique<DiskLowerStore>(disk.store(), std::move(memory), has_parts, seconds);
     }
     [[nodiscard]] DiskLowerStore& store() const noexcept { return *store_; }
 
@@ -268,16 +269,18 @@ void bind_task(py::module_& module) {
 void bind_lower_store(py::module_& module) {
     py::class_<BoundLowerStore>(module, "DiskLowerStore",
                                 "A disk store below a host tier, with the memory of the tier.")
-        .def(py::init<const BoundDiskStore&, py::list, py::list, double>(), py::arg("store"),
-             py::arg("pages"), py::arg("slots"), py::arg("seconds"), py::keep_alive<1, 2>())
+        .def(py::init<const BoundDiskStore&, py::list, py::list, bool, double>(), py::arg("store"),
+             py::arg("pages"), py::arg("slots"), py::arg("has_parts"), py::arg("seconds"),
+             py::keep_alive<1, 2>())
         .def(
             "take_counters",
             [](const BoundLowerStore& bound) {
                 const DiskLowerStore::Counters now = bound.store().take_counters();
-                return py::make_tuple(now.errors, now.timeouts, now.read_seconds);
+                return py::make_tuple(now.errors, now.timeouts, now.read_seconds,
+                                      now.write_seconds);
             },
             "Return the number of failed calls, of reads that exceeded the time limit, and the "
-            "seconds of the last reads, all since the last call.")
+            "seconds of the last reads and writes, all since the last call.")
         .def("_capsule", [](const BoundLowerStore& bound) {
             return py::capsule(static_cast<LowerStore*>(&bound.store()), "kvcore.LowerStore");
         });

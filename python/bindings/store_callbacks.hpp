@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kvcore/lower_store.hpp"
 #include "kvcore/python_errors.hpp"
@@ -57,9 +58,12 @@ class CallbackHooks final : public StoreHooks {
 struct StoreFunctions {
     int (*parts_of)(void* self, const PageKey* keys, std::size_t n, std::uint64_t* parts);
     std::int64_t (*read)(void* self, const ColumnRange& columns, std::uint64_t* parts);
+    std::int64_t (*write)(void* self, const StoreMoves& moves,
+                          const std::vector<std::size_t>& columns);
+    int (*remove)(void* self, const std::vector<PageKey>& keys);
 };
 
-/// A store whose reads are over when they return.
+/// A store whose reads and writes are over when they return.
 class CallbackStore final : public LowerStore {
    public:
     CallbackStore(void* self, StoreFunctions functions) : self_(self), functions_(functions) {}
@@ -70,6 +74,15 @@ class CallbackStore final : public LowerStore {
     std::size_t read(const ColumnRange& columns, std::uint64_t* parts, StoreTask& /*late*/,
                      StoreHooks& /*hooks*/) override {
         return static_cast<std::size_t>(checked(functions_.read(self_, columns, parts)));
+    }
+    StoreWrite write(const StoreMoves& moves, const std::vector<std::size_t>& columns) override {
+        StoreWrite write;
+        write.stored = checked(functions_.write(self_, moves, columns));
+        return write;
+    }
+    std::int64_t end(StoreWrite& write) override { return write.stored; }
+    void remove(const std::vector<PageKey>& keys) override {
+        checked(functions_.remove(self_, keys));
     }
 
    private:

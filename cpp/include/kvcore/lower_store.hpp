@@ -2,8 +2,10 @@
 // A store below the host tier, as a StoreReader uses it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kvcore/disk_store.hpp"
 #include "kvcore/page_keys.hpp"
@@ -44,6 +46,14 @@ struct ColumnRange {
     }
 };
 
+/// Columns that a store writes. Until the write has ended, their memory must not change.
+struct StoreWrite {
+    std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+    std::vector<std::vector<std::byte>> memory = {};  // of parts that the store had before
+    StoreTask task = {};                              // its destructor waits
+    std::int64_t stored = 0;  // pages that were stored before `write` returned, without the task
+};
+
 /// A store that keeps pages by key, below the host tier.
 ///
 /// A failure of the store is a page that it does not have: the methods throw only if memory runs
@@ -67,6 +77,11 @@ class LowerStore {
     /// call returns or throws is in `late`: until it is over, the memory of the columns is in use.
     virtual std::size_t read(const ColumnRange& columns, std::uint64_t* parts, StoreTask& late,
                              StoreHooks& hooks) = 0;
+    /// Begins to write `columns` of `moves`; a page keeps the parts that the store had before.
+    virtual StoreWrite write(const StoreMoves& moves, const std::vector<std::size_t>& columns) = 0;
+    /// Waits for a write. Returns the number of its pages that are stored now.
+    virtual std::int64_t end(StoreWrite& write) = 0;
+    virtual void remove(const std::vector<PageKey>& keys) = 0;
 };
 
 }  // namespace kvcore

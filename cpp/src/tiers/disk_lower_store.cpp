@@ -19,8 +19,11 @@ StoreKey store_key(const PageKey& key) noexcept {
     return out;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+template <class Byte>
+std::uint64_t bits_of(const StorePage<Byte>& page) noexcept {
+    std::uint64_t bits = 0;
+    for (const StorePart<Byte>& part : page.parts) bits |= std::uint64_t{1} << part.part;
+    return bits;
 }
 
 bool wait_for(const StoreTask& task, double seconds, StoreHooks& hooks) {
@@ -34,10 +37,9 @@ bool wait_for(const StoreTask& task, double seconds, StoreHooks& hooks) {
 
 }  // namespace
 
-DiskLowerStore::DiskLowerStore(DiskStore& store, std::vector<TierMemory> memory, double seconds)
-    : store_(store), memory_(std::move(memory)), seconds_(seconds) {
-    counters_.read_seconds.reserve(kTimes);
-}
+DiskLowerStore::DiskLowerStore(DiskStore& store, std::vector<TierMemory> memory, bool has_parts,
+                               double seconds)
+    : store_(store), memory_(std::move(memory)), has_parts_(has_parts), seconds_(seconds) {}
 
 void DiskLowerStore::parts_of(const PageKey* keys, std::size_t n, std::uint64_t* parts) {
     std::vector<StoreKey> names(n);
@@ -76,10 +78,70 @@ std::size_t DiskLowerStore::read(const ColumnRange& columns, std::uint64_t* part
     const auto served = static_cast<std::size_t>(late.result());
     late = StoreTask();
     for (std::size_t i = 0; i < served; ++i) parts[i] = columns.parts(i);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (counters_.read_seconds.size() < kTimes) counters_.read_seconds.push_back(0);
-    counters_.read_seconds[next_time_++ % kTimes] = seconds_since(begin);
+    took(&Counters::read_seconds, begin);
     return served;
+}
+
+StoreWrite DiskLowerStore::write(const StoreMoves& moves, const std::vector<std::size_t>& columns) {
+    StoreWrite write;
+    std::vector<PageToWrite> pages(columns.size());
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+        pages[i].key = store_key(moves.keys[columns[i]]);
+        const StoredPart* const end = moves.end_of(columns[i]);
+        for (const StoredPart* part = moves.begin_of(columns[i]); part != end; ++part) {
+            const StorePart<std::byte> place = place_of(moves.replica, *part);
+            pages[i].parts.push_back({place.part, place.data, place.bytes});
+        }
+    }
+    try {
+        if (has_parts_) complete(pages, write);
+        write.task = store_.put_async(std::move(pages));
+    } catch (const Error&) {
+        count(&Counters::errors);
+    }
+    return write;
+}
+
+std::int64_t DiskLowerStore::end(StoreWrite& write) {
+    write.stored += write.task.result();
+    took(&Counters::write_seconds, write.begin);
+    return write.stored;
+}
+
+// Reads the other parts that the store has of each page, because a put replaces the page.
+void DiskLowerStore::complete(std::vector<PageToWrite>& pages, StoreWrite& write) {
+    for (PageToWrite& page : pages) {
+        const std::uint64_t stored = store_.parts_of(page.key);
+        const std::uint64_t given = bits_of(page);
+        if ((stored & ~given) == 0 || (given & ~stored) == 0) continue;
+        PageToRead others{page.key, {}};
+        for (std::int32_t part = 0; part < kMaxStoreParts; ++part) {
+            if ((stored & ~given & std::uint64_t{1} << part) == 0) continue;
+            const std::int64_t bytes = place_of(0, {part, 0}).bytes;
+            write.memory.emplace_back(static_cast<std::size_t>(bytes));
+            others.parts.push_back({part, write.memory.back().data(), bytes});
+        }
+        const std::vector<StorePart<std::byte>> places = others.parts;
+        const StoreTask task = store_.get_async({std::move(others)});
+        if (!task.wait(seconds_)) count(&Counters::timeouts);
+        if (task.result() != 1) continue;
+        for (const StorePart<std::byte>& each : places) {
+            page.parts.push_back({each.part, each.data, each.bytes});
+        }
+        std::sort(page.parts.begin(), page.parts.end(),
+                  [](const auto& a, const auto& b) { return a.part < b.part; });
+    }
+}
+
+void DiskLowerStore::remove(const std::vector<PageKey>& keys) {
+    std::vector<StoreKey> names;
+    names.reserve(keys.size());
+    for (const PageKey& key : keys) names.push_back(store_key(key));
+    try {
+        store_.remove(names);
+    } catch (const Error&) {
+        count(&Counters::errors);
+    }
 }
 
 StorePart<std::byte> DiskLowerStore::place_of(std::int32_t replica, StoredPart part) const {
@@ -89,10 +151,17 @@ StorePart<std::byte> DiskLowerStore::place_of(std::int32_t replica, StoredPart p
 }
 
 DiskLowerStore::Counters DiskLowerStore::take_counters() {
-    Counters next;
-    next.read_seconds.reserve(kTimes);
     const std::lock_guard<std::mutex> lock(mutex_);
-    return std::exchange(counters_, std::move(next));
+    return std::exchange(counters_, {});
+}
+
+void DiskLowerStore::took(std::vector<double> Counters::* times,
+                          std::chrono::steady_clock::time_point begin) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<double>& all = counters_.*times;
+    if (all.size() == kTimes) all.erase(all.begin());
+    all.push_back(seconds.count());
 }
 
 void DiskLowerStore::count(std::int64_t Counters::* counter) noexcept {

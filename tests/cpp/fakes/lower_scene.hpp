@@ -99,10 +99,12 @@ class FakeStore final : public kvcore::LowerStore {
 
     std::map<std::int32_t, std::uint64_t> parts;  // by column
     bool lists_parts = true;         // false: it reports kAllParts for each stored page
-    std::int32_t fails_from = 1000;  // reads fail from this column on
+    std::int32_t fails_from = 1000;  // reads and writes fail from this column on
     std::function<void(kvcore::StoreTask&)> on_read;
+    std::function<void()> on_write;
     std::vector<Columns> asked;
     std::vector<Columns> reads;
+    std::vector<Columns> writes;
 
     void parts_of(const kvcore::PageKey* keys, std::size_t n, std::uint64_t* found) override {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -129,6 +131,25 @@ class FakeStore final : public kvcore::LowerStore {
             if ((columns.parts(n) & ~found[n]) != 0) return n + 1;
         }
         return n;
+    }
+
+    kvcore::StoreWrite write(const kvcore::StoreMoves& moves,
+                             const std::vector<std::size_t>& columns) override {
+        kvcore::StoreWrite write;
+        writes.emplace_back();
+        for (const std::size_t i : columns) {
+            const std::int32_t column = columns_.at(moves.keys[i]);
+            if (column >= fails_from) continue;
+            writes.back().push_back(column);
+            parts[column] |= moves.parts_of(i);
+            ++write.stored;
+        }
+        if (on_write) on_write();
+        return write;
+    }
+    std::int64_t end(kvcore::StoreWrite& write) override { return write.stored; }
+    void remove(const std::vector<kvcore::PageKey>& keys) override {
+        for (const kvcore::PageKey& key : keys) parts.erase(columns_.at(key));
     }
 
    private:

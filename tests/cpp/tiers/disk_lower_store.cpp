@@ -2,6 +2,7 @@
 // A disk reads pages into the memory of a host tier; a failing disk is a miss.
 #include "kvcore/disk_lower_store.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -52,7 +53,7 @@ struct Scene {
         for (std::size_t i = 0; i < 2; ++i) {
             memory.push_back({{rows[i].data(), kRows, kBytes}, {slots[i].data(), kRows, kState}});
         }
-        store = std::make_unique<DiskLowerStore>(*disk.store, std::move(memory), seconds);
+        store = std::make_unique<DiskLowerStore>(*disk.store, std::move(memory), true, seconds);
     }
     /// Return the number of pages that were read. `places`: for each page its parts and rows.
     std::int64_t read(const std::vector<std::uint64_t>& numbers,
@@ -165,6 +166,65 @@ TEST(a_store_that_its_owner_closes_is_a_miss) {
     CHECK_EQ(m.store->take_counters().errors, 2);
 }
 
+/// Write one page from row 7 and slot 3 of replica 1; return the number of stored pages.
+std::int64_t write_page(Scene& m, std::uint64_t number, const std::vector<std::int32_t>& parts) {
+    StoreMoves moves;
+    moves.replica = 1;
+    moves.keys = {page_key_of(99), page_key_of(number)};
+    moves.parts = {{0, 0}};
+    moves.ends = {1};
+    for (const std::int32_t part : parts) moves.parts.push_back({part, part == 0 ? 7 : 3});
+    moves.ends.push_back(static_cast<std::int32_t>(moves.parts.size()));
+    const auto page = content(number, 0, kBytes);
+    const auto state = content(number, kStatePart, kState);
+    std::copy(page.begin(), page.end(), m.rows[1].begin() + 7 * kBytes);
+    std::copy(state.begin(), state.end(), m.slots[1].begin() + 3 * kState);
+    kvcore::StoreWrite write = m.store->write(moves, {1});
+    return m.store->end(write);
+}
+
+TEST(pages_are_written_from_their_rows) {
+    Scene m;
+    CHECK_EQ(write_page(m, 20, {0}), 1);
+    CHECK_EQ(write_page(m, 21, {0, kStatePart}), 1);
+    CHECK_EQ(m.read({20, 21}, {{{0, 1}}, {{0, 2}, {kStatePart, 5}}}), 2);
+    CHECK(m.row(1) == content(20, 0, kBytes));
+    CHECK(m.row(2) == content(21, 0, kBytes));
+    CHECK(m.disk.store->parts_of(key_of(99)) == 0);
+    CHECK_EQ(count(m.store->take_counters().write_seconds), 2);
+    m.store->remove({page_key_of(20), page_key_of(77)});
+    CHECK(m.disk.store->parts_of(key_of(20)) == 0);
+}
+
+TEST(a_page_keeps_the_parts_that_the_store_had_before) {
+    Scene m;
+    const std::uint64_t both = 1 | std::uint64_t{1} << kStatePart;
+    CHECK_EQ(write_page(m, 4, {kStatePart}), 1);  // has part 0
+    CHECK_EQ(m.disk.store->parts_of(key_of(4)), both);
+    CHECK_EQ(write_page(m, 5, {0}), 1);  // has both
+    CHECK_EQ(m.disk.store->parts_of(key_of(5)), both);
+    CHECK_EQ(m.read({4, 5}, {{{0, 1}, {kStatePart, 5}}, {{0, 2}, {kStatePart, 6}}}), 2);
+    CHECK(m.row(1) == content(4, 0, kBytes));
+    CHECK(m.row(2) == content(5, 0, kBytes));
+    const auto slot = m.slots[1].begin() + 5 * kState;
+    CHECK(std::vector<std::byte>(slot, slot + kState) == content(4, kStatePart, kState));
+    m.disk.ops->read_error = EIO;
+    CHECK_EQ(write_page(m, 2, {kStatePart}), 1);  // the old part cannot be read
+    m.disk.ops->read_error = 0;
+    CHECK_EQ(m.disk.store->parts_of(key_of(2)), std::uint64_t{1} << kStatePart);
+}
+
+TEST(writes_that_fail_are_not_stored) {
+    Scene m;
+    m.disk.ops->write_error = ENOSPC;
+    CHECK_EQ(write_page(m, 20, {0}), 0);
+    m.disk.ops->write_error = 0;
+    m.disk.store->close();
+    CHECK_EQ(write_page(m, 20, {0}), 0);
+    m.store->remove({page_key_of(1)});
+    CHECK_EQ(m.store->take_counters().errors, 2);
+}
+
 // A manager, a reader and a disk: the pages of the host tier get the bytes of the disk. The owner
 // closes the disk between the search and the second read.
 TEST(a_prompt_comes_from_disk) {
@@ -183,7 +243,7 @@ TEST(a_prompt_comes_from_disk) {
     }
     CHECK_EQ(disk.store->put(std::move(pages)), 6);
     std::vector<std::byte> rows(kRows * kBytes);
-    DiskLowerStore store(*disk.store, {{{rows.data(), kRows, kBytes}, {}}}, 60);
+    DiskLowerStore store(*disk.store, {{{rows.data(), kRows, kBytes}, {}}}, false, 60);
     m.open({&store}, 16);
     StoreMoves fill;
     int fills = 0;

@@ -51,7 +51,7 @@ PUBLIC = {
     "store": {"store_moves"},
     "store/disk": {"disk_store"},
     "cache": {"cache_manager"},
-    "tiers": {"disk_lower_store", "lower_store", "store_reader"},
+    "tiers": {"disk_lower_store", "lower_store", "store_reader", "store_writer"},
     "routing": {"prefix_index"},
     "cuda": {"cuda"},
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from the stores below the host tier: Python objects as arguments of the C++ StoreReader.
+"""Stores below the host tier: Python objects as arguments of the C++ StoreReader and StoreWriter.
 
 A column is a whole page of a prompt; with groups of layers, as many tokens as the largest page.
 """
@@ -47,11 +47,26 @@ cdef extern from "kvcore/store_reader.hpp" namespace "kvcore" nogil:
         bint close(double seconds) except +translate_load_error
 
 
+cdef extern from "kvcore/store_writer.hpp" namespace "kvcore" nogil:
+    cdef cppclass CppWriteBatch "kvcore::StoreWriter::Batch":
+        StoreMoves moves
+    cdef cppclass CppStoreWriter "kvcore::StoreWriter":
+        CppStoreWriter(
+            CacheManager& manager, vector[CppLowerStore*] stores
+        ) except +translate_exception
+        bint take(int64_t most, CppWriteBatch& out) except +translate_exception
+        int64_t write(const CppWriteBatch& batch) except +translate_load_error
+        void finish(CppWriteBatch& batch)
+        void forget()
+
+
 # Functions that C++ calls. They take the GIL; -1 reports that a Python error is set.
 ctypedef int (*PrepareFunction)(void*, const StoreMoves&) except -1
 ctypedef int (*HookFunction)(void*) except -1
 ctypedef int (*PartsFunction)(void*, const PageKey*, size_t, uint64_t*) except -1
 ctypedef int64_t (*ReadFunction)(void*, const ColumnRange&, uint64_t*) except -1
+ctypedef int64_t (*WriteFunction)(void*, const StoreMoves&, const vector[size_t]&) except -1
+ctypedef int (*RemoveFunction)(void*, const vector[PageKey]&) except -1
 
 
 cdef extern from "store_callbacks.hpp" namespace "kvcore::python" nogil:
@@ -64,6 +79,8 @@ cdef extern from "store_callbacks.hpp" namespace "kvcore::python" nogil:
     cdef cppclass StoreFunctions:
         PartsFunction parts_of
         ReadFunction read
+        WriteFunction write
+        RemoveFunction remove
     cdef cppclass CallbackStore(CppLowerStore):
         CallbackStore(void* self, StoreFunctions functions)
 
@@ -89,6 +106,8 @@ cdef class PythonStore:
         cdef StoreFunctions functions
         functions.parts_of = parts_of_store
         functions.read = read_store
+        functions.write = write_store
+        functions.remove = remove_from_store
         self.adapter = adapter
         self.memory = memory
         self.native = new CallbackStore(<void*>self, functions)
@@ -121,13 +140,64 @@ cdef int64_t read_store(
     return len(found)
 
 
+cdef int64_t write_store(
+    void* self, const StoreMoves& moves, const vector[size_t]& columns
+) except -1 with gil:
+    cdef PythonStore store = <PythonStore>self
+    cdef size_t i
+    cdef list keys = [bytes_of(moves.keys[columns[i]]) for i in range(columns.size())]
+    cdef list all_parts = listed_parts(moves)
+    cdef list places = [all_parts[columns[i]] for i in range(columns.size())]
+    return store.adapter.write(keys, store.memory.places(moves.replica, places))()
+
+
+cdef int remove_from_store(void* self, const vector[PageKey]& keys) except -1 with gil:
+    cdef size_t i
+    (<PythonStore>self).adapter.remove([bytes_of(keys[i]) for i in range(keys.size())])
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear  # C++ calls the stores until the reader and the writer are destroyed
+cdef class LowerStores:
+    """The stores below a host tier.
+
+    Parameters
+    ----------
+    stores : list
+        In the order in which they are searched: ``kvcore._core.DiskLowerStore``, and adapters of
+        other stores.
+    memory : kvcore.stores.tiers.memory.HostMemory
+    """
+
+    cdef object memory
+    cdef list stores  # keeps the C++ stores alive
+    cdef vector[CppLowerStore*] native
+
+    def __cinit__(self, list stores not None, memory):
+        self.memory = memory
+        self.stores = []
+        for store in stores:
+            if isinstance(store, DiskLowerStore):
+                self.native.push_back(
+                    <CppLowerStore*>PyCapsule_GetPointer(store._capsule(), "kvcore.LowerStore")
+                )
+            else:
+                store = PythonStore(store, memory)
+                self.native.push_back((<PythonStore>store).native)
+            self.stores.append(store)
+
+
+# ---- loads ---------------------------------------------------------------------------------------
+
+
 cdef int prepare_fill(void* self, const StoreMoves& fill) except -1 with gil:
     cdef BlockId last = -1
     cdef size_t i
     for i in range(fill.parts.size()):
         if fill.parts[i].part != STATE_PART:
             last = max(last, fill.parts[i].page)
-    (<StoreReader>self).memory.prepare(fill.replica, last)
+    (<StoreReader>self).stores.memory.prepare(fill.replica, last)
     return 0
 
 
@@ -148,10 +218,7 @@ cdef class StoreReader:
     Parameters
     ----------
     side : StoreSide
-    stores : list
-        In the order in which they are searched: ``kvcore._core.DiskLowerStore``, and adapters of
-        other stores.
-    memory : kvcore.stores.tiers.memory.HostMemory
+    stores : LowerStores
     drain : callable
         Waits a limited time until queued pages, which take room in the host tier, are written;
         returns whether pages were queued.
@@ -166,41 +233,31 @@ cdef class StoreReader:
     """
 
     cdef StoreSide side
-    cdef list stores  # keeps the C++ stores alive
-    cdef object memory
+    cdef LowerStores stores
     cdef object drain
     cdef CallbackHooks* hooks
     cdef CppStoreReader* native
 
     def __cinit__(
-        self, StoreSide side not None, list stores not None, memory, drain, *, int64_t batch_bytes,
+        self, StoreSide side not None, LowerStores stores not None, drain, *, int64_t batch_bytes,
         double seconds
     ):
-        cdef vector[CppLowerStore*] found
         cdef HookFunctions functions
         cdef CppReaderOptions options
         self.side = side
-        self.memory = memory
+        self.stores = stores
         self.drain = drain
-        self.stores = []
-        for store in stores:
-            if isinstance(store, DiskLowerStore):
-                found.push_back(
-                    <CppLowerStore*>PyCapsule_GetPointer(store._capsule(), "kvcore.LowerStore")
-                )
-            else:
-                store = PythonStore(store, memory)
-                found.push_back((<PythonStore>store).native)
-            self.stores.append(store)
         functions.prepare = prepare_fill
         functions.make_room = make_room
         functions.check_interrupt = check_interrupt
         self.hooks = new CallbackHooks(<void*>self, functions)
-        options.page_bytes = memory.bytes_of(0)
-        options.state_bytes = memory.bytes_of(STATE_PART)
+        options.page_bytes = stores.memory.bytes_of(0)
+        options.state_bytes = stores.memory.bytes_of(STATE_PART)
         options.batch_bytes = batch_bytes
         options.seconds = seconds
-        self.native = new CppStoreReader(side.native[0], found, self.hooks[0], options)
+        self.native = new CppStoreReader(
+            side.native[0], stores.native, self.hooks[0], options
+        )
 
     def __dealloc__(self):
         if self.native != NULL and not self.native.close(0):
@@ -248,8 +305,86 @@ cdef class StoreReader:
         with nogil:
             is_over = self.native.close(seconds)
         if is_over:  # otherwise the stores use the memory until this object is destroyed
-            self.memory = None
-            self.stores = []
+            self.stores = None
+
+
+# ---- writes --------------------------------------------------------------------------------------
+
+
+@cython.final
+cdef class StoreWriter:
+    """Write the columns that arrived in the host tier to the stores, without the GIL.
+
+    Parameters
+    ----------
+    side : StoreSide
+    stores : LowerStores
+
+    Notes
+    -----
+    Any number of threads may use it, each for its own writes.
+    """
+
+    cdef StoreSide side
+    cdef LowerStores stores
+    cdef CppStoreWriter* native
+
+    def __cinit__(self, StoreSide side not None, LowerStores stores not None):
+        self.side = side
+        self.stores = stores
+        self.native = new CppStoreWriter(side.native[0], stores.native)
+
+    def __dealloc__(self):
+        del self.native
+
+    def take(self, most):
+        """Take up to `most` waiting columns to write; return None if no column waits."""
+        cdef int64_t n = as_int(most, "most")
+        cdef StoreWrites made = StoreWrites.__new__(StoreWrites)
+        made.writer = self
+        with nogil:
+            self.native.take(n, made.batch)
+        return made if made.batch.moves.ticket != 0 else None
+
+    def forget(self):
+        """Remove pages in flight from the stores after they are written."""
+        self.native.forget()
+
+
+@cython.final
+cdef class StoreWrites:
+    """Pages of the host tier that are being written to stores; kept unchanged until ``finish``.
+
+    Attributes
+    ----------
+    replica : int
+    """
+
+    cdef StoreWriter writer
+    cdef CppWriteBatch batch
+
+    def __dealloc__(self):
+        if self.writer is not None:
+            self.writer.native.finish(self.batch)
+
+    def __len__(self):
+        return self.batch.moves.keys.size()
+
+    @property
+    def replica(self):
+        return self.batch.moves.replica
+
+    def write(self):
+        """Write the columns to all stores; return the number that some store does not have."""
+        cdef int64_t lost
+        with nogil:
+            lost = self.writer.native.write(self.batch)
+        return lost
+
+    def finish(self):
+        """Let the host tier evict these pages again, whether they were written or not."""
+        with nogil:
+            self.writer.native.finish(self.batch)
 
 
 # ---- searches ------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
 from kvcore._core import DiskLowerStore
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
@@ -123,40 +121,35 @@ class DiskAdapter:
             return [0] * len(keys)
 
     def lower_store(self, memory: HostMemory) -> DiskLowerStore:
-        """See StoreAdapter. Native code finds and reads pages, without the GIL."""
-        self._lower = memory.lower_store(self.store._store, self._limits.seconds)  # noqa: SLF001
+        """See StoreAdapter. Native code finds, reads and writes pages, without the GIL."""
+        self._lower = memory.lower_store(
+            self.store._store,  # noqa: SLF001
+            has_parts=self._layout.all_parts != 1,
+            seconds=self._limits.seconds,
+        )
         return self._lower
 
     def read(self, keys: Sequence[bytes], to: Places, begun: Begun = _ignore) -> list[int]:
         """See StoreAdapter. The read runs no Python code per page."""
-        return to.masks()[: self._read(lambda: self._get_placed(keys, to), begun)]
-
-    def _get_placed(self, keys: Sequence[bytes], to: Places) -> StoreHandle:
-        return self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
-
-    def _read(self, begin: Callable[[], StoreHandle], begun: Begun) -> int:
-        """Return the number of pages that were read."""
         began = perf_counter()
         try:
-            handle = begin()
+            handle = self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
         except KVCacheError:
             self._counters.add(errors=1)
-            return 0
+            return []
         begun(handle)
         if not handle.wait(self._limits.seconds):
             self._counters.add(timeouts=1)
-            return 0
+            return []
         served = handle.result()
         self._counters.took("read", perf_counter() - began)
-        return served
+        return to.masks()[:served]
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
-        """See StoreAdapter."""
-        if self._layout.all_parts != 1:
-            pages = [*map(self._completed, keys, self.parts_of(keys), pages)]
+        """See StoreAdapter. The pages have only part 0."""
         began = perf_counter()
         try:
-            handle = self.store.put_from(keys, [_listed(parts) for parts in pages])
+            handle = self.store.put_from(keys, [parts[0] for parts in pages])
         except KVCacheError:
             self._counters.add(errors=1)
             return lambda: 0
@@ -169,16 +162,6 @@ class DiskAdapter:
             return stored
 
         return wait
-
-    def _completed(self, key: bytes, there: int, parts: Parts) -> Parts:
-        """Add the other parts that the store has to `parts`, because a put replaces the page."""
-        new = mask_of(parts)
-        if not there & ~new or not new & ~there:
-            return parts
-        memory = np.empty(self._layout.record_bytes, np.uint8)
-        others = self._layout.parts(memory, there & ~new)
-        served = self._read(lambda: self.store.get_into([key], [_listed(others)]), _ignore)
-        return {**others, **parts} if served else parts
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """See StoreAdapter."""
@@ -208,10 +191,12 @@ class DiskAdapter:
         with suppress(KVCacheError):
             self._last = self.store.health()
         if self._lower is not None:
-            errors, timeouts, seconds = self._lower.take_counters()
+            errors, timeouts, reads, writes = self._lower.take_counters()
             self._counters.add(errors=errors, timeouts=timeouts)
-            for each in seconds:
-                self._counters.took("read", each)
+            for seconds in reads:
+                self._counters.took("read", seconds)
+            for seconds in writes:
+                self._counters.took("write", seconds)
 
 
 class RecordAdapter:
@@ -405,13 +390,3 @@ _SERVERS = (MooncakeStore, RedisStore)
 
 #: Counters of a store since it was opened; `TierStack` counts misses.
 COUNTS = ("hits", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
-
-
-def _listed(parts: Parts) -> Any:
-    """Return the parts of a page in the form that stores take: by number, None if missing."""
-    if parts.keys() == {0}:
-        return parts[0]
-    listed: list[Bytes | None] = [None] * (max(parts) + 1)
-    for part, data in parts.items():
-        listed[part] = data
-    return listed

@@ -112,9 +112,18 @@ class HostMemory:
         slots = self._slots[replica] if self._slots else None
         return Places(self._memory[replica], slots, columns)
 
-    def lower_store(self, disk: DiskStore, seconds: float) -> DiskLowerStore:
-        """Return a disk as a lower store that reads into this memory, for at most `seconds`."""
-        return DiskLowerStore(disk, self._memory, self._slots, seconds)
+    def lower_store(self, disk: DiskStore, *, has_parts: bool, seconds: float) -> DiskLowerStore:
+        """Return a disk as a lower store of this memory.
+
+        Parameters
+        ----------
+        disk : kvcore._core.DiskStore
+        has_parts : bool
+            Whether a page can have more than one part.
+        seconds : float
+            Time limit of a read.
+        """
+        return DiskLowerStore(disk, self._memory, self._slots, has_parts, seconds)
 
     def settle(self, replica: int) -> None:
         """Wait for copies to and from the tier that are in flight."""

@@ -10,14 +10,20 @@ from weakref import WeakSet
 
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
-from kvcore.native.engine import LowerSearch, StoreReader, StoreSide
+from kvcore.native.engine import (
+    LowerSearch,
+    LowerStores,
+    StoreReader,
+    StoreSide,
+    StoreWriter,
+)
 from kvcore.stores import BlockStore, DiskStore, MooncakeStore, RedisStore
 from kvcore.stores.tiers.adapters import COUNTS, DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.stores.tiers.calls import StoreLimits
 from kvcore.stores.tiers.memory import HostMemory
 from kvcore.stores.tiers.onload import Onload
 from kvcore.stores.tiers.records import RecordLayout
-from kvcore.stores.tiers.writer import StoreWriter
+from kvcore.stores.tiers.writer import WriterThread
 
 __all__ = ["TierStack", "adapters_of"]
 
@@ -92,9 +98,13 @@ class TierStack:
     def begin(self, queue: StoreSide) -> Onload:
         """Start to write the pages of a queue, and to read pages; return the threads that load."""
         self._queue = queue
-        self._writer = StoreWriter(
+        stores = LowerStores(
+            [store.lower_store(self._memory) for store in self._stores], self._memory
+        )
+        self._writes = StoreWriter(queue, stores)
+        self._writer = WriterThread(
             queue,
-            self._stores,
+            self._writes,
             self._memory,
             batch=self._batch,
             most_waiting=self._most_waiting,
@@ -102,8 +112,7 @@ class TierStack:
         )
         self.reader = StoreReader(
             queue,
-            [store.lower_store(self._memory) for store in self._stores],
-            self._memory,
+            stores,
             self._writer.drain,
             batch_bytes=_BATCH_BYTES,
             seconds=self._limits.seconds,
@@ -125,7 +134,7 @@ class TierStack:
         """Discard pages in flight; called before the upper tiers are emptied."""
         if not self._is_off:
             self.reader.forget()
-            self._writer.forget()
+            self._writes.forget()
 
     def end_reset(self) -> None:
         """Empty the stores, except servers, which other processes may also use."""
