@@ -89,6 +89,7 @@ cdef extern from "store_callbacks.hpp" namespace "kvcore::python" nogil:
 
 
 @cython.final
+@cython.no_gc_clear  # C++ calls it until the reader and the writer are destroyed
 cdef class PythonStore:
     """A store of Python as a lower store of C++.
 
@@ -237,6 +238,7 @@ cdef class StoreReader:
     cdef object drain
     cdef CallbackHooks* hooks
     cdef CppStoreReader* native
+    cdef bint is_left  # to the parent of this process
 
     def __cinit__(
         self, StoreSide side not None, LowerStores stores not None, drain, *, int64_t batch_bytes,
@@ -260,6 +262,8 @@ cdef class StoreReader:
         )
 
     def __dealloc__(self):
+        if self.is_left:  # a thread of the parent may have had a lock of the reader
+            return
         if self.native != NULL and not self.native.close(0):
             Py_INCREF(self.stores)  # a store that hangs may use the memory forever
             Py_INCREF(self.side)
@@ -292,6 +296,11 @@ cdef class StoreReader:
         """From now on, `load` does nothing, and requests do not search the stores."""
         self.native.switch_off()
 
+    def leave_to_parent(self):
+        """Switch the reader off for ever, in a child of fork, which has no threads."""
+        self.is_left = True
+        self.native.switch_off()
+
     def close(self, timeout):
         """Switch the reader off, and wait for reads that exceeded the time limit.
 
@@ -312,6 +321,7 @@ cdef class StoreReader:
 
 
 @cython.final
+@cython.no_gc_clear  # StoreWrites call it until their `__dealloc__`
 cdef class StoreWriter:
     """Write the columns that arrived in the host tier to the stores, without the GIL.
 
@@ -352,6 +362,7 @@ cdef class StoreWriter:
 
 
 @cython.final
+@cython.no_gc_clear  # `__dealloc__` calls the writer
 cdef class StoreWrites:
     """Pages of the host tier that are being written to stores; kept unchanged until ``finish``.
 

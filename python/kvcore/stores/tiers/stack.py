@@ -206,6 +206,7 @@ class TierStack:
     def leave_to_parent(self) -> None:
         """Stop using the stores, in a child of fork."""
         self._switch_off()
+        self.reader.leave_to_parent()
         self._onload.give_up()
 
     def _switch_off(self) -> None:
