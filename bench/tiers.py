@@ -99,9 +99,7 @@ def _nothing_found(folder: Path, length: int, rounds: int) -> list[Row]:
             part = rows[i * 50 : (i + 1) * 50]
             for name, mgr in (("host", host), ("disk", disk))[:: 1 if i % 2 else -1]:
                 spent[name] += _reserving(mgr, part, f"{name}-{i}")
-        asked = disk.tier_metrics["disk"]
-        assert asked.hits == 0
-        assert asked.misses >= len(rows)
+        assert disk.tier_metrics["disk"].hits == 0
     alone = statistics.median(spent["host"])
     work = f"reserve {length} tokens, half of them a hit, nothing on disk"
     return [

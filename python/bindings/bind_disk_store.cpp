@@ -13,22 +13,27 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "kvcore/disk_lower_store.hpp"
 #include "kvcore/page_bytes.hpp"
 #include "store_args.hpp"
 
 namespace py = pybind11;
 using kvcore::BreakerState;
+using kvcore::DiskLowerStore;
 using kvcore::DiskReport;
 using kvcore::DiskStore;
 using kvcore::DiskStoreConfig;
 using kvcore::DiskStoreStats;
+using kvcore::LowerStore;
 using kvcore::StoreKey;
 using kvcore::StoreTask;
+using kvcore::TierMemory;
 using kvcore::python::BatchArg;
 using kvcore::python::HeldBuffer;
 using kvcore::python::key_arg;
 using kvcore::python::keys_arg;
 using kvcore::python::PlacedBatchArg;
+using kvcore::python::rows_arg;
 
 namespace {
 
@@ -97,6 +102,28 @@ class BoundDiskStore {
     std::unique_ptr<DiskStore> store_;
 };
 
+/// A disk below a host tier, with the memory of the tier.
+class BoundLowerStore {
+   public:
+    BoundLowerStore(const BoundDiskStore& disk, const py::list& pages, const py::list& slots,
+                    bool has_parts, double seconds) {
+        std::vector<TierMemory> memory(pages.size());
+        for (std::size_t i = 0; i < pages.size(); ++i) {
+            memory[i].pages = rows_arg(pages[i], "pages", held_);
+        }
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            memory.at(i).slots = rows_arg(slots[i], "slots", held_);
+        }
+        store_ =
+            std::make_unique<DiskLowerStore>(disk.store(), std::move(memory), has_parts, seconds);
+    }
+    [[nodiscard]] DiskLowerStore& store() const noexcept { return *store_; }
+
+   private:
+    std::vector<HeldBuffer> held_;
+    std::unique_ptr<DiskLowerStore> store_;
+};
+
 py::bytes bytes_of(const StoreKey& key) {
     return {reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()};
 }
@@ -150,10 +177,9 @@ BoundTask begin_placed(const BoundDiskStore& bound, const py::sequence& keys,
 
 std::vector<std::uint64_t> parts_of(const BoundDiskStore& bound, const py::sequence& given) {
     const std::vector<StoreKey> keys = keys_arg(given);
-    std::vector<std::uint64_t> parts;
-    parts.reserve(keys.size());
+    std::vector<std::uint64_t> parts(keys.size());
     const py::gil_scoped_release unlocked;
-    for (const StoreKey& key : keys) parts.push_back(bound.store().parts_of(key));
+    bound.store().parts_of(keys.data(), keys.size(), parts.data());
     return parts;
 }
 
@@ -240,6 +266,26 @@ void bind_task(py::module_& module) {
              "Wait; return the number of pages read, a prefix of the batch, or stored now.");
 }
 
+void bind_lower_store(py::module_& module) {
+    py::class_<BoundLowerStore>(module, "DiskLowerStore",
+                                "A disk store below a host tier, with the memory of the tier.")
+        .def(py::init<const BoundDiskStore&, py::list, py::list, bool, double>(), py::arg("store"),
+             py::arg("pages"), py::arg("slots"), py::arg("has_parts"), py::arg("seconds"),
+             py::keep_alive<1, 2>())
+        .def(
+            "take_counters",
+            [](const BoundLowerStore& bound) {
+                const DiskLowerStore::Counters now = bound.store().take_counters();
+                return py::make_tuple(now.errors, now.timeouts, now.read_seconds,
+                                      now.write_seconds);
+            },
+            "Return the number of failed calls, of reads that exceeded the time limit, and the "
+            "seconds of the last reads and writes, all since the last call.")
+        .def("_capsule", [](const BoundLowerStore& bound) {
+            return py::capsule(static_cast<LowerStore*>(&bound.store()), "kvcore.LowerStore");
+        });
+}
+
 }  // namespace
 
 void bind_disk_store(py::module_& module) {
@@ -291,6 +337,7 @@ void bind_disk_store(py::module_& module) {
                 bound.store().check_integrity();
             },
             "Raise AssertionError unless each slot is free, being written, or found by its key.");
+    bind_lower_store(module);
     module.def("inspect_disk_store", &inspect, py::arg("directory"), py::arg("verify"),
                "Return the content of the files of a store; `verify`: check all bytes.");
     module.def("purge_disk_store", &purge, py::arg("directory"),

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvcore/disk_lower_store.hpp"
 #include "kvcore/disk_store.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/store_moves.hpp"
@@ -75,6 +76,18 @@ class HeldBuffer {
    private:
     Py_buffer view_{};
 };
+
+/// Returns the rows of an array uint8 [n, bytes], and adds its memory to `held`.
+[[nodiscard]] inline TierRows rows_arg(const pybind11::object& given, const char* name,
+                                       std::vector<HeldBuffer>& held) {
+    namespace py = pybind11;
+    if (!py::isinstance<py::array_t<std::uint8_t>>(given) || given.attr("ndim").cast<int>() != 2) {
+        throw py::type_error(detail::concat(name, " must be an array uint8 [n, bytes]"));
+    }
+    const auto array = py::reinterpret_borrow<py::array>(given);
+    held.emplace_back(given, true, name);
+    return {held.back().data(), array.shape(0), array.shape(1)};
+}
 
 /// The pages of a batch and the memory of their parts.
 template <class Byte>
@@ -149,8 +162,8 @@ class PlacedBatchArg {
                                                  " places; give a list for each key"));
         }
         held.reserve(2);
-        const Rows pages = rows_of(rows, "rows");
-        const Rows states = slots.is_none() ? Rows{} : rows_of(slots, "slots");
+        const TierRows pages = rows_arg(rows, "rows", held);
+        const TierRows states = slots.is_none() ? TierRows{} : rows_arg(slots, "slots", held);
         for (std::size_t i = 0; i < all.size(); ++i) {
             this->pages.push_back({all[i], {}});
             for (const py::handle place : py::list(places[i])) {
@@ -165,22 +178,6 @@ class PlacedBatchArg {
     std::vector<HeldBuffer> held;
 
    private:
-    struct Rows {
-        std::byte* data = nullptr;
-        std::int64_t n = 0;
-        std::int64_t bytes = 0;
-    };
-
-    Rows rows_of(const pybind11::object& given, const char* name) {
-        namespace py = pybind11;
-        if (!py::isinstance<py::array_t<std::uint8_t>>(given) ||
-            given.attr("ndim").cast<int>() != 2) {
-            throw py::type_error(detail::concat(name, " must be an array uint8 [n, bytes]"));
-        }
-        const auto array = py::reinterpret_borrow<py::array>(given);
-        held.emplace_back(given, true, name);
-        return {held.back().data(), array.shape(0), array.shape(1)};
-    }
     static std::pair<std::int32_t, std::int64_t> place_of(pybind11::handle given, std::size_t i) {
         try {
             return given.cast<std::pair<std::int32_t, std::int64_t>>();
@@ -189,7 +186,7 @@ class PlacedBatchArg {
                 detail::concat("places[", i, "] must be a list of (part, row), two int each"));
         }
     }
-    void add(std::int32_t part, const Rows& rows, std::int64_t row) {
+    void add(std::int32_t part, const TierRows& rows, std::int64_t row) {
         if (row < 0 || row >= rows.n) {
             throw pybind11::index_error(
                 detail::concat("part ", part, " goes to row ", row, ", must be 0 to ", rows.n - 1));

@@ -51,6 +51,18 @@ class StoreTask:
     def wait(self, timeout: float | None = None) -> bool: ...
     def result(self) -> int: ...
 
+class DiskLowerStore:
+    def __init__(
+        self,
+        store: DiskStore,
+        pages: Sequence[NDArray[np.uint8]],
+        slots: Sequence[NDArray[np.uint8]],
+        has_parts: bool,
+        seconds: float,
+    ) -> None: ...
+    def take_counters(self) -> tuple[int, int, list[float], list[float]]: ...
+    def _capsule(self) -> object: ...
+
 class DiskStore:
     def __init__(
         self,

@@ -842,9 +842,11 @@ class PagedKVCacheManager(StepEngine):
         if tiers is None:
             return
         self._tiers = tiers
-        self._requests = tiers.onload if chosen.options.async_onload else None
-        self._side = self._set_below(tiers, self._requests)
-        tiers.begin(self._side)
+        side = StoreSide(self._core)
+        onload = tiers.begin(side)
+        self._requests = onload if chosen.options.async_onload else None
+        self._side = side
+        self._set_below(tiers, tiers.reader, self._requests)
         self._end = finalize(self, tiers.stop)
 
     def flush(self, timeout: float | None = None) -> bool:

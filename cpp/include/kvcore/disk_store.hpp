@@ -151,6 +151,8 @@ class DiskStore {
 
     /// The stored parts of a page, one bit each; 0 for an unknown page.
     [[nodiscard]] std::uint64_t parts_of(const StoreKey& key) const;
+    /// The same for pages [n].
+    void parts_of(const StoreKey* keys, std::size_t n, std::uint64_t* parts) const;
 
     /// Reads pages, all of them or a prefix: the read ends at the first page that lacks a part or
     /// cannot be read. The memory of later pages may have been overwritten.

@@ -3,6 +3,7 @@
 // of the pages and the code that reads and writes the pages share these types. Plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -35,6 +36,22 @@ struct StoreMoves {
     std::vector<PageKey> keys;
     std::vector<StoredPart> parts;   // of all columns, in column order
     std::vector<std::int32_t> ends;  // for each column, its end in `parts`
+
+    /// The places of a column's parts.
+    [[nodiscard]] const StoredPart* begin_of(std::size_t column) const noexcept {
+        return parts.data() + (column == 0 ? 0 : ends[column - 1]);
+    }
+    [[nodiscard]] const StoredPart* end_of(std::size_t column) const noexcept {
+        return parts.data() + ends[column];
+    }
+    /// The parts of a column as bits.
+    [[nodiscard]] std::uint64_t parts_of(std::size_t column) const noexcept {
+        std::uint64_t bits = 0;
+        for (const StoredPart* part = begin_of(column); part != end_of(column); ++part) {
+            bits |= std::uint64_t{1} << part->part;
+        }
+        return bits;
+    }
 
     /// Prepares for the next call; keeps the memory.
     void clear() noexcept {

@@ -100,10 +100,11 @@ class HostMover:
     def run(self, orders: NDArray[np.int32]) -> int:
         """Copy pages during the call; see ``Mover.run``."""
         is_store = bool(orders[0, 1] == STORE)
-        for replica in np.unique(orders[:, 0]):
-            store = self.stores[replica]
-            copy = store.store if is_store else store.load
-            copy(orders[orders[:, 0] == replica, 2:], self.threads)
+        for replica, store in enumerate(self.stores):
+            pairs = orders[orders[:, 0] == replica, 2:]
+            if len(pairs):
+                copy = store.store if is_store else store.load
+                copy(pairs, self.threads)
         return 0
 
 

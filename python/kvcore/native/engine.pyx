@@ -7,6 +7,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_GetItemWithError
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
@@ -22,7 +23,6 @@ from kvcore.cpp cimport (
     CacheEventKind,
     CacheManager,
     CallTimes,
-    ColumnParts,
     EvictionCounts,
     FetchResult,
     FetchStatus,
@@ -62,6 +62,7 @@ from kvcore.cpp cimport (
     kStep,
     read_namespace_name,
     string_view,
+    translate_exception,
 )
 from kvcore.cpp cimport PageCopier as CppPageCopier
 from kvcore.cpp cimport ReservePlan as CppReservePlan
@@ -106,7 +107,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcore._core import PageCopier
+from kvcore._core import DiskLowerStore, PageCopier
 from kvcore.errors import (
     AlreadyClaimedError,
     CapacityError,
@@ -134,7 +135,7 @@ include "engine/claims.pxi"
 include "engine/batches.pxi"
 include "engine/settler.pxi"
 include "engine/store_side.pxi"
-include "engine/below.pxi"
+include "engine/lower_stores.pxi"
 include "engine/prefixes.pxi"
 include "engine/fetch_buffers.pxi"
 include "engine/forks.pxi"

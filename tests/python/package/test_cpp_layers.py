@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "routing": {"support"},
     "cuda": {"data", "simd", "support"},
     **{room: set(CONTROL[:i]) for i, room in enumerate(CONTROL)},
+    "tiers": {*CONTROL, "store/disk"},
 }
 # A page has no key, and a tree no extra key: these rooms may include less than the order allows.
 MAY_INCLUDE["pages"] = {"support"}
@@ -50,6 +51,7 @@ PUBLIC = {
     "store": {"store_moves"},
     "store/disk": {"disk_store"},
     "cache": {"cache_manager"},
+    "tiers": {"disk_lower_store", "lower_store", "store_reader", "store_writer"},
     "routing": {"prefix_index"},
     "cuda": {"cuda"},
 }

@@ -11,41 +11,28 @@ from typing import Any
 import pytest
 
 from kvcore import KVCacheError, PagedKVCacheManager, TextGenerationContext
-from kvcore.stores import StoreHandle
+from kvcore.stores import FinishedHandle
 from kvcore.stores.tiers.adapters import DiskAdapter
+from kvcore.stores.tiers.memory import HostMemory
 from moved_requests import write_chunk
-from tiered_requests import LONG, kvcore_threads, run, store_prompt, tiered_manager
+from tiered_requests import LONG, DictStore, kvcore_threads, run, store_prompt, tiered_manager
 
 ALL = (len(LONG) - 1) // 4 * 4
 
 
 class Gate:
-    """Reads of disk stores begin at once, and end when the test opens the gate."""
+    """Loads from stores begin at once, and read the first page when the test opens the gate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_asked, self.may_go = Event(), Event()
-        begin = DiskAdapter._get_placed
+        prepare = HostMemory.prepare
 
-        def get_placed(adapter: DiskAdapter, keys: Sequence[bytes], to: Any) -> StoreHandle:
+        def wait_and_prepare(memory: HostMemory, replica: int, last: int) -> None:
             self.is_asked.set()
-            return GatedHandle(begin(adapter, keys, to), self.may_go)
+            assert self.may_go.wait(60)
+            prepare(memory, replica, last)
 
-        monkeypatch.setattr(DiskAdapter, "_get_placed", get_placed)
-
-
-class GatedHandle:
-    def __init__(self, handle: StoreHandle, gate: Event) -> None:
-        self._handle, self._gate = handle, gate
-
-    def done(self) -> bool:
-        return self._gate.is_set() and self._handle.done()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._gate.wait(timeout) and self._handle.wait(timeout)
-
-    def result(self) -> int:
-        assert self.wait(60)
-        return self._handle.result()
+        monkeypatch.setattr(HostMemory, "prepare", wait_and_prepare)
 
 
 @pytest.fixture
@@ -143,46 +130,98 @@ def test_a_manager_is_closed_meanwhile(tier: str, gate: Gate) -> None:
         manager.poll()
 
 
-def test_a_batch_that_takes_too_long_is_a_miss_and_keeps_its_memory(tier: str, gate: Gate) -> None:
-    with tiered_manager(tier, store_timeout=0.02) as manager:
+class SlowStore(DictStore):
+    """A store whose reads end when the test opens the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go = Event()
+
+    def get_into(self, keys: Sequence[bytes], buffers: Sequence[Any]) -> FinishedHandle:
+        assert self.may_go.wait(60)
+        return super().get_into(keys, buffers)
+
+
+def test_a_batch_that_takes_too_long_is_a_miss() -> None:
+    store = SlowStore()
+    store_prompt([store])
+    with tiered_manager(store, store_timeout=0.02) as manager:
         context = TextGenerationContext("r", LONG)
         manager.claim("r")
         assert manager.maybe_reserve(context)
         assert context.start_idx == 0
-        assert manager.tier_metrics["disk"]["timeouts"] == 1
+        assert manager.tier_metrics["slowstore"]["timeouts"] == 1
         manager.check_integrity()
         manager.release("r")
-        gate.may_go.set()
+        store.may_go.set()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), KVCacheError("closed")])
 def test_a_batch_that_cannot_begin_is_a_miss(
-    tier: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tier: str,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: Any) -> Any:
         raise error
 
     with tiered_manager(tier) as manager:
         with monkeypatch.context() as patch:
-            patch.setattr(DiskAdapter, "_get_placed", fail)
+            patch.setattr(HostMemory, "prepare", fail)
             assert run(manager, [*LONG[:-1], 9]) == 0
             manager.check_integrity()
+        assert "could not be loaded" in caplog.text
+        assert run(manager, LONG) == ALL
         manager.reset_prefix_cache()
+
+
+def test_an_interrupt_ends_a_load(tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with tiered_manager(tier) as manager:
+        context = TextGenerationContext("r", LONG)
+        manager.claim("r")
+        with monkeypatch.context() as patch:
+            patch.setattr(HostMemory, "prepare", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                manager.maybe_reserve(context)
+        manager.check_integrity()
+        assert manager.maybe_reserve(context)
+        assert context.start_idx == ALL
+        manager.release("r")
 
 
 def test_a_store_that_its_owner_closes_meanwhile_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = DiskAdapter._get_placed
-
-    def close_first(adapter: DiskAdapter, keys: Sequence[bytes], to: Any) -> StoreHandle:
-        adapter.store.close()
-        return begin(adapter, keys, to)
-
     tier = f"disk:{tmp_path}:16MiB"
     store_prompt([tier])
+    prepare = HostMemory.prepare
     with tiered_manager(tier) as manager:
-        monkeypatch.setattr(DiskAdapter, "_get_placed", close_first)
+        assert manager._tiers is not None
+        (adapter,) = manager._tiers._stores
+        assert isinstance(adapter, DiskAdapter)
+
+        def close_first(memory: HostMemory, replica: int, last: int) -> None:
+            adapter.store.close()
+            prepare(memory, replica, last)
+
+        monkeypatch.setattr(HostMemory, "prepare", close_first)
         assert run(manager, LONG) == 0
         assert manager.tier_metrics["disk"]["errors"] >= 1
+        manager.check_integrity()
+
+
+def test_threads_load_one_prompt_at_the_same_time(tier: str) -> None:
+    with tiered_manager(tier, async_onload=True) as manager:
+        contexts = [TextGenerationContext(n, LONG) for n in range(2)]
+        for context in contexts:
+            manager.claim(context.request_id)
+            assert manager.maybe_reserve(context)
+        for context in contexts:
+            assert manager.wait(context, timeout=60)
+            assert context.start_idx == ALL
+        assert manager.tier_metrics["disk"].hits == ALL // 4
         manager.check_integrity()

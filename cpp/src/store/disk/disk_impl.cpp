@@ -437,11 +437,13 @@ class DiskStore::Impl::PutJob final : public StoreJob {
     std::atomic<std::int64_t> stored_{0};
 };
 
-std::uint64_t DiskStore::Impl::parts_of(const StoreKey& key) const {
+void DiskStore::Impl::parts_of(const StoreKey* keys, std::size_t n, std::uint64_t* parts) const {
     const Call call(*this);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const SlotId slot = index_.find(key);
-    return slot == kNoSlot ? 0 : index_.parts_of(slot);
+    for (std::size_t i = 0; i < n; ++i) {
+        const SlotId slot = index_.find(keys[i]);
+        parts[i] = slot == kNoSlot ? 0 : index_.parts_of(slot);
+    }
 }
 
 // Also refuses while a transfer hangs: pages queued after it would hang as well.

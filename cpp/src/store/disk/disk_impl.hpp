@@ -37,7 +37,7 @@ class DiskStore::Impl {
    public:
     Impl(DiskStoreConfig config, const DiskSeams& seams);
 
-    [[nodiscard]] std::uint64_t parts_of(const StoreKey& key) const;
+    void parts_of(const StoreKey* keys, std::size_t n, std::uint64_t* parts) const;
     [[nodiscard]] std::shared_ptr<StoreJob> get(std::vector<PageToRead> pages);
     [[nodiscard]] std::shared_ptr<StoreJob> put(std::vector<PageToWrite> pages);
     std::int64_t remove(const std::vector<StoreKey>& keys);

@@ -102,7 +102,15 @@ DiskStore::~DiskStore() {
     }
 }
 
-std::uint64_t DiskStore::parts_of(const StoreKey& key) const { return impl_->parts_of(key); }
+std::uint64_t DiskStore::parts_of(const StoreKey& key) const {
+    std::uint64_t parts = 0;
+    impl_->parts_of(&key, 1, &parts);
+    return parts;
+}
+
+void DiskStore::parts_of(const StoreKey* keys, std::size_t n, std::uint64_t* parts) const {
+    impl_->parts_of(keys, n, parts);
+}
 
 StoreTask DiskStore::get_async(std::vector<PageToRead> pages) {
     return StoreTask(impl_->get(std::move(pages)));

@@ -110,8 +110,9 @@ cdef class Settler:
     cdef CppPageCopier* native_copier  # of `copier` if its class is kvcore._core.PageCopier
     cdef object copier
     cdef object mover
-    cdef object below  # searches the stores below the host tier, see _set_below; None without
-    cdef object store_side  # a StoreSide if there is `below`; else None
+    cdef object below  # the stores below the host tier, see _set_below; None without
+    cdef object store_reader  # a StoreReader if there is `below`; else None
+    cdef object onload  # an Onload if requests wait for loads; else None
     cdef object states  # kvcore.pools.StateArrays; None without arrays of states
     cdef int32_t num_bundles  # bundles of layers, each with its own pages
 

@@ -68,26 +68,22 @@ cdef class StepEngine(EngineBase):
         self._settler.set_copier(copier)
         self._copier = copier
 
-    def _set_below(self, below, onload=None):
-        """Attach the stores below the host tier; return the object that they call.
+    def _set_below(self, below, StoreReader reader not None, onload=None):
+        """Attach the stores below the host tier.
 
         Parameters
         ----------
         below : kvcore.stores.tiers.stack.TierStack
-            ``may_have(key) -> bool``, ``bring(search, context, now)``, ``arrived()``,
-            ``begin_reset()``, ``end_reset()``.
+            ``arrived()``, ``begin_reset()``, ``end_reset()``.
+        reader : StoreReader
         onload : kvcore.stores.tiers.onload.Onload, optional
-            Lets requests wait for pages from stores: ``waiting``, ``drop(request_id)``.
-
-        Returns
-        -------
-        StoreSide
+            Lets requests wait for pages from stores: ``begin(search, context)``, ``waiting``,
+            ``drop(request_id)``.
         """
         require_made(self)
-        self._settler.store_side = StoreSide(self._core)
         self._settler.below = below
-        self._onload = onload
-        return self._settler.store_side
+        self._settler.store_reader = reader
+        self._settler.onload = self._onload = onload
 
     def _require_open(self):
         """Raise KVCacheError if the engine is closed."""

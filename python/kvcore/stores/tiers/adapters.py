@@ -10,8 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
+from kvcore._core import DiskLowerStore
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
 from kvcore.stores import (
@@ -24,7 +23,7 @@ from kvcore.stores import (
     StoreHealth,
 )
 from kvcore.stores.tiers.calls import FAILED, StoreCalls, StoreCounters, StoreLimits
-from kvcore.stores.tiers.memory import Parts, Places, mask_of
+from kvcore.stores.tiers.memory import HostMemory, Parts, Places, mask_of
 from kvcore.stores.tiers.records import Bytes, RecordLayout, RecordMemory
 
 __all__ = ["ALL_PARTS", "COUNTS", "DiskAdapter", "RecordAdapter", "StoreAdapter"]
@@ -36,6 +35,10 @@ ALL_PARTS = (1 << 64) - 1
 Begun: TypeAlias = Callable[[StoreHandle], None]
 
 
+def _ignore(handle: StoreHandle) -> None:
+    """Do nothing with the handle of a read."""
+
+
 class StoreAdapter(Protocol):
     """Use a store. No method raises."""
 
@@ -45,7 +48,10 @@ class StoreAdapter(Protocol):
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the parts of each page as bits; `ALL_PARTS` if the store cannot list them."""
 
-    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
+    def lower_store(self, memory: HostMemory) -> DiskLowerStore | StoreAdapter:
+        """Return the store as a StoreReader uses it: native code, or an adapter."""
+
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun = ...) -> list[int]:
         """Read parts of pages.
 
         An adapter that reads directly into `to` calls `begun` with the handle of the read. The read
@@ -104,6 +110,7 @@ class DiskAdapter:
         self._layout, self._limits = layout, limits
         self._counters = StoreCounters()
         self._last = store.health()
+        self._lower: DiskLowerStore | None = None
 
     def parts_of(self, keys: Sequence[bytes]) -> list[int]:
         """See StoreAdapter."""
@@ -113,36 +120,36 @@ class DiskAdapter:
             self._counters.add(errors=1)
             return [0] * len(keys)
 
-    def read(self, keys: Sequence[bytes], to: Places, begun: Begun) -> list[int]:
+    def lower_store(self, memory: HostMemory) -> DiskLowerStore:
+        """See StoreAdapter. Native code finds, reads and writes pages, without the GIL."""
+        self._lower = memory.lower_store(
+            self.store._store,  # noqa: SLF001
+            has_parts=self._layout.all_parts != 1,
+            seconds=self._limits.seconds,
+        )
+        return self._lower
+
+    def read(self, keys: Sequence[bytes], to: Places, begun: Begun = _ignore) -> list[int]:
         """See StoreAdapter. The read runs no Python code per page."""
-        return to.masks()[: self._read(lambda: self._get_placed(keys, to), begun)]
-
-    def _get_placed(self, keys: Sequence[bytes], to: Places) -> StoreHandle:
-        return self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
-
-    def _read(self, begin: Callable[[], StoreHandle], begun: Begun) -> int:
-        """Return the number of pages that were read."""
         began = perf_counter()
         try:
-            handle = begin()
+            handle = self.store._store.get_placed(keys, to.columns, to.rows, to.slots)  # noqa: SLF001
         except KVCacheError:
             self._counters.add(errors=1)
-            return 0
+            return []
         begun(handle)
         if not handle.wait(self._limits.seconds):
             self._counters.add(timeouts=1)
-            return 0
+            return []
         served = handle.result()
         self._counters.took("read", perf_counter() - began)
-        return served
+        return to.masks()[:served]
 
     def write(self, keys: Sequence[bytes], pages: Sequence[Parts]) -> Callable[[], int]:
-        """See StoreAdapter."""
-        if self._layout.all_parts != 1:
-            pages = [*map(self._completed, keys, self.parts_of(keys), pages)]
+        """See StoreAdapter. The pages have only part 0."""
         began = perf_counter()
         try:
-            handle = self.store.put_from(keys, [_listed(parts) for parts in pages])
+            handle = self.store.put_from(keys, [parts[0] for parts in pages])
         except KVCacheError:
             self._counters.add(errors=1)
             return lambda: 0
@@ -156,16 +163,6 @@ class DiskAdapter:
 
         return wait
 
-    def _completed(self, key: bytes, there: int, parts: Parts) -> Parts:
-        """Add the other parts that the store has to `parts`, because a put replaces the page."""
-        new = mask_of(parts)
-        if not there & ~new or not new & ~there:
-            return parts
-        memory = np.empty(self._layout.record_bytes, np.uint8)
-        others = self._layout.parts(memory, there & ~new)
-        served = self._read(lambda: self.store.get_into([key], [_listed(others)]), lambda _: None)
-        return {**others, **parts} if served else parts
-
     def remove(self, keys: Sequence[bytes]) -> None:
         """See StoreAdapter."""
         with suppress(KVCacheError):
@@ -178,18 +175,28 @@ class DiskAdapter:
 
     def metrics(self, waiting: int) -> TierMetrics:
         """See StoreAdapter. After the store is closed, return its last counters."""
-        with suppress(KVCacheError):
-            self._last = self.store.health()
+        self._take_counters()
         own = self._counters.metrics(self._last.breaker, waiting)
         sums = {name: own[name] + getattr(self._last, name) for name in COUNTS}
         return replace(own, **sums)
 
     def close(self, timeout: float | None) -> None:  # noqa: ARG002 - the store limits its own time
         """See StoreAdapter."""
-        with suppress(KVCacheError):
-            self._last = self.store.health()
+        self._take_counters()
+        self._lower = None  # refers to the memory of the host tier
         if self.is_own:
             self.store.close()
+
+    def _take_counters(self) -> None:
+        with suppress(KVCacheError):
+            self._last = self.store.health()
+        if self._lower is not None:
+            errors, timeouts, reads, writes = self._lower.take_counters()
+            self._counters.add(errors=errors, timeouts=timeouts)
+            for seconds in reads:
+                self._counters.took("read", seconds)
+            for seconds in writes:
+                self._counters.took("write", seconds)
 
 
 class RecordAdapter:
@@ -229,11 +236,15 @@ class RecordAdapter:
         """See StoreAdapter."""
         return self._known_parts(keys) or [0] * len(keys)
 
+    def lower_store(self, memory: HostMemory) -> RecordAdapter:  # noqa: ARG002
+        """See StoreAdapter."""
+        return self
+
     def read(
         self,
         keys: Sequence[bytes],
         to: Places,
-        begun: Begun,  # noqa: ARG002 - the store reads into records of this adapter
+        begun: Begun = _ignore,  # noqa: ARG002 - the store reads into records of this adapter
     ) -> list[int]:
         """See StoreAdapter."""
         masks: list[int] = []
@@ -379,13 +390,3 @@ _SERVERS = (MooncakeStore, RedisStore)
 
 #: Counters of a store since it was opened; `TierStack` counts misses.
 COUNTS = ("hits", "bytes_in", "bytes_out", "corrupt", "timeouts", "errors")
-
-
-def _listed(parts: Parts) -> Any:
-    """Return the parts of a page in the form that stores take: by number, None if missing."""
-    if parts.keys() == {0}:
-        return parts[0]
-    listed: list[Bytes | None] = [None] * (max(parts) + 1)
-    for part, data in parts.items():
-        listed[part] = data
-    return listed

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, overload
 
+from kvcore._core import DiskLowerStore, DiskStore
 from kvcore.backends.protocol import Mover
 from kvcore.native.engine import STATE_PART
 from kvcore.stores.tiers.records import Bytes
@@ -98,9 +99,9 @@ class HostMemory:
         return {part: self.bytes_of(part) for part in parts}
 
     def bytes_of(self, part: int) -> int:
-        """Return the bytes of a part."""
+        """Return the bytes of a part; 0 if the tier has no slots."""
         of = self._slots if part == STATE_PART else self._memory
-        return int(of[0].shape[1])
+        return int(of[0].shape[1]) if of else 0
 
     def parts(self, replica: int, places: Iterable[tuple[int, int]]) -> Parts:
         """Return views of some parts of a page, given as (part, page or slot)."""
@@ -111,6 +112,19 @@ class HostMemory:
         slots = self._slots[replica] if self._slots else None
         return Places(self._memory[replica], slots, columns)
 
+    def lower_store(self, disk: DiskStore, *, has_parts: bool, seconds: float) -> DiskLowerStore:
+        """Return a disk as a lower store of this memory.
+
+        Parameters
+        ----------
+        disk : kvcore._core.DiskStore
+        has_parts : bool
+            Whether a page can have more than one part.
+        seconds : float
+            Time limit of a read.
+        """
+        return DiskLowerStore(disk, self._memory, self._slots, has_parts, seconds)
+
     def settle(self, replica: int) -> None:
         """Wait for copies to and from the tier that are in flight."""
         if self._pages is not None:
@@ -118,11 +132,14 @@ class HostMemory:
         if self._states is not None:
             self._states.wait(replica)
 
-    def expect(self, replica: int, columns: Iterable[Iterable[tuple[int, int]]]) -> None:
-        """Make the memory of parts of pages present, before the parts are written."""
-        pages = [at for parts in columns for part, at in parts if part != STATE_PART]
-        if pages and self._pages is not None:
-            self._pages.expect(replica, max(pages))
+    def prepare(self, replica: int, last: int) -> None:
+        """Prepare the tier for writes: wait for copies in flight, make pages up to `last` present.
+
+        `last` is -1 if no pages are written.
+        """
+        self.settle(replica)
+        if last >= 0 and self._pages is not None:
+            self._pages.expect(replica, last)
 
     def let_go(self) -> None:
         """Drop all references to the memory; no other method is called after this."""

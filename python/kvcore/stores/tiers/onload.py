@@ -8,22 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
-from kvcore.stores.tiers.reader import FillSearch, StoreReader
+from kvcore.native.engine import LowerSearch, StoreReader
 from kvcore.stores.tiers.workers import Job, Workers
 
-__all__ = ["Arrival", "Onload", "RequestSearch"]
+__all__ = ["Arrival", "Onload"]
 
 _THREADS = 32
-
-
-class RequestSearch(FillSearch, Protocol):
-    """The search of a request, with the limit of its hit."""
-
-    @property
-    def max_hit(self) -> int | None:
-        """The longest hit that the request accepts, in tokens; None without a limit."""
 
 
 @dataclass
@@ -63,23 +55,23 @@ class Onload:
         self._asked: set[Hashable] = set()  # claimed requests: one load per claim
         self._lock = Lock()
 
-    def begin(self, search: RequestSearch, context: Any) -> None:
+    def begin(self, search: LowerSearch, context: Any) -> None:
         """Load pages for a request, once per claim."""
         name = context.request_id
         with self._lock:
             if name in self._asked:
                 self._wait_as(name, context)
                 return
-            job = self._workers.start(lambda: self._reader.bring(search))
+            job = self._workers.start(lambda: self._reader.load(search))
             if job is None:
                 return
             self._asked.add(name)
             self.waiting[name] = Arrival(context, job, search.max_hit)
             _mark(context, is_pending=True)
 
-    def prefetch(self, search: FillSearch) -> None:
+    def prefetch(self, search: LowerSearch) -> None:
         """Load the pages of a prefix that stores have."""
-        self._workers.start(lambda: self._reader.bring(search))
+        self._workers.start(lambda: self._reader.load(search))
 
     def take(self) -> list[tuple[Hashable, Arrival]]:
         """Return the requests whose pages have arrived, and remove them from `waiting`."""

@@ -112,7 +112,6 @@ class ChosenTiers:
             page_bytes=layout.payload_bytes,
             limits=limits,
             max_write_wait=self.options.max_write_wait,
-            is_async=self.options.async_onload,
         )
 
     def _opened(self, page_bytes: int) -> list[tuple[BlockStore, bool]]:

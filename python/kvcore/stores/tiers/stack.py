@@ -6,19 +6,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakSet
 
 from kvcore.errors import KVCacheError
 from kvcore.metrics import TierMetrics
+from kvcore.native.engine import (
+    LowerSearch,
+    LowerStores,
+    StoreReader,
+    StoreSide,
+    StoreWriter,
+)
 from kvcore.stores import BlockStore, DiskStore, MooncakeStore, RedisStore
 from kvcore.stores.tiers.adapters import COUNTS, DiskAdapter, RecordAdapter, StoreAdapter
 from kvcore.stores.tiers.calls import StoreLimits
 from kvcore.stores.tiers.memory import HostMemory
-from kvcore.stores.tiers.onload import Onload, RequestSearch
-from kvcore.stores.tiers.reader import FillSearch, StoreReader
+from kvcore.stores.tiers.onload import Onload
 from kvcore.stores.tiers.records import RecordLayout
-from kvcore.stores.tiers.writer import StoreWriter, WriteQueue
+from kvcore.stores.tiers.writer import WriterThread
 
 __all__ = ["TierStack", "adapters_of"]
 
@@ -65,8 +70,6 @@ class TierStack:
     limits : StoreLimits
     max_write_wait : float
         The most seconds that a step waits for stores if half of the host tier waits to be written.
-    is_async : bool
-        Whether `bring` returns at once, so that requests wait in `onload`.
 
     Notes
     -----
@@ -82,56 +85,56 @@ class TierStack:
         page_bytes: int,
         limits: StoreLimits,
         max_write_wait: float,
-        is_async: bool,
     ) -> None:
-        self._stores, self._memory = tuple(stores), memory
-        self._reader = StoreReader(stores, memory, _BATCH_BYTES, limits.seconds, self._make_room)
-        self.onload = Onload(self._reader)
+        self._stores, self._memory, self._limits = tuple(stores), memory, limits
         host_pages = memory.num_bytes // page_bytes
         self._batch = max(1, min(_BATCH_BYTES // page_bytes, host_pages // 4))
         self._most_waiting = max(1, host_pages // 2)
-        self._max_write_wait, self._is_async = max_write_wait, is_async
+        self._max_write_wait = max_write_wait
         self._process = os.getpid()
         self._is_off = False
         self._before: dict[str, TierMetrics] = {}  # counters at the last reset
-        # An attribute of this object, because every call looks it up.
-        self.may_have = self._reader.may_have
 
-    def begin(self, queue: WriteQueue) -> None:
-        """Start to write the pages of a queue."""
+    def begin(self, queue: StoreSide) -> Onload:
+        """Start to write the pages of a queue, and to read pages; return the threads that load."""
         self._queue = queue
-        self._writer = StoreWriter(
+        stores = LowerStores(
+            [store.lower_store(self._memory) for store in self._stores], self._memory
+        )
+        self._writes = StoreWriter(queue, stores)
+        self._writer = WriterThread(
             queue,
-            self._stores,
+            self._writes,
             self._memory,
             batch=self._batch,
             most_waiting=self._most_waiting,
             seconds=self._max_write_wait,
         )
+        self.reader = StoreReader(
+            queue,
+            stores,
+            self._writer.drain,
+            batch_bytes=_BATCH_BYTES,
+            seconds=self._limits.seconds,
+        )
+        self._onload = Onload(self.reader)
+        # An attribute of this object, because every call looks it up.
         self.arrived = self._writer.arrived
         _ALIVE.add(self)
+        return self._onload
 
-    def bring(self, search: RequestSearch, context: Any, now: bool) -> None:  # noqa: FBT001 - native
-        """Load a request's prompt from stores; if `is_async` and not `now`, in the background."""
-        if self._is_off:
-            return
-        if self._is_async and not now:
-            self.onload.begin(search, context)
-        else:
-            self._reader.bring(search)
-
-    def prefetch(self, search: FillSearch) -> int:
+    def prefetch(self, search: LowerSearch) -> int:
         """Begin to load a prefix; return the number of columns that are cached or in stores."""
-        found = self._reader.depth(search)
+        found = self.reader.reach(search)
         if found > search.have or search.legal < search.have:
-            self.onload.prefetch(search)
+            self._onload.prefetch(search)
         return found
 
     def begin_reset(self) -> None:
         """Discard pages in flight; called before the upper tiers are emptied."""
         if not self._is_off:
-            self._reader.forget()
-            self._writer.forget()
+            self.reader.forget()
+            self._writes.forget()
 
     def end_reset(self) -> None:
         """Empty the stores, except servers, which other processes may also use."""
@@ -184,7 +187,7 @@ class TierStack:
         """End the threads of a destroyed manager, without waiting for them."""
         if not self._is_off:
             self._writer.stop()
-            self.onload.close(0)
+            self._onload.close(0)
             for store in self._stores:
                 store.close(0)
 
@@ -193,29 +196,23 @@ class TierStack:
         if self._is_off:
             return
         self._switch_off()
-        self.onload.close(timeout)
-        self._reader.close(timeout)
+        self._onload.close(timeout)
+        self.reader.close(timeout)
         self._writer.close(timeout)
         for store in self._stores:
             store.close(timeout)
         self._memory.let_go()
 
-    def _make_room(self) -> bool:
-        return self._writer.drain()
-
     def leave_to_parent(self) -> None:
         """Stop using the stores, in a child of fork."""
         self._switch_off()
-        self.onload.give_up()
+        self.reader.leave_to_parent()
+        self._onload.give_up()
 
     def _switch_off(self) -> None:
         self._is_off = True
-        self.may_have = _nothing
+        self.reader.switch_off()
         self.arrived = _nowhere
-
-
-def _nothing(key: bytes) -> bool:  # noqa: ARG001
-    return False
 
 
 def _nowhere() -> None:

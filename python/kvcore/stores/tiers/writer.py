@@ -4,66 +4,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from threading import Condition
 from time import monotonic
-from typing import Protocol
 
-from kvcore.stores.tiers.adapters import StoreAdapter
+from kvcore.native.engine import StoreSide, StoreWriter, StoreWrites
 from kvcore.stores.tiers.memory import HostMemory
 from kvcore.support.threads import Threads
 
-__all__ = ["StoreWriter", "WriteQueue", "Writes"]
+__all__ = ["WriterThread"]
 
 log = logging.getLogger("kvcore")
 
 
-class Writes(Protocol):
-    """The attributes of `kvcore.native.engine.StoreWrites` that `StoreWriter` uses."""
-
-    @property
-    def replica(self) -> int:
-        """The replica of the pages."""
-
-    @property
-    def keys(self) -> list[bytes]:
-        """The keys of the columns."""
-
-    @property
-    def parts(self) -> list[list[tuple[int, int]]]:
-        """The parts of each column, as (part, page of the host tier or slot)."""
-
-    def note_stored(self) -> None:
-        """Report in the events that a store has all these columns."""
-
-    def finish(self) -> None:
-        """End the batch, whether its columns were written or not; they may be evicted again."""
-
-
-class WriteQueue(Protocol):
-    """The attributes of `kvcore.native.engine.StoreSide` that `StoreWriter` uses."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of columns that wait or are being written."""
-
-    @property
-    def dropped(self) -> int:
-        """The number of columns that were dropped while they waited."""
-
-    def take_writes(self, most: int) -> Writes | None:
-        """Take at most `most` columns to write them; return None if no column waits."""
-
-
-class StoreWriter:
+class WriterThread:
     """Write in one thread, which starts with the first page and ends with ``close``.
 
     Parameters
     ----------
     queue : StoreSide
         Queue of the columns to write.
-    stores : sequence of StoreAdapter
-        Each store gets the pages that it lacks.
+    writer : StoreWriter
     memory : HostMemory
     batch : int
         The most pages of a batch.
@@ -75,21 +35,20 @@ class StoreWriter:
 
     def __init__(
         self,
-        queue: WriteQueue,
-        stores: Sequence[StoreAdapter],
+        queue: StoreSide,
+        writer: StoreWriter,
         memory: HostMemory,
         *,
         batch: int,
         most_waiting: int,
         seconds: float,
     ) -> None:
-        self._queue, self._stores, self._memory = queue, tuple(stores), memory
+        self._queue, self._writer, self._memory = queue, writer, memory
         self._batch, self._most_waiting, self._seconds = batch, most_waiting, seconds
         self._changed = Condition()
         self._threads = Threads("kvcore writer")  # at most one thread
         self._is_asked = False
         self._is_closing = False
-        self._epoch = 0
         self._finished = 0  # pages that the thread has written or lost, in the order of arrival
         self._lost = 0  # finished pages that some store did not take
         self._lost_before = 0
@@ -139,11 +98,6 @@ class StoreWriter:
             self._begin_counting()
             return lost == 0
 
-    def forget(self) -> None:
-        """Let pages in flight be removed from the stores after they are written."""
-        with self._changed:
-            self._epoch += 1
-
     def forgotten(self) -> None:
         """Do not count the pages that a reset dropped as lost."""
         with self._changed:
@@ -186,11 +140,10 @@ class StoreWriter:
 
     def _write_all(self) -> None:
         while not self._is_closing:
-            epoch = self._epoch  # read first: a later reset applies to the batch
-            writes = self._queue.take_writes(self._batch)
+            writes = self._writer.take(self._batch)
             if writes is None:
                 return
-            self._write(writes, epoch)
+            self._write(writes)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -198,36 +151,19 @@ class StoreWriter:
             self._is_asked = False
             return not self._is_closing
 
-    def _write(self, writes: Writes, epoch: int) -> None:
-        lost = len(writes.keys)
+    def _write(self, writes: StoreWrites) -> None:
+        lost = len(writes)
         try:
-            lost = self._put(writes, epoch)
+            self._memory.settle(writes.replica)
+            lost = writes.write()
         except Exception:  # every failure loses the batch
             log.exception("pages could not be written to the stores below the host tier")
         finally:
             with self._changed:
                 writes.finish()
-                self._finished += len(writes.keys)
+                self._finished += len(writes)
                 self._lost += lost
                 self._changed.notify_all()
-
-    def _put(self, writes: Writes, epoch: int) -> int:
-        """Write to all stores; return the number of pages that some store did not take."""
-        self._memory.settle(writes.replica)
-        # A page is in the batch twice if parts were added to it while it waited.
-        pages = {
-            key: self._memory.parts(writes.replica, parts)
-            for key, parts in zip(writes.keys, writes.parts, strict=True)
-        }
-        keys, parts = [*pages], [*pages.values()]
-        waits = [store.write(keys, parts) for store in self._stores]
-        counts = [wait() for wait in waits]
-        if epoch != self._epoch:  # a reset came meanwhile: the pages may be newer than its clear
-            for store in self._stores:
-                store.remove(keys)
-        elif max(counts) == len(keys):
-            writes.note_stored()
-        return len(keys) - min(counts)
 
 
 #: The most seconds that a load waits for room in the host tier.
