@@ -26,14 +26,14 @@ MUTANTS = (
         "destination not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies_.back().destination = PageHold();",
+        HELD_COPY + " copies_.back().destination = PageRef();",
         "plain",
     ),
     Mutant(
         "source not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies_.back().source = PageHold();",
+        HELD_COPY + " copies_.back().source = PageRef();",
         "plain",
     ),
     Mutant(
@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "a failed store counts as done",
         "cpp/src/transfer/tier_flights.cpp",
-        "    if (done && flight.is_wanted) {",
-        "    if (flight.is_wanted) {",
+        "    if (done && flight.place) {",
+        "    if (flight.place) {",
         "host",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy does not keep the windows of its pages",
-        "cpp/src/level/page_hold.hpp",
+        "cpp/src/level/page_ref.hpp",
         "        home.enter(page);\n",
         "",
         "groups",

@@ -118,7 +118,7 @@ CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
       copy_list(sequences, grouping, replicas),
       state_copies(tickets, sequences, replicas),
       store_queue(config, grouping, replicas),
-      flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
+      flights(config, grouping, replicas, tickets, sequences, windows, store_queue),
       priorities(config.page_size),
       most_pooled_tokens_(grouping.is_plain()
                               ? config.num_pages * config.page_size

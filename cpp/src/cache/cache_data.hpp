@@ -8,7 +8,6 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
-#include "level/page_holds.hpp"
 #include "level/replica.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
@@ -187,7 +186,6 @@ struct CacheData {
     RecurrentStates states;
     Tickets tickets;
     OwedCopies copies;
-    PageHolds holds;
     CopyList copy_list;
     StateCopies state_copies;
     StoreQueue store_queue;

@@ -587,7 +587,7 @@ bool CacheManager::publish(CacheImport& filled, bool more) {
             "the import is empty: it was published, or took no column; publish each import once");
     }
     const Lock lock(impl_->mutex);
-    const bool is_wanted = filled.held_->columns.publish(impl_->cache.holds, more);
+    const bool is_wanted = filled.held_->columns.publish(more);
     filled.held_.reset();
     return is_wanted;
 }
@@ -639,25 +639,18 @@ const std::vector<BlockId>& CacheImport::pages() const noexcept {
 }
 
 struct HeldPages::Held {
-    Held(std::mutex& guard, PageHolds& all, Replica& home, const BlockId* pages, std::int64_t n)
-        : mutex(guard), known(all), set(home, pages, n) {
-        known.add(set);
-    }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-    ~Held() { known.remove(set); }
+    Held(std::mutex& guard, Replica& home, const BlockId* given, std::int64_t n)
+        : mutex(guard), pages(given, given + n), refs(hold_pages(home, given, n)) {}
 
     std::mutex& mutex;
-    PageHolds& known;
-    PageSet set;
+    std::vector<BlockId> pages;
+    std::vector<PageRef> refs;
 };
 
 HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    CacheData& cache = impl_->cache;
-    Replica& home = cache.replica_at(replica);
-    cache.holds.make_room();
-    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, cache.holds, home, pages, n));
+    Replica& home = impl_->cache.replica_at(replica);
+    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, home, pages, n));
 }
 
 HeldPages::HeldPages() noexcept = default;
@@ -680,7 +673,7 @@ HeldPages::~HeldPages() {
 
 const std::vector<BlockId>& HeldPages::pages() const noexcept {
     static const std::vector<BlockId> none;  // constant, and empty
-    return held_ == nullptr ? none : held_->set.pages();
+    return held_ == nullptr ? none : held_->pages;
 }
 
 void HeldPages::let_go() {

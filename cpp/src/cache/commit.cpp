@@ -61,8 +61,7 @@ void entrust_to_tree(CacheData& cache, const Sequence& sequence, std::int32_t co
     for_each_other_holder(cache, sequence, column, [&](PageRow& other) {
         other.entrust(home.pool, column, TreePin(home.tree, end));
     });
-    cache.copies.move_to_tree(sequence.replica, sequence.pages[column], {end, column + 1});
-    cache.holds.move_to_tree(home, sequence.pages[column], {end, column + 1});
+    home.move_refs_to_tree(sequence.pages[column], {end, column + 1});
 }
 
 // Adds the evictable pages of a cached column that a row will read. If the owner of a page has no
@@ -267,7 +266,7 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
         static_cast<std::int32_t>(std::min<std::int64_t>(columns, pages.commit_limit()));
     while (pages.committed() < written) {
         const std::int32_t read_only = std::min(pages.read_only_end(), written);
-        const bool is_held = !cache.copies.empty() || !cache.holds.empty();
+        const bool is_held = !home.page_refs.empty();
         const std::int32_t end = is_held ? written : read_only;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;

@@ -46,8 +46,8 @@ void limit_owners(CacheData& cache, std::int32_t replica,
     for (const OwedCopies::Copy& copy : cache.copies.all()) {
         if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
         Sequence* sequence = cache.sequences.find(copy.copy.sequence);
-        if (sequence == nullptr || !is_marked(copy.source.page())) continue;
-        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
+        if (sequence == nullptr || !is_marked(copy.source.column())) continue;
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.column()));
     }
 }
 
@@ -82,32 +82,16 @@ void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
         Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
         if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
-        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.column()));
     }
 }
 
-// A copy under way does not count as a use of its page. The reset also forgets that page, but the
-// page stays until the copy ends.
-void detach_copies(CacheData& cache) noexcept {
-    cache.cache_copies.detach_from_tree();
-    cache.flights.detach_from_tree();
-    cache.store_queue.detach_from_tree();
-    cache.copies.detach_from_tree();
-    cache.holds.detach_from_tree();
-    cache.holds.reattach();
-    cache.copies.reattach();
-    cache.flights.reattach();
-    cache.store_queue.reattach();
-    cache.cache_copies.reattach();
-}
-
-void drop_forgotten(CacheData& cache) noexcept {
-    for (std::int32_t r = 0; r < cache.config.num_replicas; ++r) {
-        limit_holders(cache, r);
-        cache.flights.drop_forgotten(r);
-    }
+// Transfers whose pages were forgotten bring nothing into the cache.
+void drop_forgotten(CacheData& cache, std::int32_t replica) noexcept {
+    limit_holders(cache, replica);
+    cache.replica_at(replica).for_each_level([](Level& level) { level.drop_forgotten_refs(); });
+    cache.flights.drop_forgotten();
     cache.store_queue.drop_forgotten();
-    cache.cache_copies.drop_forgotten();
 }
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A
@@ -155,10 +139,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     limit_copies(cache, replica, branches);
     home.tree.forget(branches);
     if (home.host != nullptr) home.host->tree.forget(stored);
-    limit_holders(cache, replica);
-    cache.flights.drop_forgotten(replica);
-    cache.store_queue.drop_forgotten();
-    cache.cache_copies.drop_forgotten();
+    drop_forgotten(cache, replica);
     return cached - home.num_cached();
 }
 
@@ -171,7 +152,12 @@ bool reset_prefix_cache(CacheData& cache) {
     }
     // Nothing below can fail.
     if (cache.events != nullptr) cache.events->begin_reset();
-    detach_copies(cache);
+    cache.cache_copies.note_reset();
+    // A copy under way does not count as a use of its page. The reset also forgets that page, but
+    // the page stays until the copy ends.
+    for (const auto& home : cache.replicas) {
+        home->for_each_level([](Level& level) { level.detach_refs(); });
+    }
     auto branches = held.begin();
     for (const auto& home : cache.replicas) {
         home->metrics.evicted.reset += home->num_cached();
@@ -184,7 +170,7 @@ bool reset_prefix_cache(CacheData& cache) {
         home->metrics.evicted.reset -= home->num_cached();
         home->metrics.host_evicted.reset -= home->num_stored();
     }
-    drop_forgotten(cache);
+    for (std::int32_t r = 0; r < cache.config.num_replicas; ++r) drop_forgotten(cache, r);
     limit_all(cache);
     if (cache.events != nullptr) cache.events->end_reset();
     return is_empty(cache);

@@ -553,8 +553,8 @@ void owe_cached_copy(CacheData& cache, const PageMove& copy, TreePosition source
                      Transfers* transfers) noexcept {
     if (transfers == nullptr) return cache.copy_list.add(copy);
     Replica& home = *cache.replicas[static_cast<std::size_t>(copy.replica)];
-    cache.copies.add(copy, PageHold::pin(home, source, copy.source),
-                     PageHold::share(home, copy.destination), *transfers);
+    cache.copies.add(copy, PageRef::pin(home, source, copy.source),
+                     PageRef::share(home, copy.destination), *transfers);
 }
 
 // The same for a page that forks hold: the reference that the row gives up holds the page.
@@ -564,8 +564,8 @@ void owe_shared_copy(CacheData& cache, const PageMove& copy, Transfers* transfer
         cache.copy_list.add(copy);
         return home.pool.free(&copy.source, 1);
     }
-    cache.copies.add(copy, PageHold::adopt(home, copy.source),
-                     PageHold::share(home, copy.destination), *transfers);
+    cache.copies.add(copy, PageRef::adopt(home, copy.source),
+                     PageRef::share(home, copy.destination), *transfers);
 }
 
 // Fills a new column of a row, which reads it from now on, with pages of all bundles.

@@ -59,7 +59,7 @@ class RowCut {
    private:
     std::int32_t columns_ = 0;
     TreePin place_;
-    StorePlace stored_;
+    PrefixRef stored_;
 };
 
 /// A reservation worked out against the present state; it has changed nothing yet.

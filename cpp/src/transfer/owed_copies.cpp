@@ -10,7 +10,7 @@ Leavers OwedCopies::leavers_of_call(std::int32_t replica, BlockId page) const no
     for (std::size_t i = call_begin_; i < copies_.size(); ++i) {
         const Copy& each = copies_[i];
         const bool is_its = each.copy.replica == replica && each.source.is_reference() &&
-                            each.source.page() == page;
+                            each.source.column() == page;
         if (is_its) leavers.add(each.copy.num_tokens);
     }
     return leavers;
@@ -88,23 +88,6 @@ void OwedCopies::protect_read_pages(Sequence& sequence, std::int64_t start,
             if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);
         }
     }
-}
-
-void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept {
-    for (Copy& copy : copies_) {
-        PageHold& source = copy.source;
-        const bool is_it =
-            copy.copy.replica == replica && source.is_reference() && source.page() == page;
-        if (is_it) source.move_to_tree(at);
-    }
-}
-
-void OwedCopies::detach_from_tree() noexcept {
-    for (Copy& copy : copies_) copy.source.detach_from_tree();
-}
-
-void OwedCopies::reattach() noexcept {
-    for (Copy& copy : copies_) copy.source.reattach();
 }
 
 }  // namespace kvcore

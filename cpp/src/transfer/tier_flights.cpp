@@ -16,15 +16,13 @@ namespace kvcore {
 
 TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
                          const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                         SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
-                         StoreQueue& queue)
+                         SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue)
     : page_size_(config.page_size),
       grouping_(grouping),
       replicas_(replicas),
       tickets_(tickets),
       sequences_(sequences),
       windows_(windows),
-      holds_(holds),
       queue_(queue),
       rules_(config, replicas[0]->pool.end_id()),
       tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
@@ -44,9 +42,9 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     flight->is_load = true;
     flight->first = hit.at.depth;
     const TreePosition below{host.tree.split(hit.below), hit.below.depth};
-    flight->source = PathHold(host, below.node, below.depth);
     const TieredHit found{hit.at, below, hit.tokens};
     choose_load(home, found, *flight);
+    flight->source = PrefixRef(host, below, PrefixRef::Pages::of(flight->host_pages));
     make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
     make_room(flights_, 1);
     if (has_state) flight->stored_state = home.hold_stored_state(below);
@@ -116,6 +114,7 @@ void TierFlights::find_place(Standing& standing, const Path& path) const {
     found.place = {host, host.open(PrefixTree::name_of(path.at.node))};
     advance(found, path, path.at.depth);
     standing.place = std::move(found.place);
+    standing.examined = 0;
 }
 
 // Gives the stored pages the retention that they have on the device.
@@ -196,7 +195,8 @@ void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& t
     flight.first = stored + flight.ahead;
     flight.num_new = static_cast<std::int32_t>(flight.device_pages.size());
     flight.num_pages = flight.num_new;
-    flight.source = PathHold(home, path.at.node, flight.first + flight.num_new);
+    flight.source = PrefixRef(home, {path.at.node, flight.first + flight.num_new},
+                              PrefixRef::Pages::of(flight.device_pages));
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
@@ -236,7 +236,7 @@ void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
         standing->storing = 0;
         standing->place = std::move(flight.place);
     } else {
-        flight.place.reset();
+        flight.place.release();
     }
 }
 
@@ -246,77 +246,40 @@ bool TierFlights::is_under_way(SequenceHandle handle) const noexcept {
     });
 }
 
-StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
-                                 std::int32_t columns) const {
+PrefixRef TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
+                                std::int32_t columns) const {
     const Standing* standing = find(handle);
     if (standing == nullptr || !standing->place || standing->place.depth() <= columns) return {};
     Level& host = *home_of(replica).host;
     return {host, host.hold({standing->place.node(), columns})};
 }
 
-void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept {
+void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, PrefixRef cut) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     standing->storing = 0;
     standing->examined = std::min(standing->examined, columns);
-    if (cut) standing->place = std::move(cut);
+    if (!cut) return;
+    standing->place.release();
+    standing->place = std::move(cut);
 }
 
 void TierFlights::forget(SequenceHandle handle) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     if (standing->place) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
+    standing->place.release();
     *standing = {};
 }
 
-void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
-    const auto is_gone = [](const StorePlace& place) {
-        return place && PrefixTree::is_forgotten(place.node());
-    };
+void TierFlights::drop_forgotten() noexcept {
     for (TierFlight& flight : flights_) {
-        if (flight.replica != replica) continue;
-        if (flight.is_load) {
-            Sequence* sequence = sequences_.find(flight.sequence);
-            if (sequence != nullptr && flight.source.is_forgotten()) {
-                sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
-            }
-        } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
-            flight.is_wanted = false;
-            flight.place.reset();
+        if (!flight.source.is_forgotten()) continue;
+        if (!flight.is_load) {
+            flight.place.end();
+        } else if (Sequence* sequence = sequences_.find(flight.sequence)) {
+            sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
         }
-    }
-    for (StoreFill& fill : fills_) {
-        if (fill.flight.replica != replica || !is_gone(fill.flight.place)) continue;
-        fill.flight.is_wanted = false;
-        fill.windows.reset();
-        fill.flight.place.reset();
-    }
-    for (Standing& standing : standings_) {
-        if (!is_gone(standing.place)) continue;
-        standing.place.reset();
-        standing.examined = 0;
-    }
-}
-
-void TierFlights::detach_from_tree() noexcept {
-    for (TierFlight& flight : flights_) {
-        const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.detach_from_tree(pages.data(), static_cast<std::int64_t>(pages.size()));
-        if (flight.is_load || owner_of(flight) != nullptr) continue;
-        flight.is_wanted = false;
-        flight.place.reset();
-    }
-    for (StoreFill& fill : fills_) {
-        fill.flight.is_wanted = false;
-        fill.windows.reset();
-        fill.flight.place.reset();
-    }
-}
-
-void TierFlights::reattach() noexcept {
-    for (TierFlight& flight : flights_) {
-        const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.reattach(pages.data(), static_cast<std::int64_t>(pages.size()));
     }
 }
 
@@ -378,7 +341,7 @@ void TierFlights::count_column(const Replica& home, BlockId column, BlockId reco
 // Ends the read of the records, which counts as a use.
 void TierFlights::leave_records(const TierFlight& flight) const noexcept {
     Level& host = *home_of(flight.replica).host;
-    host.begin_leaving({flight.source.node(), flight.source.depth()});
+    host.begin_leaving(flight.source.at());
     for (const BlockId record : flight.host_pages) {
         host.leave_now(record, ColumnPages::Departure::kKept);
     }
@@ -399,7 +362,7 @@ void TierFlights::finish_column_load(const TierFlight& flight,
         // could break quotas.
         if (home.owners != nullptr) home.columns->give_up_idle(row[patch.index]);
         const bool is_own = row.is_own(patch.index);
-        holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
+        home.move_refs(patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
     }
     for (const BlockId column : flight.device_pages) home.leave(column, {});
 }
@@ -416,7 +379,7 @@ bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
 
 // Keeps the records at the end of the stored prefix of a released sequence: the next turn continues
 // from it. Keeps them from the first record on, the order in which they may be evicted.
-void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcept {
+void TierFlights::keep_end(Replica& home, const PrefixRef& place) const noexcept {
     std::array<BlockId, 64> records;
     const std::int32_t depth = place.depth();
     home.host->begin_leaving({place.node(), depth});
@@ -611,7 +574,8 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
     flight.num_pages = choice.num_pages;
     flight.first = choice.first;
     flight.place = std::move(standing.place);
-    flight.source = PathHold(home, node, choice.end());
+    flight.source =
+        PrefixRef(home, {node, choice.end()}, PrefixRef::Pages::of(flight.device_pages));
     for (const BlockId column : flight.device_pages) home.enter(column);
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
@@ -691,7 +655,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         const auto publish = [&](std::int32_t last, const Retention& retention) {
             flight.place.put(tokens + std::int64_t{published} * page_size_,
                              flight.host_pages.data() + begin + published, last - joint - published,
-                             &found_, retention);
+                             found_, retention);
             for (const DuplicatePage& each : found_) {
                 duplicates_.push_back({each.index + published, each.cached});
             }
@@ -699,10 +663,10 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         };
         for_each_part(flight, joint, joint + flight.num_new, publish);
     } catch (const std::bad_alloc&) {
-        if (published == 0) return flight.place.reset();
+        if (published == 0) return flight.place.release();
     }
     Level& host = *home.host;
-    host.leave_from({flight.place.node(), flight.place.depth()});
+    host.leave_from(flight.place.at());
     auto duplicate = duplicates_.begin();
     const std::size_t end = begin + static_cast<std::size_t>(published);
     for (std::size_t i = begin; i < end; ++i) {
@@ -726,7 +690,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
 // If hits end at checkpoints, the pages are kept for the first hit that reads them.
 void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                                 std::size_t window) const noexcept {
-    const TreePosition end{flight.source.node(), flight.source.depth()};
+    const TreePosition end = flight.source.at();
     if (end.node == nullptr) return;
     const std::int32_t hit = home.columns->first_hit(end, column, window);
     home.columns->leave_from({end.node, hit > 0 ? hit : end.depth});
@@ -736,7 +700,7 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     Replica& home = home_of(flight.replica);
     const bool has_ended = owner_of(flight) == nullptr;
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
-    home.begin_leaving({flight.source.node(), flight.source.depth()});
+    home.begin_leaving(flight.source.at());
     for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
         const BlockId column = flight.device_pages[i];
         const std::int32_t index = flight.first + static_cast<std::int32_t>(i);
@@ -749,13 +713,13 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
                                     : departure(flight, index, w, has_ended));
         }
     }
-    flight.source.end(false);
+    flight.source.end();
     if (done) {
         home.metrics.stored_pages += flight.num_pages;
         home.count_stored(flight.copied);
     }
-    if (done && flight.is_wanted) {
-        home.host->begin_leaving({flight.place.node(), flight.place.depth()});
+    if (done && flight.place) {
+        home.host->begin_leaving(flight.place.at());
         complete_records(home, flight, has_ended);
         if (flight.num_new > 0) publish_records(home, flight, has_ended);
     }
@@ -1031,12 +995,11 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     StoreFill fill;
     TierFlight& flight = fill.flight;
     flight.replica = replica;
-    flight.place = below.depth > 0 ? StorePlace(host, host.hold(below))
-                                   : StorePlace(host, host.open(name_space));
+    flight.place = PrefixRef(host, below.depth > 0 ? host.hold(below) : host.open(name_space));
     below.node = flight.place.node();
-    fill.windows = WindowHold(host, below, std::int64_t{end} * page_size_);
+    flight.place.hold_windows(std::int64_t{end} * page_size_);
     choose_fill(home, below, end, items, keys, n, fill);
-    if (fill.items.empty()) return;
+    if (fill.items.empty()) return flight.place.release();
     const std::int32_t last = fill.items.back().column + 1;
     flight.first = std::min(fill.items.front().column, below.depth);
     flight.num_new = std::max(0, last - below.depth);
@@ -1138,11 +1101,11 @@ void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arr
 void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
                             bool forward) noexcept {
     TierFlight& flight = fill.flight;
-    fill.windows.reset();
+    flight.place.end_windows();
     flight.goes_below = forward;
     const bool has_state = flight.stored_state && arrived == fill.items.size();
     give_back_fill(home, fill, arrived);
-    home.host->begin_leaving({flight.place.node(), flight.place.depth()});
+    home.host->begin_leaving(flight.place.at());
     complete_records(home, flight, false);
     if (flight.num_new > 0) publish_records(home, flight, false);
     for (const BlockId record : flight.host_pages) {
@@ -1150,17 +1113,17 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
     }
     if (flight.stored_state) land_checkpoint(home, flight, has_state);
     if (flight.place) keep_keys(home, fill, arrived);
+    flight.place.release();
 }
 
 // Keeps the keys of the arrived columns, which later searches would compute again otherwise. The
 // key of a column is kept only if the keys of all columns before it are known.
 void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
                             std::size_t arrived) const noexcept {
-    const StorePlace& place = fill.flight.place;
+    const TreePosition at = fill.flight.place.at();
     for (std::size_t i = 0; i < arrived; ++i) {
         const std::int32_t column = fill.items[i].column;
-        if (column >= place.depth()) return;
-        const TreePosition at{place.node(), place.depth()};
+        if (column >= at.depth) return;
         const PrefixTree& tree = home.host->tree;
         const bool is_behind_known =
             column == 0 || home.host->keys->find(column_at(tree, at, column - 1)) != nullptr;
@@ -1179,7 +1142,7 @@ bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool f
     Replica& home = home_of(fill.flight.replica);
     const auto most = static_cast<std::int64_t>(fill.items.size());
     const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
-    if (fill.flight.is_wanted) {
+    if (fill.flight.place) {
         land_fill(home, fill, n, forward);
     } else {
         give_back_fill(home, fill, 0);
@@ -1262,6 +1225,7 @@ std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers
         if (!quotas::may_hold(home, at, 0)) return 0;
         Standing standing;
         store_path({replica, at, {}}, standing, transfers);
+        standing.place.release();
     } catch (const std::bad_alloc&) {
         return 0;
     }
@@ -1299,7 +1263,7 @@ bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard
 void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
     if (!rules_.writes_back()) return;
     for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight) {
-        if (flight->ticket == ticket && flight->is_spill()) flight->source.end(false);
+        if (flight->ticket == ticket && flight->is_spill()) flight->source.end();
     }
 }
 
@@ -1354,7 +1318,7 @@ void TierFlights::check_tier(std::int32_t index) const {
     for (const TierFlight& flight : flights_) {
         if (flight.replica != index) continue;
         if (flight.is_load) {
-            const PathHold::Pages held = flight.source.references();
+            const PrefixRef::Pages held = flight.source.references();
             referenced.insert(held.ids, held.ids + held.n);
             continue;
         }

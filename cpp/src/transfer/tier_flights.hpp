@@ -11,11 +11,8 @@
 
 #include "kvcore/store_moves.hpp"
 #include "level/hit.hpp"
-#include "level/page_hold.hpp"
-#include "level/page_holds.hpp"
+#include "level/prefix_ref.hpp"
 #include "level/replica.hpp"
-#include "level/store_place.hpp"
-#include "level/window_hold.hpp"
 #include "request/sequence_table.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
@@ -40,8 +37,7 @@ class TierFlights {
    public:
     TierFlights(const CacheConfig& config, const Grouping& grouping,
                 const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
-                StoreQueue& queue);
+                SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue);
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
     [[nodiscard]] const StoreRules& rules() const noexcept { return rules_; }
@@ -143,23 +139,18 @@ class TierFlights {
 
     /// The place of a sequence after its committed part is cut to `columns`; empty if the cut does
     /// not change the place. Throws std::bad_alloc.
-    [[nodiscard]] StorePlace find_cut(SequenceHandle handle, std::int32_t replica,
-                                      std::int32_t columns) const;
+    [[nodiscard]] PrefixRef find_cut(SequenceHandle handle, std::int32_t replica,
+                                     std::int32_t columns) const;
     /// Cuts a sequence to `columns`; `cut` is its place from `find_cut`. Its pages in flight arrive
     /// without it.
-    void move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept;
+    void move_back(SequenceHandle handle, std::int32_t columns, PrefixRef cut) noexcept;
     /// Forgets a sequence that is released or begins again.
     void forget(SequenceHandle handle) noexcept;
 
-    /// Cancels stores of forgotten pages of a replica, and stores that continue forgotten pages of
-    /// its tier. Resets the places on forgotten pages. A sequence whose load reads forgotten pages
-    /// cannot commit the loaded pages.
-    void drop_forgotten(std::int32_t replica) noexcept;
-    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
-    /// PageHold. Stores for a sequence that was released or cut are cancelled: their pages would
-    /// come back otherwise.
-    void detach_from_tree() noexcept;
-    void reattach() noexcept;
+    /// Cancels stores of forgotten pages; the end of its place cancels a store that continues
+    /// forgotten pages of the tier. A sequence whose load reads forgotten pages cannot commit the
+    /// loaded pages.
+    void drop_forgotten() noexcept;
 
     /// Throws IntegrityError unless the flights agree with the records of each sequence and tier.
     void check_integrity() const;
@@ -179,7 +170,7 @@ class TierFlights {
    private:
     /// The state of the stores of a sequence, by the index of its handle.
     struct Standing {
-        StorePlace place;           // the end of its prefix in the tier; empty: unknown
+        PrefixRef place;            // the end of its prefix in the tier; empty: unknown
         std::uint32_t storing = 0;  // number of the flight that has the place; 0: no flight
         std::int32_t examined = 0;  // with groups: columns whose records were examined
         bool is_due = false;        // see `is_due`
@@ -283,7 +274,7 @@ class TierFlights {
                              ColumnCounts& counts) noexcept;
     void leave_records(const TierFlight& flight) const noexcept;
     void finish_column_load(const TierFlight& flight, const Sequence* arrived) const noexcept;
-    void keep_end(Replica& home, const StorePlace& place) const noexcept;
+    void keep_end(Replica& home, const PrefixRef& place) const noexcept;
     void check_records(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence, const Standing& standing) const;
     void check_tier(std::int32_t replica) const;
@@ -297,10 +288,10 @@ class TierFlights {
         Sequence* sequence = sequences_.find(flight.sequence);
         leave_records(flight);
         if (done && tells_hits_ && flight.source.node() != nullptr) {
-            home.host->tree.use({flight.source.node(), flight.source.depth()});
+            home.host->tree.use(flight.source.at());
         }
         const std::int32_t columns = std::max(0, flight.source.depth() - flight.first);
-        flight.source.end(true);
+        flight.source.end_use();
         if (done) {
             home.metrics.loaded_pages += flight.num_pages;
             home.metrics.loaded_tokens += std::int64_t{columns} * page_size_;
@@ -325,7 +316,6 @@ class TierFlights {
     Tickets& tickets_;
     SequenceTable& sequences_;
     const WindowRows& windows_;
-    PageHolds& holds_;
     StoreQueue& queue_;
     StoreRules rules_;
     bool tells_hits_;  // the tier's policy uses hits

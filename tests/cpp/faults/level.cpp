@@ -147,10 +147,10 @@ struct Tier {
         BlockId ids[8];
         const auto n = static_cast<std::int32_t>(tokens.size()) / 2;
         CHECK_EQ(store.take(n, ids), n);
-        store.release(store.put(store.open(name), tokens.data(), ids, n));
+        store.release(store.publish(store.open(name), tokens.data(), ids, n));
     }
     void publish(const Tokens& tokens) {
-        place = store.put(place, tokens.data(), taken, 2);
+        place = store.publish(place, tokens.data(), taken, 2);
         on_their_way -= 2;
     }
     void advance(const Tokens& tokens) {
@@ -262,7 +262,7 @@ TEST(giving_up_needs_no_memory) {
         Tokens tokens(5000);
         CHECK_EQ(store->take(5000, ids.data()), 5000);
         for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
-        store->release(store->put(store->open(kName), tokens.data(), ids.data(), 4096));
+        store->release(store->publish(store->open(kName), tokens.data(), ids.data(), 4096));
         store->give_back(ids.data() + 4096, 904);
         return store;
     };
