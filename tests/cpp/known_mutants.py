@@ -69,7 +69,7 @@ MUTANTS = (
         "cpp/src/cache/fetch.cpp",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n"
-        "        cache.copies.drop_owed(request.sequence);\n"
+        "        cache.ledger.copies.drop_owed(request.sequence);\n"
         "        sequence.num_pending = 0;\n",
         "plain",
     ),

@@ -28,7 +28,7 @@ Holders transfer_holders(const CacheData& cache, std::int32_t replica) {
         const PrefixRef::Pages held = ref.references();
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
     });
-    for (const TierFlight& flight : cache.flights.all()) {
+    for (const TierFlight& flight : cache.ledger.flights.all()) {
         if (flight.replica != replica || !flight.is_load) continue;
         for (const BlockId page : flight.device_pages) ++holders[page];
     }
@@ -130,12 +130,12 @@ void check_columns(const CacheData& cache, std::int32_t index) {
             for (std::int32_t c = cache.windows.at(i).first[w]; c < row.size(); ++c) {
                 add(row[c], w);
                 require_law(c >= cache.windows.at(i).reserved || replica.columns->has(row[c], w) ||
-                                cache.flights.brings(entries[i], c, w),
+                                cache.ledger.flights.brings(entries[i], c, w),
                             "sequence: has the pages of windows that it has reserved");
             }
         }
     }
-    cache.flights.for_each_column(index, [&](BlockId column) {
+    cache.ledger.flights.for_each_column(index, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
     });
     for_each_copied_column(cache, replica, [&](BlockId column) {
@@ -230,7 +230,7 @@ void check_copy(const CacheData& cache, const OwedCopies::Copy& copy) {
 void add_state_copies(const CacheData& cache,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
     std::unordered_set<const Sequence*> named{nullptr};
-    for (const StateCopies::Copy& copy : cache.state_copies.all()) {
+    for (const StateCopies::Copy& copy : cache.ledger.state_copies.all()) {
         for (const SequenceHandle handle : {copy.from, copy.into}) {
             const Sequence* sequence = cache.sequences.find(handle);
             if (named.insert(sequence).second) ++pending[sequence];
@@ -257,13 +257,13 @@ void check_refs(const Replica& replica) {
 // A sequence waits for each copy or load into its pages.
 void check_transfers(const CacheData& cache) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.ledger.copies.all()) {
         check_copy(cache, copy);
         const Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (sequence != nullptr) ++pending[sequence];
     }
     add_state_copies(cache, pending);
-    for (const TierFlight& flight : cache.flights.all()) {
+    for (const TierFlight& flight : cache.ledger.flights.all()) {
         const Sequence* sequence = cache.sequences.find(flight.sequence);
         if (flight.holds_up() && sequence != nullptr) ++pending[sequence];
     }
@@ -293,7 +293,7 @@ void check_integrity(const CacheData& cache) {
         check_tallies(cache.replica_at(i));
         check_states(cache, i);
     }
-    cache.flights.check_integrity();
+    cache.ledger.flights.check_integrity();
 }
 
 }  // namespace kvcore::queries

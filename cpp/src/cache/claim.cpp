@@ -10,7 +10,7 @@ namespace {
 void give_back_slot(CacheData& cache, Replica& home, const Sequence& sequence,
                     SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
-    cache.state_copies.drop_owed(handle);
+    cache.ledger.state_copies.drop_owed(handle);
     RecurrentState& row = cache.states.of(handle);
     for (const RecurrentSlots::Slot slot : {row.slot, row.kept}) {
         if (slot != RecurrentSlots::kNone) home.states->give_back(slot);
@@ -46,7 +46,7 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     if (history != nullptr) *history = cache.counts.history(handle, leaving);
     Replica& home = cache.home_of(leaving);
     const bool is_pending = leaving.num_pending > 0;
-    if (is_pending) cache.copies.drop_owed(handle);
+    if (is_pending) cache.ledger.copies.drop_owed(handle);
     if (home.states != nullptr) give_back_slot(cache, home, leaving, handle);
     TreeNode* node = leaving.pages.node();
     cache.windows.clear(home, handle, leaving.pages);
@@ -57,7 +57,7 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     cache.tenants.set(handle, 0);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
-    cache.flights.forget(handle);
+    cache.ledger.flights.forget(handle);
     --home.num_sequences;
     cache.sequences.release(handle);
     return is_pending;
@@ -71,7 +71,7 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
                          cache.config.page_size);
     cache.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
-    cache.flights.forget(handle);
+    cache.ledger.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
     sequence.written = 0;
 }
@@ -79,15 +79,11 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
 void begin_again(CacheData& cache, SequenceHandle handle) {
     Sequence& sequence = cache.sequences.at(handle);
     if (sequence.num_pending > 0) {
-        const bool is_under_way = cache.copies.is_under_way(handle) ||
-                                  cache.state_copies.is_under_way(handle) ||
-                                  cache.flights.is_under_way(handle);
-        if (is_under_way) rules::refuse_pending(-1);
-        cache.copies.drop_owed(handle);
-        cache.state_copies.drop_owed(handle);
+        if (cache.ledger.is_under_way(handle)) rules::refuse_pending(-1);
+        cache.ledger.drop_owed(handle);
         sequence.num_pending = 0;
     }
-    cache.copy_list.forget(handle, sequence.pages, 0);
+    cache.ledger.copy_list.forget(handle, sequence.pages, 0);
     begin_again(cache, sequence, handle);
 }
 

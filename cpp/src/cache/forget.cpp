@@ -43,7 +43,7 @@ void limit_owners(CacheData& cache, std::int32_t replica,
         for (const std::int32_t column : row.own_duplicates()) limit(column);
         for (std::int32_t column = row.committed(); column < end; ++column) limit(column);
     }
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.ledger.copies.all()) {
         if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
         Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (sequence == nullptr || !is_marked(copy.source.column())) continue;
@@ -77,21 +77,12 @@ void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
         sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
     }
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
-        const TreePosition at = copy.source.at();
-        Sequence* sequence = cache.sequences.find(copy.copy.sequence);
-        if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
-        if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
-        sequence->pages.limit_commits(sequence->pages.find(copy.destination.column()));
-    }
 }
 
 // Transfers whose pages were forgotten bring nothing into the cache.
 void drop_forgotten(CacheData& cache, std::int32_t replica) noexcept {
     limit_holders(cache, replica);
-    cache.replica_at(replica).for_each_level([](Level& level) { level.drop_forgotten_refs(); });
-    cache.flights.drop_forgotten();
-    cache.store_queue.drop_forgotten();
+    cache.ledger.drop_forgotten(*cache.replicas[static_cast<std::size_t>(replica)]);
 }
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A

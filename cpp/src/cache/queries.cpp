@@ -179,8 +179,8 @@ std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest) {
         std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     };
-    std::for_each(cache.flights.all().begin(), cache.flights.all().end(), add);
-    for (const StoreFill& fill : cache.flights.fills()) add(fill.flight);
+    std::for_each(cache.ledger.flights.all().begin(), cache.ledger.flights.all().end(), add);
+    std::for_each(cache.ledger.flights.fills().begin(), cache.ledger.flights.fills().end(), add);
     for (const ColumnImport* import : cache.cache_copies.imports()) {
         std::copy_if(import->tokens().begin(), import->tokens().end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });

@@ -47,12 +47,12 @@ class RowCut {
     RowCut(CacheData& cache, SequenceHandle handle, const Sequence& sequence, std::int32_t columns)
         : columns_(columns),
           place_(sequence.pages.find_cut(cache.home_of(sequence).tree, columns)) {
-        if (place_) stored_ = cache.flights.find_cut(handle, sequence.replica, columns);
+        if (place_) stored_ = cache.ledger.flights.find_cut(handle, sequence.replica, columns);
     }
 
     void apply(CacheData& cache, SequenceHandle handle, Sequence& sequence) noexcept {
         if (!place_) return;
-        cache.flights.move_back(handle, columns_, std::move(stored_));
+        cache.ledger.flights.move_back(handle, columns_, std::move(stored_));
         sequence.pages.move_back(columns_, std::move(place_));
     }
 

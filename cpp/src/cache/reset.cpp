@@ -6,12 +6,9 @@
 namespace kvcore::verbs {
 
 bool finish(CacheData& cache, std::uint64_t ticket, bool done) {
-    const bool has_copies = cache.copies.finish(ticket, done);
-    const bool has_states = cache.state_copies.finish(ticket, done);
-    const bool has_flights = cache.flights.finish(
-        ticket, done,
-        [&](Sequence& sequence, SequenceHandle handle) { begin_again(cache, sequence, handle); });
-    return has_copies || has_states || has_flights;
+    return cache.ledger.finish(ticket, done, [&](Sequence& sequence, SequenceHandle handle) {
+        begin_again(cache, sequence, handle);
+    });
 }
 
 // Everything that can fail comes first.

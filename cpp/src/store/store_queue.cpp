@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "support/end_ticket.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -143,16 +144,10 @@ void StoreQueue::end(Taken& taken) noexcept {
 }
 
 bool StoreQueue::finish(std::uint64_t ticket) noexcept {
-    bool is_known = false;
-    for (Taken& each : taken_) {
-        if (each.ticket != ticket || ticket == 0) continue;
-        is_known = true;
+    return end_ticket(taken_, ticket, [this](Taken& each) {
         end(each);
-        each.ticket = 0;
-    }
-    const auto is_over = [](const Taken& each) { return each.ticket == 0; };
-    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_over), taken_.end());
-    return is_known;
+        return true;
+    });
 }
 
 void StoreQueue::drop_forgotten() noexcept {

@@ -86,7 +86,8 @@ class OwedCopies {
     /// A sequence is released: forgets the copies that are owed to it. Its copies in flight end
     /// without it.
     void drop_owed(SequenceHandle handle) noexcept;
-    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
+    /// A sequence that waits for a copy of a forgotten page commits no page from the copy on.
+    void drop_forgotten() noexcept;
 
     /// Makes the pages of a sequence read-only, from token `start` on, that copies for forks still
     /// read. The sequence continues from `start`, and must not overwrite tokens that a copy in

@@ -68,8 +68,7 @@ struct TierFlight {
 
 /// Columns that are read from the lower stores into the host tier: a flight without a sequence. Its
 /// place keeps the windows that the hit also reads and the tier has.
-struct StoreFill {
-    TierFlight flight;
+struct StoreFill : TierFlight {
     std::vector<ColumnParts> items;  // the parts to read, in column order
     std::vector<PageKey> keys;       // of the items
 };

@@ -240,12 +240,6 @@ void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
     }
 }
 
-bool TierFlights::is_under_way(SequenceHandle handle) const noexcept {
-    return std::any_of(flights_.begin(), flights_.end(), [handle](const TierFlight& flight) {
-        return flight.holds_up() && flight.sequence == handle;
-    });
-}
-
 PrefixRef TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
                                 std::int32_t columns) const {
     const Standing* standing = find(handle);
@@ -412,7 +406,7 @@ void TierFlights::check_records(std::int32_t replica) const {
         std::for_each(flight.host_pages.begin(), flight.host_pages.end(), add);
     };
     std::for_each(flights_.begin(), flights_.end(), add_all);
-    for (const StoreFill& fill : fills_) add_all(fill.flight);
+    for (const StoreFill& fill : fills_) add_all(fill);
     queue_.for_each_taken(replica, add);
     home.host->columns->check_integrity(readers);
 }
@@ -831,7 +825,7 @@ void TierFlights::check_states(std::int32_t replica) const {
         if (takes_slot) used.push_back(flight.stored_state.slot());
     }
     for (const StoreFill& fill : fills_) {
-        const TierFlight& flight = fill.flight;
+        const TierFlight& flight = fill;
         if (flight.replica == replica && flight.stored_state) {
             used.push_back(flight.stored_state.slot());
         }
@@ -993,7 +987,7 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     Level& host = *home.host;
     TreePosition below = host.find(name_space, tokens, std::int64_t{end} * page_size_);
     StoreFill fill;
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     flight.replica = replica;
     flight.place = PrefixRef(host, below.depth > 0 ? host.hold(below) : host.open(name_space));
     below.node = flight.place.node();
@@ -1018,7 +1012,7 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
 
 // Cannot fail after the records are taken.
 void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     take_fill_records(home, fill);
     flight.ticket = out.ticket = tickets_.next();
     out.replica = flight.replica;
@@ -1047,7 +1041,7 @@ void TierFlights::make_tier_room(Level& host, std::int64_t pages, std::int64_t r
 // Takes a record for each column that brings pages, and for each new column of the tier. Throws
 // IntegrityError and takes nothing if the tier has no room for them.
 void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     std::int64_t pages = 0;
     std::int64_t records = flight.num_new;
     for (const ColumnParts& item : fill.items) {
@@ -1084,7 +1078,7 @@ void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts
 
 // Gives back the records after the last item that arrived.
 void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     const std::int32_t end = arrived == 0 ? flight.first : fill.items[arrived - 1].column + 1;
     const auto size = static_cast<std::size_t>(end - flight.first);
     for (std::size_t i = size; i < flight.host_pages.size(); ++i) {
@@ -1100,7 +1094,7 @@ void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arr
 
 void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
                             bool forward) noexcept {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     flight.place.end_windows();
     flight.goes_below = forward;
     const bool has_state = flight.stored_state && arrived == fill.items.size();
@@ -1120,7 +1114,7 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
 // key of a column is kept only if the keys of all columns before it are known.
 void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
                             std::size_t arrived) const noexcept {
-    const TreePosition at = fill.flight.place.at();
+    const TreePosition at = fill.place.at();
     for (std::size_t i = 0; i < arrived; ++i) {
         const std::int32_t column = fill.items[i].column;
         if (column >= at.depth) return;
@@ -1133,22 +1127,18 @@ void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
 }
 
 bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) noexcept {
-    const auto found = std::find_if(fills_.begin(), fills_.end(), [&](const StoreFill& each) {
-        return each.flight.ticket == ticket && ticket != 0;
+    return end_ticket(fills_, ticket, [&](StoreFill& fill) {
+        Replica& home = home_of(fill.replica);
+        const auto most = static_cast<std::int64_t>(fill.items.size());
+        const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
+        if (fill.place) {
+            land_fill(home, fill, n, forward);
+        } else {
+            give_back_fill(home, fill, 0);
+            if (fill.stored_state) land_checkpoint(home, fill, false);
+        }
+        return true;
     });
-    if (found == fills_.end()) return false;
-    StoreFill fill = std::move(*found);
-    fills_.erase(found);
-    Replica& home = home_of(fill.flight.replica);
-    const auto most = static_cast<std::int64_t>(fill.items.size());
-    const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
-    if (fill.flight.place) {
-        land_fill(home, fill, n, forward);
-    } else {
-        give_back_fill(home, fill, 0);
-        if (fill.flight.stored_state) land_checkpoint(home, fill.flight, false);
-    }
-    return true;
 }
 
 // Marks the uses of pages between the commits that store them, and with write-back the stores of
@@ -1334,8 +1324,8 @@ void TierFlights::check_tier(std::int32_t index) const {
     const auto add = [&](BlockId record) { referenced.insert(record); };
     queue_.for_each_reference(index, add);
     for (const StoreFill& fill : fills_) {
-        if (fill.flight.replica != index) continue;
-        const std::vector<BlockId>& pages = fill.flight.host_pages;
+        if (fill.replica != index) continue;
+        const std::vector<BlockId>& pages = fill.host_pages;
         on_their_way +=
             std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
     }

@@ -16,6 +16,7 @@
 #include "request/sequence_table.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
+#include "support/end_ticket.hpp"
 #include "transfer/store_rules.hpp"
 #include "transfer/tickets.hpp"
 #include "transfer/tier_flight.hpp"
@@ -97,24 +98,16 @@ class TierFlights {
     /// has no flights.
     template <class BeginAgain>
     bool finish(std::uint64_t ticket, bool done, const BeginAgain& begin_again) noexcept {
-        bool is_known = false;
         if (grouping_.is_plain()) let_go_of_spills(ticket);
-        for (TierFlight& flight : flights_) {
-            if (flight.ticket != ticket || ticket == 0) continue;
-            is_known = true;
+        return end_ticket(flights_, ticket, [&](TierFlight& flight) {
             if (flight.is_load) {
                 finish_load(flight, done, begin_again);
             } else {
                 finish_store(flight, done);
             }
-            flight.ticket = 0;
-        }
-        const auto has_landed = [](const TierFlight& flight) { return flight.ticket == 0; };
-        flights_.erase(std::remove_if(flights_.begin(), flights_.end(), has_landed),
-                       flights_.end());
-        return is_known;
+            return true;
+        });
     }
-    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     [[nodiscard]] const std::vector<StoreFill>& fills() const noexcept { return fills_; }
     /// The parts that the lower stores have to bring before a hit can take the first `end` columns
