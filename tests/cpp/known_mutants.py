@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "a reset leaves pages that are held to be found",
-        "cpp/src/cache/forget.cpp",
+        "cpp/src/cache/reset.cpp",
         "            level.tree.forget_all(*branches++);\n",
         "            ++branches;\n",
         "plain",
@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "a copy does not keep the windows of its pages",
         "cpp/src/level/page_ref.hpp",
-        "        home.enter(page);\n",
+        "        home.enter(column);\n",
         "",
         "groups",
     ),

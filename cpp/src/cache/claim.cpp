@@ -96,4 +96,12 @@ void set_priority(CacheData& cache, SequenceHandle handle, const RequestPriority
     if (has_tenant) cache.set_tenant(sequence, handle, owner);
 }
 
+void advance(CacheData& cache, std::int64_t now) noexcept {
+    if (now <= cache.priorities.now()) return;
+    cache.priorities.set_now(now);
+    for (const auto& replica : cache.replicas) {
+        replica->for_each_level([&](Level& level) { level.tree.advance(now); });
+    }
+}
+
 }  // namespace kvcore::verbs

@@ -514,9 +514,8 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     if (transfers != nullptr) make_room(transfers->moved, 1);
     if (hit.shares()) cache.ledger.flights.expect_hit(request.sequence);
     if (hit.below.node != nullptr) {
-        reservation.load = cache.ledger.flights.prepare_load(request.sequence, sequence.replica,
-                                                             {hit.match.at, hit.below, hit.tokens},
-                                                             !reservation.checkpoint, *transfers);
+        reservation.load = cache.ledger.flights.prepare_load(
+            request.sequence, sequence.replica, hit, !reservation.checkpoint, *transfers);
     }
     return reservation;
 }

@@ -60,7 +60,9 @@ class PrefixRef : public RefLink {
         take(other);
         return *this;
     }
-    ~PrefixRef() { end(); }
+    ~PrefixRef() {
+        if (home_ != nullptr) end();
+    }
 
     /// True if the tree has pages of the prefix that are kept here.
     [[nodiscard]] explicit operator bool() const noexcept { return node_ != nullptr; }
@@ -133,7 +135,7 @@ class PrefixRef : public RefLink {
     }
     void take(PrefixRef& other) noexcept {
         replace(other);
-        home_ = other.home_;
+        home_ = std::exchange(other.home_, nullptr);
         node_ = std::exchange(other.node_, nullptr);
         depth_ = other.depth_;
         pages_ = std::exchange(other.pages_, {});

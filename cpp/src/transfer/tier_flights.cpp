@@ -32,7 +32,7 @@ TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
 }
 
 std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std::int32_t replica,
-                                                      const TieredHit& hit, bool has_state,
+                                                      const FoundHit& hit, bool has_state,
                                                       Transfers& transfers) {
     Replica& home = home_of(replica);
     Level& host = *home.host;
@@ -40,10 +40,9 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     flight->replica = replica;
     flight->sequence = handle;
     flight->is_load = true;
-    flight->first = hit.at.depth;
+    flight->first = hit.match.at.depth;
     const TreePosition below{host.tree.split(hit.below), hit.below.depth};
-    const TieredHit found{hit.at, below, hit.tokens};
-    choose_load(home, found, *flight);
+    choose_load(home, hit, below, *flight);
     flight->source = PrefixRef(host, below, PrefixRef::Pages::of(flight->host_pages));
     make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
     make_room(flights_, 1);
@@ -165,8 +164,7 @@ void TierFlights::choose_stores(const Standing& standing, const Path& path, std:
 void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
                              Transfers& transfers) {
     if (sequence.pages.holds_forgotten()) return;
-    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
-    Standing& standing = standings_[handle.index];
+    Standing& standing = standing_of(handle);
     if (standing.storing != 0) return;
     standing.is_due = false;
     const Path path = path_of(handle, sequence);
@@ -282,23 +280,24 @@ void TierFlights::drop_forgotten() noexcept {
 // The columns after the tree's part of the hit are the request's own. Window pages that the tree's
 // columns lack cannot be placed there before their bytes arrive, because other requests would read
 // them: patches bring these pages.
-void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
+void TierFlights::choose_load(const Replica& home, const FoundHit& hit, TreePosition below,
+                              TierFlight& flight) const {
     const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
-    std::int32_t lowest = std::min(hit.at.depth, hit.below.depth);
-    tiered::for_each_patch(home, hit.at, hit.tokens, [&](const Patch& patch) {
+    std::int32_t lowest = std::min(hit.match.at.depth, below.depth);
+    tiered::for_each_patch(home, hit.match.at, hit.tokens, [&](const Patch& patch) {
         flight.patches.push_back(patch);
         flight.num_pages += tiered::count_pages(grouping_, patch.windows);
         lowest = std::min(lowest, patch.index);
     });
-    const std::int32_t num_own = end - hit.at.depth;
+    const std::int32_t num_own = end - hit.match.at.depth;
     flight.num_pages += std::int64_t{num_own} * grouping_.num_full_lanes();
     for (const Grouping::Window& window : grouping_.windows()) {
         const std::int32_t first = grouping_.first_column(window, hit.tokens);
         flight.num_pages +=
-            std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.at.depth));
+            std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.match.at.depth));
     }
-    flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
-    home.host->tree.copy_pages(hit.below, lowest, flight.host_pages.data());
+    flight.host_pages.resize(static_cast<std::size_t>(below.depth - lowest));
+    home.host->tree.copy_pages(below, lowest, flight.host_pages.data());
     flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
 }
 
@@ -757,8 +756,7 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
     Replica& home = home_of(sequence.replica);
     if (!home.stores_states()) return;
     const std::int32_t depth = sequence.pages.committed();
-    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
-    Standing& standing = standings_[handle.index];
+    Standing& standing = standing_of(handle);
     if (rules_.has_marks() && standing.storing == 0) {
         rules_.demand(home.tree, sequence.replica, {sequence.pages.node(), depth});
         owe_stores(handle, sequence, transfers);
@@ -1160,9 +1158,7 @@ void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std:
 }
 
 void TierFlights::expect_hit(SequenceHandle handle) {
-    if (rules_.is_selective() && handle.index >= standings_.size()) {
-        standings_.resize(std::size_t{handle.index} + 1);
-    }
+    if (rules_.is_selective()) static_cast<void>(standing_of(handle));
 }
 
 void TierFlights::note_hit(SequenceHandle handle, const Sequence& sequence,

@@ -47,7 +47,7 @@ class TierFlights {
     /// device has no checkpoint. Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] std::unique_ptr<TierFlight> prepare_load(SequenceHandle handle,
                                                            std::int32_t replica,
-                                                           const TieredHit& hit, bool has_state,
+                                                           const FoundHit& hit, bool has_state,
                                                            Transfers& transfers);
     /// Reserves memory for the loads of several rows: `prepare_load` reserves only for its own
     /// load.
@@ -187,6 +187,11 @@ class TierFlights {
     [[nodiscard]] Standing* find(SequenceHandle handle) noexcept {
         return handle.index < standings_.size() ? &standings_[handle.index] : nullptr;
     }
+    /// Makes room for the standing of a sequence. Throws std::bad_alloc.
+    [[nodiscard]] Standing& standing_of(SequenceHandle handle) {
+        if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
+        return standings_[handle.index];
+    }
     [[nodiscard]] static Path path_of(SequenceHandle handle, const Sequence& sequence) noexcept {
         return {sequence.replica, {sequence.pages.node(), sequence.pages.committed()}, handle};
     }
@@ -224,7 +229,8 @@ class TierFlights {
     void land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept;
     void tell_below(const TierFlight& flight, std::int32_t first, std::int32_t end) const noexcept;
     void hand_back_place(TierFlight& flight, bool done) noexcept;
-    void choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
+    void choose_load(const Replica& home, const FoundHit& hit, TreePosition below,
+                     TierFlight& flight) const;
     void store_columns(const Path& path, const WindowRow& reader, Standing& standing,
                        Transfers& transfers);
     [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
