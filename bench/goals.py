@@ -122,7 +122,8 @@ GOALS = (
     Goal("replay.inside", 500.0, at_least=True),
     Goal("replay.all_in", 250.0, at_least=True),
     Goal("replay.online", 200.0, at_least=True),
-    Goal("import", 150.0),
+    Goal("startup.import", 60.0, per_limit=1.0),
+    Goal("startup.manager", 10.0, per_limit=1.0),
     *(
         Goal(f"data.{verb}.{page}", 0.0, per_limit=1 / 0.9)
         for page in (1, 16, 128)

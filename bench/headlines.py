@@ -40,13 +40,13 @@ HEADLINES = (
         "admit.131072.fresh",
         "admit a new prompt of 131,072 tokens, pool full",
         "7,923 + hashing",
-        "319 (insert alone)",
+        "319 (only insert)",
     ),
     Headline(
         "evict.50000",
         "serve a request that must evict 8 pages, 50,000 cached prompts",
         "",
-        "643 (evict alone)",
+        "643 (only evict)",
     ),
     Headline("pin.64", "pin and unpin a prefix, 64 nodes deep", "", "8.8"),
     Headline(

@@ -23,7 +23,7 @@ add_module_names = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
-# An optional part is described without what it needs.
+# The reference is built without these optional packages.
 autodoc_mock_imports = ["torch", "transformers"]
 
 # The bases of the errors are Python's.

@@ -30,7 +30,7 @@ def evaluate(expression: str, scrapes: Sequence[Scrape], seconds: float) -> Vect
 
 
 class _Reader:
-    """Read tokens from left to right, and evaluate what they say."""
+    """Read the tokens of an expression from left to right, and evaluate it."""
 
     def __init__(self, tokens: list[str], scrapes: Sequence[Scrape], span: float) -> None:
         self._tokens, self._scrapes, self._span = tokens, scrapes, span

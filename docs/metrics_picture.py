@@ -2,7 +2,7 @@
 """Draw docs/metrics.svg: the panels of docs/grafana.json while generated chats are served.
 
 Chats of two tenants run on a pool that is too small for them, over a host tier and a disk. The
-exporter is scraped every few steps, and the panels' expressions are evaluated over what it said.
+exporter is scraped every few steps, and the panels' expressions are evaluated over the scrapes.
 Rates are per step.
 """
 

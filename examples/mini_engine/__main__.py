@@ -66,11 +66,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--workers", type=int, default=0, help="processes; 0: this process (default)"
     )
     parser.add_argument("--n", type=int, default=1, help="sequences of each prompt (default 1)")
-    parser.add_argument("--max-new-tokens", type=int, default=40, help="of each (default 40)")
+    parser.add_argument("--max-new-tokens", type=int, default=40, help="per sequence (default 40)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest (default)")
-    parser.add_argument("--seed", type=int, default=0, help="of draws (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
     parser.add_argument("--num-pages", type=int, default=512, help="of 16 tokens (default 512)")
-    parser.add_argument("--max-batch-tokens", type=int, default=512, help="of a step (default 512)")
+    parser.add_argument("--max-batch-tokens", type=int, default=512, help="per step (default 512)")
     parser.add_argument("--stream", action="store_true", help="print tokens as they are made")
     options = parser.parse_args(arguments)
     if options.model is not None and not (Path(options.model) / "config.json").is_file():
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as made:
         try:
             if options.model is None:
-                print("no folder of a model: a tiny one with random weights", file=sys.stderr)
+                print("no model folder: use a tiny random model", file=sys.stderr)
                 serve(options, write_random_model(Path(made)), Bytes())
             else:
                 serve(options, Path(options.model), FromFolder(Path(options.model)))

@@ -78,7 +78,7 @@ class Engine:
         """Queue a prompt for `n` sequences of up to `limit` new tokens each; return its number.
 
         Temperature 0 chooses the likeliest token. At other temperatures, the same seed draws the
-        same tokens, for any other requests in the batch and any number of workers.
+        same tokens. They do not depend on other requests or on the number of workers.
         """
         if not 0 <= min(prompt, default=-1) <= max(prompt) < self.config.vocabulary:
             raise ValueError(f"prompt must have tokens from 0 to {self.config.vocabulary - 1}")

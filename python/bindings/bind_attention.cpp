@@ -48,7 +48,7 @@ using kvcore::python::threads_of;
 
 namespace {
 
-// All positions are below it: a position is the sum of two counts of 32 bits.
+// Every position is below this bound: a position is the sum of two counts of 32 bits.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 33;
 
 /// (keys, values, rope, key_scales, value_scales): arrays; all but the keys may be None. Without

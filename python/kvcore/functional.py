@@ -178,7 +178,7 @@ def init_paged_kv_cache(
     require_count(**shape, batch_size=batch_size, max_blocks_per_seq=max_blocks_per_seq)
     pool_dtype = _dtype(dtype)
     if pool_dtype.kind in "OUSmM" or pool_dtype.names is not None:
-        raise TypeError(f"dtype is {pool_dtype}, must be one of numbers")
+        raise TypeError(f"dtype is {pool_dtype}, must be a dtype of numbers")
     return PagedKVCache(
         key_pool=np.zeros(tuple(shape.values()), pool_dtype),
         value_pool=np.zeros(tuple(shape.values()), pool_dtype),
@@ -245,8 +245,8 @@ def allocate_blocks(
     """
     if is_traced(*arrays_of(cache), sequence_idx, num_new_tokens, free_block_ids):
         raise TypeError(
-            "allocate_blocks answers with a number that the caller's list of free blocks needs, "
-            "which a traced function has not: call it outside of jax.jit"
+            "allocate_blocks returns the number of ids to drop from the list of free blocks, which "
+            "a traced function does not have: call it outside of jax.jit"
         )
     if not isinstance(free_block_ids, (list, tuple)):
         free_block_ids = host_array(free_block_ids, "free_block_ids")
@@ -339,8 +339,8 @@ def _append_traced(
 
     if donate:
         raise ValueError(
-            "donate is True in a traced function, where arrays do not change; give the cache away "
-            "with donate_argnums= of jax.jit, and it is updated in place"
+            "donate is True in a traced function, where arrays do not change; pass donate_argnums= "
+            "to jax.jit to update the cache in place"
         )
     new = keys_new, values_new
     return PagedKVCache(*jax_calls.append_rows(arrays_of(cache), sequence_idx, *new))
@@ -439,7 +439,7 @@ def attend_kv(
         Shapes that do not fit, a row that does not exist, a row with fewer tokens than queries, a
         block that is not in the pool.
     TypeError
-        Another dtype, or arrays on a GPU.
+        A wrong dtype, or arrays on a GPU.
 
     Notes
     -----

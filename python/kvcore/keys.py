@@ -88,7 +88,7 @@ def context_keys(
 
 
 def format_fingerprint(params: KVCacheParams, model_id: str, *, layout: str = "NHD") -> bytes:
-    """Return a fingerprint of the page format: managers with equal ones can share a store's pages.
+    """Return a fingerprint of the page format; with equal fingerprints, managers can share pages.
 
     Parameters
     ----------

@@ -329,10 +329,10 @@ class TenantMetrics:
 
 _BREAKERS = ("closed", "open", "half-open")
 _CALLS = (
-    ("reserve", "Seconds that a call of reserve took."),
-    ("reserve_batch", "Seconds that a call of maybe_reserve_batch took."),
-    ("fetch", "Seconds that a call of fetch took."),
-    ("step", "Seconds that a call of step took."),
+    ("reserve", "Seconds per call of reserve."),
+    ("reserve_batch", "Seconds per call of maybe_reserve_batch."),
+    ("fetch", "Seconds per call of fetch."),
+    ("step", "Seconds per call of step."),
 )
 
 #: A histogram: the calls up to each bound (seconds, as text), and the total seconds of all calls.
@@ -366,18 +366,18 @@ def _plain(value: float) -> list[Value]:
 def _tokens(mgr: Any) -> Iterator[Family]:
     found = mgr.metrics
     for name, text, value in (
-        ("computed_tokens", "Prompt tokens to compute, each once.", "input_tokens"),
-        ("cached_tokens", "Prompt tokens taken from the cache instead.", "cache_tokens"),
-        ("generated_tokens", "Tokens appended behind prompts.", "generated_tokens"),
-        ("resumed_tokens", "Tokens that preempted requests found again.", "resumed_tokens"),
-        ("recomputed_tokens", "Tokens that run again after a preemption.", "recomputed_tokens"),
-        ("copied_tokens", "Of tokens from the cache, those copied out of a page.", "copied_tokens"),
+        ("computed_tokens", "Prompt tokens that must be computed.", "input_tokens"),
+        ("cached_tokens", "Prompt tokens taken from the cache.", "cache_tokens"),
+        ("generated_tokens", "Tokens appended after prompts.", "generated_tokens"),
+        ("resumed_tokens", "Tokens that resumed requests found in the cache.", "resumed_tokens"),
+        ("recomputed_tokens", "Tokens that resumed requests run again.", "recomputed_tokens"),
+        ("copied_tokens", "Cached tokens copied from a partly equal page.", "copied_tokens"),
         ("host_loaded_pages", "Pages copied from the host tier.", "h2d_blocks_copied"),
         ("host_stored_pages", "Pages copied to the host tier.", "d2h_blocks_copied"),
     ):
         yield Family("counter", name, text, (), _plain(getattr(found, value)))
     peak = _plain(found.peak_used_pages)
-    yield Family("gauge", "peak_used_pages", "Most pages held or pinned at a time.", (), peak)
+    yield Family("gauge", "peak_used_pages", "Most pages held at the same time.", (), peak)
 
 
 def _evictions(mgr: Any) -> Iterator[Family]:
@@ -386,7 +386,7 @@ def _evictions(mgr: Any) -> Iterator[Family]:
         for tier, counts in mgr.eviction_metrics.items()
         for reason, n in asdict(counts).items()
     ]
-    text = "Cached pages that went, by why it was these."
+    text = "Cached pages that were evicted or forgotten, by reason."
     yield Family("counter", "evicted_pages", text, ("tier", "reason"), values)
 
 
@@ -406,7 +406,7 @@ def _pages(mgr: Any) -> Iterator[Family]:
     yield Family("gauge", "pages", text, ("replica", "state"), pages)
     text = "Pages of the host tier; cached pages can be evicted."
     yield Family("gauge", "host_pages", text, ("replica", "state"), host)
-    yield Family("gauge", "sequences", "Requests that are claimed.", ("replica",), sequences)
+    yield Family("gauge", "sequences", "Claimed requests.", ("replica",), sequences)
 
 
 def _groups(mgr: Any) -> Iterator[Family]:
@@ -420,11 +420,11 @@ def _groups(mgr: Any) -> Iterator[Family]:
             ("missing", group.holes),
         )
     ]
-    text = "Pages of an attention group: read, cached (read or not), evicted behind windows."
+    text = "Pages of an attention group: held, cached, missing in the cache."
     yield Family("gauge", "group_pages", text, ("group", "state"), pages)
     for name, text, field in (
-        ("group_returned_pages", "Pages given back behind windows.", "given_back"),
-        ("group_refilled_pages", "Pages of windows that were there again.", "filled"),
+        ("group_returned_pages", "Pages given back after a window passed them.", "given_back"),
+        ("group_refilled_pages", "Missing pages of windows that were filled again.", "filled"),
     ):
         values = [Value((str(i),), getattr(group, field)) for i, group in groups]
         yield Family("counter", name, text, ("group",), values)
@@ -437,12 +437,12 @@ def _states(mgr: Any) -> Iterator[Family]:
     free = found.total_slots - found.used_slots - found.checkpoints
     slots = [("used", found.used_slots), ("checkpoint", found.checkpoints), ("free", free)]
     values = [Value((state,), n) for state, n in slots]
-    text = "Slots of recurrent states: of requests, of cached prefixes, free."
+    text = "Slots of recurrent states: used by requests, checkpoints, free."
     yield Family("gauge", "state_slots", text, ("state",), values)
     for name, text, field in (
         ("checkpoint_hits", "Requests that began with a checkpoint.", "checkpoint_hits"),
-        ("checkpoints_made", "Checkpoints of states that were kept.", "checkpoints_made"),
-        ("checkpoints_evicted", "Checkpoints that gave up their slots.", "evicted_checkpoints"),
+        ("checkpoints_made", "Checkpoints of states that were made.", "checkpoints_made"),
+        ("checkpoints_evicted", "Checkpoints evicted for their slots.", "evicted_checkpoints"),
     ):
         yield Family("counter", name, text, (), _plain(getattr(found, field)))
 
@@ -455,13 +455,13 @@ def _tenants(mgr: Any) -> Iterator[Family]:
         if found.max_pages is not None:
             bounds.append(("ceiling", found.max_pages))
         pages += [Value((name, state), n) for state, n in bounds]
-    text = "Pages of a tenant: held, left to it by others, the most it may hold."
+    text = "Pages of a tenant: held, reserved, and its ceiling."
     yield Family("gauge", "tenant_pages", text, ("tenant", "state"), pages)
     for name, text, field in (
-        ("tenant_refusals", "Reservations that quotas alone were in the way of.", "refused"),
-        ("tenant_computed_tokens", "Prompt tokens to compute for a tenant.", "input_tokens"),
-        ("tenant_cached_tokens", "Prompt tokens that the cache had for a tenant.", "cache_tokens"),
-        ("tenant_generated_tokens", "Tokens generated for a tenant.", "generated_tokens"),
+        ("tenant_refusals", "Reservations refused only because of quotas.", "refused"),
+        ("tenant_computed_tokens", "Prompt tokens that must be computed.", "input_tokens"),
+        ("tenant_cached_tokens", "Prompt tokens taken from the cache.", "cache_tokens"),
+        ("tenant_generated_tokens", "Tokens appended after prompts.", "generated_tokens"),
     ):
         values = [Value((tenant,), getattr(found, field)) for tenant, found in tenants.items()]
         yield Family("counter", name, text, ("tenant",), values)
@@ -470,12 +470,12 @@ def _tenants(mgr: Any) -> Iterator[Family]:
 def _tiers(mgr: Any) -> Iterator[Family]:
     tiers = mgr.tier_metrics
     for kind, name, text, field in (
-        ("counter", "tier_hits", "Pages that were read, and were right.", "hits"),
-        ("counter", "tier_misses", "Pages that prompts lacked and it did not have.", "misses"),
-        ("counter", "tier_read_tokens", "Prompt tokens whose pages the tier had.", "tokens"),
+        ("counter", "tier_hits", "Pages read from the tier, with the right bytes.", "hits"),
+        ("counter", "tier_misses", "Pages of prompts that the tier did not have.", "misses"),
+        ("counter", "tier_read_tokens", "Prompt tokens whose pages came from it.", "tokens"),
         ("counter", "tier_written_bytes", "Bytes written to the tier.", "bytes_in"),
         ("counter", "tier_read_bytes", "Bytes read from the tier.", "bytes_out"),
-        ("counter", "tier_corrupt_pages", "Pages whose bytes were not those stored.", "corrupt"),
+        ("counter", "tier_corrupt_pages", "Pages whose bytes have changed.", "corrupt"),
         ("counter", "tier_timeouts", "Calls of the store that took too long.", "timeouts"),
         ("counter", "tier_errors", "Calls of the store that failed.", "errors"),
         ("gauge", "tier_waiting_pages", "Pages that wait to be written.", "pages_waiting"),
@@ -488,14 +488,14 @@ def _tiers(mgr: Any) -> Iterator[Family]:
             for tier, found in tiers.items()
             for quantile, percent in (("0.5", 50), ("0.99", 99))
         ]
-        text = f"Seconds that a batch's {way} took, of the last 512."
+        text = f"Seconds per {way} of a batch, over the last 512 batches."
         yield Family("gauge", f"tier_{way}_seconds", text, ("tier", "quantile"), values)
     breakers = [
         Value((tier, state), found.breaker == state)
         for tier, found in tiers.items()
         for state in _BREAKERS
     ]
-    text = "1 for the state that the tier's circuit breaker is in."
+    text = "1 for the present state of the tier's circuit breaker, else 0."
     yield Family("gauge", "tier_breaker", text, ("tier", "state"), breakers)
 
 
@@ -521,7 +521,7 @@ def manager_families(mgr: Any) -> Iterator[Family]:
 
 def scheduler_families(scheduler: Any) -> Iterator[Family]:
     """Read the counters of a scheduler."""
-    text = "Requests sent back to the queue for want of pages."
+    text = "Requests sent back to the queue because pages were short."
     yield Family("counter", "preemptions", text, (), _plain(scheduler.num_preemptions))
     waiting = _plain(len(scheduler.waiting))
     yield Family("gauge", "waiting_requests", "Requests in the queue.", (), waiting)
@@ -665,7 +665,7 @@ def export(
 
     Notes
     -----
-    Counters are read only for a scrape, so they cost a step nothing. Calls are timed while the
+    Counters are read only for a scrape; a step does not read them. Calls are timed while the
     manager has at least one exporter, which costs each call about 30 ns. Calls that raise an error
     are not counted. Metric names begin with ``kvcore_`` and follow the conventions of Prometheus:
     base units, and ``_total`` for counters. ``reset_metrics`` sets counters and histograms to 0.

@@ -207,8 +207,9 @@ class LayerOptions(Options):
     num_states : int, optional
         If layers keep a state: the state slots of each replica. Each request needs a slot, and
         drafts use a second slot of the request. Additional slots store checkpoints, from which
-        other requests can begin. The default has the slots of all requests, a checkpoint slot for
-        each request, and up to 16 checkpoint slots if they fit into an eighth of the memory.
+        other requests can begin. The default has the slots of all requests and a checkpoint slot
+        for each request. With fewer than 16 requests it adds checkpoint slots, up to 16 in all, if
+        the additional slots fit into an eighth of the memory.
 
     Raises
     ------
@@ -267,7 +268,7 @@ class TierOptions(Options):
     Raises
     ------
     TypeError
-        A flag is not a bool, or a number is not a number.
+        A flag is not a bool, or a number has a wrong type.
     ValueError
         A time is not finite, or not more than 0. The manager checks all other values.
 
@@ -312,7 +313,7 @@ class TierOptions(Options):
             `write_policy` is not a string.
         """
         if not isinstance(self.write_policy, str):
-            raise TypeError(f"write_policy is {self.write_policy!r}, must be the name of one")
+            raise TypeError(f"write_policy is {self.write_policy!r}, must be the name of a policy")
         resolved(self.host_eviction, "host_eviction")
         if has_host_tier:
             return

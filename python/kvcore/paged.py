@@ -127,8 +127,8 @@ class PagedKVCacheManager(StepEngine):
         ``TierOptions(tiers=list)``.
     **keywords
         Options of a group that is not given, by their names: ``eviction="lfu"`` is the same as
-        ``cache=CacheOptions(eviction="lfu")``. A keyword that emits a DeprecationWarning goes with
-        the next release.
+        ``cache=CacheOptions(eviction="lfu")``. The next release removes the keywords that emit a
+        DeprecationWarning.
 
     Raises
     ------
@@ -140,6 +140,7 @@ class PagedKVCacheManager(StepEngine):
     TypeError
         An argument has a wrong type, or no option has the name of a keyword.
     ImportError
+        An optional package is missing, such as pyzmq.
 
     Notes
     -----
@@ -617,7 +618,7 @@ class PagedKVCacheManager(StepEngine):
             The request is not claimed, or another thread releases it during the call.
         ValueError
             The request has no written tokens, its state has run past the written tokens, its extra
-            keys take megabytes, or the manager has no pool.
+            keys do not fit into the header of the data, or the manager has no pool.
         KVCacheError
             Other threads changed the request in every attempt.
         TypeError
@@ -729,7 +730,7 @@ class PagedKVCacheManager(StepEngine):
         -----
         Other threads can use the manager during the call: a page that is evicted before the call
         copies it is not in the file. The call holds a few pages at a time, and the earlier pages of
-        their prefixes, so a reservation may have these pages fewer. If quotas prevent the call from
+        their prefixes; a reservation cannot evict these pages. If quotas prevent the call from
         holding a page, the page is not in the file. After a reset of the caches, the call starts a
         new file: a file never has pages from before and after a reset. The cost is a copy of the
         cached pages and their checksums. The call uses memory for the tokens and for 8 MiB of
@@ -1179,7 +1180,7 @@ def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.
     if np.any(rows[1:] < rows[:-1]):
         row = int(np.argmax(rows[1:] < rows[:-1])) + 1
         raise ValueError(
-            f"row {row} of the batch is on replica {rows[row]}, behind one of replica "
+            f"row {row} of the batch is on replica {rows[row]}, after a row of replica "
             f"{rows[row - 1]}; sort the batch by get_replica"
         )
     return np.searchsorted(rows, np.arange(num_replicas + 1)).astype(np.int64)

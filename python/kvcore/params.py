@@ -116,9 +116,10 @@ class KVCacheParams:
     Raises
     ------
     ValueError
-        A size is below 1, a dtype is unknown, heads or devices do not divide, or the host tier
-        lacks prefix caching or space. Groups name a layer twice or a layer beyond `num_layers`,
-        all groups are State groups, or the pages of the groups cannot have the same size.
+        A size is below 1, a dtype is unknown, heads or devices do not divide evenly, or the host
+        tier lacks prefix caching or space. Groups name a layer twice or a layer beyond
+        `num_layers`, all groups are State groups, or the pages of the groups cannot have the same
+        size.
     TypeError
         A size is not an int, a flag is not a bool, or a dtype is not a str.
 
@@ -189,7 +190,7 @@ class KVCacheParams:
         if self.n_devices % self.data_parallel_degree != 0:
             raise ValueError(
                 f"n_devices {self.n_devices} is not a multiple of data_parallel_degree "
-                f"{self.data_parallel_degree}; give each replica as many devices"
+                f"{self.data_parallel_degree}; give each replica the same number of devices"
             )
         tp = self.tensor_parallel_degree
         if not self.is_mla and self.n_kv_heads % tp != 0:

@@ -201,7 +201,9 @@ def hand_out(
 def is_soon_cached(
     manager: PagedKVCacheManager, request: Request, prefills: Iterable[Request]
 ) -> bool:
-    """Return whether a prompt being computed will save a request half of its tokens.
+    """Return whether a prompt that is being computed will save half of a request's other tokens.
+
+    Compares whole pages with the tokens that are not cached yet. True means at least half of them.
 
     Parameters
     ----------
@@ -268,10 +270,10 @@ class Scheduler:
         A manager with or without a pool, with any number of replicas and tiers; other code may also
         use it.
     max_running : int, optional
-        Number of sequences that run at a time; by default the manager's maximum.
+        Largest number of sequences that run at a time; by default the manager's maximum.
     max_batch_tokens, max_prompt_tokens : int
-        Tokens of a step, and tokens of prompts in a step; by default prompts may use all remaining
-        tokens of the step.
+        Largest numbers of tokens in a step, and of prompt tokens in a step; by default prompts may
+        use all remaining tokens of the step.
     num_steps : int
         Tokens per sequence in a step that runs no prompt, or 1 if this number does not fit the
         pool.
@@ -462,7 +464,7 @@ class Scheduler:
             raise InsufficientBlocksError(
                 f"{self.waiting[0].context.end_idx} tokens do not fit into the "
                 f"{self._manager.num_free_blocks} free pages of {self._manager.total_num_pages}; "
-                f"release what else holds pages"
+                f"release other holders of pages"
             )
         return None
 
@@ -484,13 +486,13 @@ class Scheduler:
         Raises
         ------
         ValueError
-            Another batch, or another number of tokens; nothing has changed.
+            The batch is not the last one, or the number of tokens is wrong; nothing has changed.
         """
         given = np.atleast_2d(np.asarray(tokens, np.int32))
         if batch is not self._batch or given.shape != (batch.num_steps, len(batch.requests)):
             raise ValueError(
                 f"{given.shape} tokens for {batch.num_steps} steps of {len(batch.requests)} "
-                f"requests; expected a token of each, of the batch that was handed out last"
+                f"requests; must be a token of each, for the batch that was handed out last"
             )
         self._batch, self._copies = None, _NO_COPIES
         ended = hand_out(batch, given, self._update)

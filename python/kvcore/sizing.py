@@ -142,7 +142,7 @@ def host_states_per_replica(params: KVCacheParams, num_host_states: int | None =
     if not 0 <= found <= most:
         raise ValueError(
             f"num_host_states is {found}, must be 0 .. {most}: host_kvcache_swap_space_gb of "
-            f"{params.host_kvcache_swap_space_gb} holds no more of {slot} bytes beside a page"
+            f"{params.host_kvcache_swap_space_gb} holds no more slots of {slot} bytes and a page"
         )
     return found
 

@@ -8,7 +8,7 @@ struct Request {
     std::vector<kvcore::TokenId> tokens;
     kvcore::RequestView view = {};
 
-    void run_from(std::int64_t start) {  // K and V of the tokens in front are written
+    void run_from(std::int64_t start) {  // K and V of the tokens before it are written
         view.tokens = tokens.data();
         view.start = start;
         view.active = view.end = static_cast<std::int64_t>(tokens.size());
@@ -36,7 +36,7 @@ class Scheduler {
             request->tokens.push_back(request->tokens.back() + 1);
             request->run_from(written);
         }
-        std::vector<kvcore::PageSwap> swaps;  // told for engines that keep tables of their own
+        std::vector<kvcore::PageSwap> swaps;  // for engines that keep tables of their own
         manager.commit(views, swaps);
         return true;
     }
@@ -57,7 +57,7 @@ int main() {
     if (!scheduler.admit(second)) return 1;
     std::printf("cached %d; ", static_cast<int>(second.view.start));
 
-    Request other{first.tokens};  // goes on from the same ten tokens in another way
+    Request other{first.tokens};  // continues the same ten tokens in another way
     other.tokens.back() = 50;
     other.run_from(0);
     manager.fork(first.view, {&other.view, 1});

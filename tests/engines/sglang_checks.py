@@ -332,7 +332,9 @@ def sglang_keeps_its_own_cache_with_a_line_where_kvcore_cannot_be_it() -> None:
         f"{kept}kvcore does not know the cache's arguments shares_pages",
         f"{kept}kvcore does not know the cache's arguments compressed",
     ]
-    assert lines[-2].startswith(f"{kept}this SGLang calls its cache otherwise (KVCoreRadixCache.l")
+    assert lines[-2].startswith(
+        f"{kept}this SGLang calls its cache in another way (KVCoreRadixCache.l"
+    )
     assert lines[-1] == f"{kept}kvcore failed with RuntimeError: no tree today"
 
 

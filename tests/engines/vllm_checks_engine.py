@@ -125,7 +125,7 @@ def test_a_manager_that_is_called_otherwise_is_left_alone(
         integration.register()
     assert scheduler_module.KVCacheManager is KVCacheManager
     (line,) = said(caplog)
-    assert "this vLLM calls its manager otherwise (KVCoreManager.free: " in line
+    assert "this vLLM calls its manager in another way (KVCoreManager.free: " in line
 
 
 def unbind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,8 @@ class BlockPool {
 
 /// The pages of each replica that one tenant may hold. A page is held while a request, a pin or a
 /// copy keeps it from eviction. It counts once, for the tenant whose request took it from the pool;
-/// this tenant also cached it first. A cached page without a holder counts for no tenant.
+/// this tenant also cached it first. A cached page without a holder counts for no tenant. If it is
+/// held again and its tenant has no room, it counts for the tenant of the new holder.
 struct TenantQuota {
     static constexpr std::int64_t kNoCeiling = std::numeric_limits<std::int64_t>::max();
 

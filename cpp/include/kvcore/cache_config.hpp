@@ -58,7 +58,7 @@ struct StateGroup {
     std::int64_t interval = 0;
 };
 
-/// When a cached page is copied to the tier below.
+/// The event at which a cached page is copied to the host tier.
 enum class WritePolicy : std::uint8_t {
     kWriteThrough,  // when it enters the cache
     kSelective,     // after it was used often enough
@@ -97,7 +97,8 @@ struct CacheConfig {
     // num_pages.
     std::vector<TenantQuota> quotas = {};
     // Layers with a state in addition to layers with pages, and the number of slots that they share
-    // in each replica: at least one slot for each sequence; the other slots hold checkpoints.
+    // in each replica: at least one slot for each sequence; the other slots hold checkpoints and,
+    // with drafts, kept states.
     std::vector<StateGroup> states = {};
     std::int64_t num_state_slots = 0;
     // Slots of the host tier below each replica, for checkpoints; 0: checkpoints stay on the

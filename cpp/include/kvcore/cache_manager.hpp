@@ -96,8 +96,8 @@ class HeldPages {
 /// Copies: a call with `transfers` writes there the copies that its caller must make at once; the
 /// caller then calls `finish` to report success or failure. Without `transfers`, copies within the
 /// pool are appended to the list that `take_copies` returns. These copies hold no pages: they are
-/// correct because the caller makes them in order. Do not mix these two ways in a manager. With a
-/// host tier, always pass `transfers`.
+/// correct because the caller makes them in order. Use only one of the two ways with a manager.
+/// With a host tier, always pass `transfers`.
 /// Cost: claim, release of committed pages, pin: O(1). reserve: comparing the prompt with the cache
 /// plus O(pages added). commit: O(new tokens). fetch: O(pages changed since the table's last use).
 class CacheManager {
@@ -120,10 +120,11 @@ class CacheManager {
     /// std::invalid_argument for a priority outside 0 .. 100, a duration below 1, ranges that are
     /// not in order, or a tenant without a quota. O(ranges).
     void set_priority(SequenceHandle sequence, const RequestPriority& priority);
-    /// Sets the current time to `now`, in a unit that the caller chooses: priorities whose duration
-    /// is over end. An earlier time changes nothing. O(log n) for each run whose priority ends.
+    /// Sets the current time to `now`, in a unit that the caller chooses, and ends the priorities
+    /// whose duration is over. An earlier time changes nothing. O(log n) for each run whose
+    /// priority ends.
     void advance(std::int64_t now);
-    /// Whether the handle names a claimed sequence. O(1).
+    /// Returns true if the handle names a claimed sequence. O(1).
     [[nodiscard]] bool contains(SequenceHandle sequence) const;
     /// The replica where the sequence was claimed. Throws RequestNotFoundError. O(1).
     [[nodiscard]] std::int32_t replica_of(SequenceHandle sequence) const;
@@ -146,16 +147,16 @@ class CacheManager {
     /// for a claim that was already reserved. Throws RequestNotFoundError. O(1).
     void recall(SequenceHandle sequence, const RequestHistory& history);
     /// Drops the pages, the owed copies and the counts of a sequence, as if it had just been
-    /// claimed: for a caller that could not take over the result of a reservation. Throws
+    /// claimed. For a caller that could not use the result of a reservation. Throws
     /// RequestNotFoundError, and PendingTransfersError while transfers into its pages are in
     /// flight.
     void begin_again(SequenceHandle sequence);
 
     /// Reuses the cached prefix, then allocates pages for the request's tokens (only up to
     /// `reserve_to` if that is less) and for num_steps - 1 more, and evicts pages if necessary. On
-    /// success `request.start` and `.active` are the request's new position. Transfers into the
-    /// request's pages must be made before its kernels run. With a host tier, a longer prefix in
-    /// that tier is also reused. Throws RequestNotFoundError, std::invalid_argument (also for
+    /// success `request.start` and `.active` are the request's new position. The caller makes the
+    /// transfers into the request's pages before its kernels run. With a host tier, a longer prefix
+    /// in that tier is also reused. Throws RequestNotFoundError, std::invalid_argument (also for
     /// `options` below 0), and CapacityError if the request, or `options.must_fit`, can never fit.
     [[nodiscard]] ReserveStatus reserve(RequestView& request, std::int64_t num_steps = 1,
                                         Transfers* transfers = nullptr,
@@ -163,18 +164,18 @@ class CacheManager {
     /// Reserves rows in order and stops at the first row that does not fit. Raises every error
     /// before it reserves anything. If a row needs pages that the transfers of earlier rows hold,
     /// the call stops before that row (kPending): finish those transfers, and reserve the remaining
-    /// rows. With states and several steps, the call also stops before a row, other than the first,
-    /// whose chunk is cut because a checkpoint is due.
+    /// rows. The call also stops (kPending) before a row, other than the first, for which memory
+    /// runs out or, with states and several steps, whose chunk is cut because a checkpoint is due.
     [[nodiscard]] BatchReserve reserve_batch(const RequestBatch& batch, std::int64_t num_steps = 1,
                                              Transfers* transfers = nullptr);
     /// The result that `reserve` would have now. A request that can never fit returns fits = false.
     /// Throws RequestNotFoundError and std::invalid_argument. Costs the same as finding the hit.
     [[nodiscard]] ReservePlan plan(const RequestView& request, std::int64_t num_steps = 1,
                                    const ReserveOptions& options = {}) const;
-    /// The same for a request of that tenant that is not claimed, as if it were claimed on
-    /// `replica`. The call ignores `request.sequence` and does not check whether a claim would
-    /// succeed. Throws std::out_of_range for a replica that does not exist, std::invalid_argument
-    /// also for a tenant without a quota.
+    /// The same for a request that is not claimed, as if `tenant` claimed it on `replica`. The call
+    /// ignores `request.sequence` and does not check whether a claim would succeed. Throws
+    /// std::out_of_range for a replica that does not exist, and std::invalid_argument also for a
+    /// tenant without a quota.
     [[nodiscard]] ReservePlan plan(std::int32_t replica, const RequestView& request,
                                    std::int64_t num_steps = 1, const ReserveOptions& options = {},
                                    std::int32_t tenant = RequestPriority::kNoTenant) const;
@@ -237,7 +238,8 @@ class CacheManager {
     /// (pages + tokens compared)).
     /// With states, each child also gets a slot, into which the parent's state is copied:
     /// CapacityError if there are too few slots, std::invalid_argument if the parent was fetched
-    /// after its last commit and no state from before that fetch was kept.
+    /// after its last commit, and neither a kept state nor a checkpoint has its state at that
+    /// commit.
     void fork(const RequestView& parent, const RequestBatch& children,
               Transfers* transfers = nullptr);
     /// Forgets written tokens from `n` on, and pages that hold no remaining token, including pages
@@ -277,15 +279,15 @@ class CacheManager {
     /// Unpins the pages. Throws InvalidHandleError for a handle unpinned before. O(1).
     void unpin(PinHandle pin);
 
-    /// Replica for a request that is not claimed yet: longest prefix hit, on whichever tier, then
-    /// most available pages, then fewest sequences, then lowest index. Pure. Costs a match per
-    /// replica.
+    /// The best replica for a request that is not claimed yet: the replica with the longest prefix
+    /// hit, on any tier; among equal replicas, most available pages, then fewest sequences, then
+    /// lowest index. Pure. Costs a match per replica.
     [[nodiscard]] std::int32_t recommend_replica(std::string_view name_space, const TokenId* tokens,
                                                  std::int64_t n) const;
 
-    /// Token ids up to `highest` in the trees of every replica and tier, and in pages in flight to
-    /// these trees, in any order. Shows which stand-ins (kvcore/extra_keys.hpp) are still in use.
-    /// O(cached tokens).
+    /// Token ids up to `highest` in the trees of every replica and tier, in pages in flight to
+    /// these trees, and in events that were not taken, in any order. Used to find the stand-ins
+    /// (kvcore/extra_keys.hpp) that are still in use. O(cached tokens).
     [[nodiscard]] std::vector<TokenId> tokens_up_to(TokenId highest) const;
     /// First token of a sequence that a later call may still compare with the cache or insert into
     /// the cache. Throws RequestNotFoundError. O(1).
@@ -313,22 +315,22 @@ class CacheManager {
     [[nodiscard]] std::uint64_t num_resets() const;
 
     /// With CacheConfig::keep_windows: gives back the window pages that no token after the first
-    /// `n` reads. Returns the number of tokens at which there are more pages to give back: the
-    /// highest int64_t if no layer has a window. Throws RequestNotFoundError,
+    /// `n` reads. Returns the smallest number of tokens at which more pages can be given back, or
+    /// the highest int64_t if no layer has a window. Throws RequestNotFoundError,
     /// PendingTransfersError; std::invalid_argument without keep_windows, for n < 0, and for more
-    /// tokens than its pages hold. O(pages given back).
+    /// tokens than the sequence's pages hold. O(pages given back).
     std::int64_t leave_windows(SequenceHandle sequence, std::int64_t n);
     /// Removes pages [n] of a replica, of any bundle, from the cache because their contents are
     /// wrong. Cached pages leave the cache with everything cached after them, on the device and in
-    /// the host tier, and nothing that was computed from them is cached again. Requests that hold
-    /// these pages keep them. A request that holds them continues to run, but commits nothing from
-    /// the first of them on until it is truncated to the start of that page, and does not extend
-    /// its reused prefix. Pins and transfers keep their pages until they end. Pages without a
-    /// holder become free. The same rules apply to a request whose page is not cached but has
-    /// written tokens; ids of other pages are ignored. Stores below the host tier keep the bytes
-    /// that were written there. Returns how many pages left the device's cache. Throws
-    /// InvalidHandleError for an id that is not a page's, std::out_of_range for a replica that does
-    /// not exist; std::bad_alloc. O(cached pages + requests).
+    /// the host tier, and nothing that was computed from them is cached again. A request that holds
+    /// such a page keeps it and continues to run, but commits nothing from its first such page on
+    /// until it is truncated to the start of that page, and does not extend its reused prefix. Pins
+    /// and transfers keep their pages until they end. Pages without a holder become free. The same
+    /// rules apply to pages that are not cached but hold written tokens of a request; all other ids
+    /// are ignored. Stores below the host tier keep the bytes that were written there. Returns the
+    /// number of pages that left the device's cache. Throws InvalidHandleError for an id that is
+    /// not a page's, std::out_of_range for a replica that does not exist; std::bad_alloc. O(cached
+    /// pages + requests).
     std::int64_t forget(std::int32_t replica, const BlockId* pages, std::int64_t n);
     /// Holds pages [n] of a replica, of any bundle, for a caller that copies to or from them: until
     /// the hold ends, a held page is not handed out again, whoever releases it, and is not evicted.
@@ -347,9 +349,9 @@ class CacheManager {
     /// Forgets every cached page, in every replica and its host tier. No later request hits a page
     /// that was cached before, nor a page of a request that ran before the reset, until `truncate`
     /// has removed the tokens that the request had at the reset. Requests, pins and holds keep
-    /// their pages. Returns whether no formerly cached page is left: false while requests, pins or
-    /// holds keep some of them. Throws std::bad_alloc; then nothing has changed. O(cached pages +
-    /// requests).
+    /// their pages. Returns true if no formerly cached page is left, and false while requests, pins
+    /// or holds keep some of these pages. Throws std::bad_alloc; then nothing has changed. O(cached
+    /// pages + requests).
     bool reset_prefix_cache();
 
     /// Ends the transfers that one call gave out, and releases the pages held for them. Stored
@@ -357,8 +359,8 @@ class CacheManager {
     /// transfers are not `done`, the page copies are owed again (take_owed), and the stores are
     /// dropped. A request whose loads failed has lost its pages, as if it had just been claimed:
     /// set it back to the position in `moved`. (Do not set back a request that the call moved
-    /// without loads: other calls may have run or cut it since.) Throws InvalidHandleError, and
-    /// changes nothing, for a ticket that was finished before. O(transfers).
+    /// without loads: later calls may have run or cut it.) Throws InvalidHandleError, and changes
+    /// nothing, for a ticket that was finished before. O(transfers).
     void finish(std::uint64_t ticket, bool done = true);
     /// Notes that a stream reads the source pages of stores [n] to the host tier after their
     /// transfers are finished. Call it before `finish`, which still releases these pages to new
@@ -371,12 +373,12 @@ class CacheManager {
     /// 0 if there was no read. Before a caller writes to pages of the replica, the reads up to this
     /// mark must have ended. Throws std::out_of_range for a replica that does not exist. O(1).
     [[nodiscard]] std::uint64_t late_reads(std::int32_t replica) const;
-    /// Gives out again the copies that a sequence is owed since its transfers failed. kUnderWay
-    /// also if nothing is owed, but write-back transfers that make room in its replica are in
-    /// flight. O(transfers).
+    /// Gives out again the copies that a sequence is owed because its transfers failed. Returns
+    /// kUnderWay also if nothing is owed, but write-back transfers that make room in its replica
+    /// are in flight. O(transfers).
     [[nodiscard]] OwedStatus take_owed(SequenceHandle sequence, Transfers& transfers);
-    /// Waits until no transfers into a sequence's pages are in flight, and no write-back transfers
-    /// that make room in its replica; also returns if the sequence is released. Throws
+    /// Waits until neither transfers into a sequence's pages nor write-back transfers that make
+    /// room in its replica are in flight; also returns if the sequence is released. Throws
     /// std::logic_error if these transfers are the calling thread's own, because it would wait
     /// forever.
     void wait(SequenceHandle sequence) const;
@@ -391,8 +393,8 @@ class CacheManager {
     void finish_writes(std::uint64_t ticket);
     /// Number of columns that wait or are being written. O(1).
     [[nodiscard]] std::int64_t num_waiting_writes() const;
-    /// Number of columns dropped because they were forgotten while they waited, or because there
-    /// was no memory. O(1).
+    /// Number of columns that were never written: the cache forgot them while they waited, or there
+    /// was no memory to queue them. O(1).
     [[nodiscard]] std::int64_t num_dropped_writes() const;
 
     /// The columns that device and host tier have of a request's prompt, or of tokens [n]. `most`
@@ -410,7 +412,9 @@ class CacheManager {
                     std::int32_t last, const PageKey& parent, PageKey* out) const;
     [[nodiscard]] PageKey root_key_below(std::string_view name_space) const;
     /// The parts that stores must bring before a hit can take the first `end` columns of a prompt:
-    /// parts that neither the device nor the tier has, in ascending order of columns. O(columns).
+    /// parts that neither the device nor the tier has, in ascending order of columns. Throws
+    /// std::invalid_argument without stores, std::out_of_range for a replica that does not exist.
+    /// O(columns).
     [[nodiscard]] std::vector<ColumnParts> needed_below(std::int32_t replica,
                                                         std::string_view name_space,
                                                         const TokenId* tokens,
@@ -418,11 +422,11 @@ class CacheManager {
     /// Takes pages of the host tier for columns [n] that stores have and a hit of `end` columns
     /// needs, in ascending order and with their keys. Columns that are new to the tier must
     /// continue a prefix that the tier has. The parts of one window are taken together or not at
-    /// all. Takes as many columns as the tier has room for, from the first on: `out` lists them;
-    /// its ticket is 0 if there is no room. No request finds the pages before `finish_fill`; the
-    /// other pages of the tier that this hit would take stay there until `finish_fill`. Throws
-    /// std::invalid_argument for columns that do not rise or are not below `end`; std::bad_alloc,
-    /// and has changed nothing. O(columns).
+    /// all. If the tier has too little room, the call takes only the first columns. `out` lists the
+    /// taken columns; its ticket is 0 if there is no room. No request finds the pages before
+    /// `finish_fill`; the other pages of the tier that this hit would take stay there until
+    /// `finish_fill`. Throws as `needed_below`, std::invalid_argument also for columns that do not
+    /// rise or are not below `end`; std::bad_alloc, and has changed nothing. O(columns).
     void begin_fill(std::int32_t replica, std::string_view name_space, const TokenId* tokens,
                     std::int32_t end, const ColumnParts* columns, const PageKey* keys,
                     std::int64_t n, StoreMoves& out);
@@ -444,7 +448,7 @@ class CacheManager {
     /// O(n).
     void note_written(std::int32_t replica, const PageKey* keys, std::int64_t n,
                       std::uint64_t num_resets);
-    /// Page copies that were added to the list since the last call, of sequences that are still
+    /// Page copies that were added to the list since the last call, for sequences that are still
     /// claimed. Make them in this order, before the next kernels run.
     [[nodiscard]] std::vector<PageMove> take_copies();
     /// The same for slots of states. A caller may make the copies of either list first.
@@ -455,7 +459,8 @@ class CacheManager {
     /// States of a replica; zeros without states. Throws std::out_of_range. O(1).
     [[nodiscard]] StateStats state_stats(std::int32_t replica) const;
 
-    /// Pages of a replica now. Throws std::out_of_range. O(pins changed since the last call).
+    /// The page counts of a replica at this moment. Throws std::out_of_range. O(pins changed since
+    /// the last call).
     [[nodiscard]] PoolStats stats(std::int32_t replica) const;
     /// Pages of each group of a replica, in the order of the configuration; empty without groups.
     /// Throws std::out_of_range. O(columns of the replica).

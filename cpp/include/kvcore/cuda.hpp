@@ -84,21 +84,21 @@ Status unpin_memory(int device, void* pointer) noexcept;
 /// A stream that does not wait for the legacy default stream.
 [[nodiscard]] Status create_stream(int device, Stream* stream) noexcept;
 Status destroy_stream(Stream stream) noexcept;
-/// Whether work enqueued on the stream now goes into a graph that is being captured.
+/// Sets `answer` to true if work enqueued on the stream now goes into a graph that is being
+/// captured.
 [[nodiscard]] Status is_capturing(Stream stream, bool* answer) noexcept;
 /// Blocks the host until the stream's work is done.
 [[nodiscard]] Status synchronize(Stream stream) noexcept;
-/// Blocks the host until all work of a device is done, also that of streams that were destroyed.
+/// Blocks the host until all work of a device is done, including the work of destroyed streams.
 [[nodiscard]] Status synchronize_device(int device) noexcept;
 
 [[nodiscard]] Status create_event(int device, Event* event) noexcept;
 Status destroy_event(Event event) noexcept;
-/// Records the work that is on the stream now in the event, in place of what the event recorded
-/// before.
+/// Records the work that is on the stream now in the event, in place of the work recorded before.
 [[nodiscard]] Status record(Event event, Stream stream) noexcept;
 /// Work enqueued on the stream from now on waits for the event; the host does not.
 [[nodiscard]] Status wait(Stream stream, Event event) noexcept;
-/// Whether an event's work is done; does not wait.
+/// Sets `is_done` to true if an event's work is done; does not wait.
 [[nodiscard]] Status query(Event event, bool* is_done) noexcept;
 /// Blocks the host until an event's work is done.
 [[nodiscard]] Status synchronize(Event event) noexcept;

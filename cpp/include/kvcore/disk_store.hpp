@@ -60,13 +60,13 @@ struct DiskStoreConfig {
     std::int64_t queue_pages = 256;  // waiting for a thread; a caller with more pages waits
     std::int64_t segment_bytes = 0;  // of a file; 0: a 64th of the quota, at least 64 MiB
     bool direct = true;              // bypass the system's page cache if the file system can
-    std::int32_t breaker_failures = 5;  // in a row: then nothing is tried for some time
-    double breaker_seconds = 10;        // this long
+    std::int32_t breaker_failures = 5;  // failures in a row that open the breaker
+    double breaker_seconds = 10;        // that the breaker refuses all reads and writes
     double slow_seconds = 5;            // a read or write that takes longer is a failure
 };
 
-/// Whether a store tries reads and writes: yes, no, or one page at a time to check that they work
-/// again.
+/// The state of a store's breaker: the store tries all reads and writes, none, or one page at a
+/// time to check that they work again.
 enum class BreakerState { kClosed, kOpen, kHalfOpen };
 
 /// Counters since the store was opened. Pages, unless the comment names another unit.
@@ -115,8 +115,8 @@ class StoreTask {
     /// Waits for at most `seconds` seconds, forever if negative. Returns done(). Throws Error in a
     /// child of fork.
     bool wait(double seconds = -1) const;
-    /// Waits. Returns the number of pages that were read, a prefix of the batch, or that are stored
-    /// now.
+    /// Waits. Returns the number of pages that were read (a prefix of the batch), or that are
+    /// stored now.
     [[nodiscard]] std::int64_t result() const;
 
    private:
@@ -165,12 +165,13 @@ class DiskStore {
     std::int64_t put(std::vector<PageToWrite> pages) {
         return put_async(std::move(pages)).result();
     }
-    /// Forgets pages. Returns how many were stored. The removal is permanent, except for pages
-    /// whose slots cannot be written at that moment: these pages may return after a restart.
+    /// Forgets pages. Returns the number of them that were stored. The removal is permanent, except
+    /// for pages whose slots cannot be written at that moment: these pages may return after a
+    /// restart.
     std::int64_t remove(const std::vector<StoreKey>& keys);
-    /// Forgets all pages, including pages in flight from an earlier `put`. Returns how many were
-    /// found before. The removal is permanent when the call returns, except on a disk that cannot
-    /// be written at that moment. Writes one block to each directory.
+    /// Forgets all pages, including pages in flight from an earlier `put`. Returns the number of
+    /// pages that were stored. The removal is permanent when the call returns, except on a disk
+    /// that cannot be written at that moment. Writes one block to each directory.
     std::int64_t clear();
 
     [[nodiscard]] DiskStoreStats stats() const;

@@ -34,7 +34,7 @@ enum class DType : std::uint8_t {
     kInt8,
 };
 
-constexpr int kNumDTypes = static_cast<int>(DType::kInt8) + 1;  // the last dtype, and one more
+constexpr int kNumDTypes = static_cast<int>(DType::kInt8) + 1;  // kInt8 is the last dtype
 
 /// The bits of a float, and back.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t bits_of(float value) noexcept {
@@ -55,8 +55,8 @@ constexpr std::uint32_t kFloatInfinity = 0x7f800000U;
 
 // A format has a sign, `kMantissa` bits of fraction and exponents with `kBias`.
 
-// To the nearest code, ties to even. `magnitude` are the bits of a float without its sign, at most
-// those of the format's largest value or its infinity, where it has one.
+// Rounds to the nearest code, ties to even. `magnitude`: the bits of a float without its sign, at
+// most the bits of the format's infinity, or of its largest value if it has no infinity.
 template <int kMantissa, int kBias>
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint32_t narrow_magnitude(
     std::uint32_t magnitude) noexcept {
@@ -70,7 +70,7 @@ template <int kMantissa, int kBias>
     return ((binade - kSmallestNormal) >> kDropped) + digits;
 }
 
-// Exact. `code` is without its sign and neither an infinity nor NaN.
+// Exact. `code` has no sign bit and is neither an infinity nor NaN.
 template <int kMantissa, int kBias>
 [[nodiscard]] KVCORE_HOST_DEVICE inline float widen_magnitude(std::uint32_t code) noexcept {
     constexpr std::uint32_t kUnit = static_cast<std::uint32_t>(128 - kBias - kMantissa) << 23;
@@ -101,7 +101,7 @@ template <int kMantissa, int kBias, std::uint32_t kLargest>
         return static_cast<std::uint16_t>(sign | 0x7e00U | (magnitude >> 13 & 0x3ffU));
     }
     constexpr std::uint32_t kTwoTo16 = 143U << 23;
-    if (magnitude > kTwoTo16) magnitude = kTwoTo16;  // whose code is infinity's
+    if (magnitude > kTwoTo16) magnitude = kTwoTo16;  // its code is infinity
     return static_cast<std::uint16_t>(sign | detail::narrow_magnitude<10, 15>(magnitude));
 }
 [[nodiscard]] KVCORE_HOST_DEVICE inline float from_half(std::uint16_t code) noexcept {
@@ -126,7 +126,8 @@ template <int kMantissa, int kBias, std::uint32_t kLargest>
     return float_of(static_cast<std::uint32_t>(code) << 16);
 }
 
-/// FP8: ties to even, the largest finite value beyond it (infinities included), NaN is 0x7f.
+/// FP8: ties to even, larger values (infinities included) become the largest finite value, NaN
+/// becomes 0x7f.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::uint8_t to_e4m3fn(float value) noexcept {
     return detail::to_fp8<3, 7, 0x43e00000U>(value);  // 448
 }
@@ -142,7 +143,7 @@ template <int kMantissa, int kBias, std::uint32_t kLargest>
     return from_half(static_cast<std::uint16_t>(code << 8));
 }
 
-/// int8: ties to even, saturated to -128 .. 127, NaN is 0.
+/// int8: ties to even, saturated to -128 .. 127, NaN becomes 0.
 [[nodiscard]] KVCORE_HOST_DEVICE inline std::int8_t to_int8(float value) noexcept {
     if (!(value == value)) return 0;
     const float clipped = value > 127.0F ? 127.0F : value < -128.0F ? -128.0F : value;
@@ -276,12 +277,12 @@ using AllDTypes = std::make_index_sequence<static_cast<std::size_t>(kNumDTypes)>
     return detail::item_size(dtype, AllDTypes{});
 }
 
-/// The largest finite value; what the largest element of a group is scaled to.
+/// The largest finite value, to which the largest element of a group is scaled.
 [[nodiscard]] KVCORE_HOST_DEVICE constexpr float largest(DType dtype) noexcept {
     return detail::largest(dtype, AllDTypes{});
 }
 
-/// The smallest scale of quantised elements: that of a group of zeros.
+/// The smallest scale of quantised elements, for a group of zeros.
 constexpr float kSmallestScale = 1e-12F;
 
 /// The names of all dtypes, by their numbers.

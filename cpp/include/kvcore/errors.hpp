@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exceptions of the control path. Expected failure (a full pool) is a value; these are for
-// calls that are wrong. Whatever throws has changed nothing. Bad argument values are
+// The exceptions of the control path. An expected failure (a full pool) is a returned value;
+// exceptions are for wrong calls. A call that throws has changed nothing. Bad argument values are
 // std::invalid_argument, a broken internal law (see check_integrity) is IntegrityError.
 #pragma once
 
@@ -16,7 +16,7 @@ class Error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// Pages needed exceed pages free, where the call cannot answer with a value.
+/// A call needs more pages than are free, and cannot report this by its return value.
 class InsufficientBlocksError : public Error {
    public:
     using Error::Error;
@@ -54,7 +54,8 @@ class IntegrityError : public std::logic_error {
     using std::logic_error::logic_error;
 };
 
-/// Which row of a batch an error is about: errors of batch calls have this as a second base.
+/// The row of a batch that an error is about. Errors of batch calls have this class as a second
+/// base.
 class BatchRow {
    public:
     explicit BatchRow(std::int64_t row) noexcept : row_(row) {}

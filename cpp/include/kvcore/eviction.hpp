@@ -27,7 +27,7 @@ constexpr std::int32_t kDefaultPriority = 50;
 struct Retention {
     static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
-    // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions): a priority is one
+    // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions): implicit
     Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever) noexcept
         : priority(wanted), until(end) {}
 
@@ -107,14 +107,14 @@ class EvictionPolicy {
     virtual void resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
         static_cast<void>(node), static_cast<void>(depth), static_cast<void>(pages);
     }
-    /// A hash of the tokens of the run's first page and its depth: the same tokens at the same
-    /// depth always get the same number, but different pages may share a number. Called after
+    /// Reports a hash of the run's first page, of its tokens and its depth: the same tokens at the
+    /// same depth always get the same number, but different pages may share a number. Called after
     /// `insert`, and after `split` for the lower half.
     virtual void identify(NodeId node, std::uint64_t fingerprint) noexcept {
         static_cast<void>(node), static_cast<void>(fingerprint);
     }
-    /// A user wants this retention for the run. Called after `insert` with the same priority, at
-    /// uses, and when the run grows.
+    /// A user wants this retention for the run. Called after `insert` (with the same priority), at
+    /// each use, and when the run grows.
     virtual void retain(NodeId node, const Retention& retention) noexcept {
         static_cast<void>(node), static_cast<void>(retention);
     }
@@ -124,14 +124,14 @@ class EvictionPolicy {
         static_cast<void>(node);
         return {};
     }
-    /// Whether new pages with this retention may lengthen the run; otherwise they become a separate
-    /// run.
+    /// Returns true if new pages with this retention may lengthen the run; otherwise they become a
+    /// separate run.
     [[nodiscard]] virtual bool joins(NodeId node, const Retention& retention) const noexcept {
         static_cast<void>(node), static_cast<void>(retention);
         return true;
     }
-    /// Sets the current time, which never decreases; priorities end. O(log n) for each priority
-    /// that ends.
+    /// Sets the current time, which never decreases, and ends priorities whose time is over. O(log
+    /// n) for each priority that ends.
     virtual void advance(std::int64_t now) noexcept { static_cast<void>(now); }
 
     /// No pin or later run protects the end of the run any more: its last user released it, whether
@@ -178,10 +178,10 @@ struct EvictionCounts {
 /// first insertion.
 enum class EvictionOrder : std::uint8_t {
     kLru,       // least recently released
-    kLfu,       // fewest uses, then least recently used
+    kLfu,       // fewest uses, then least recently released
     kSlru,      // runs used once before runs used again, each by recency
     kFifo,      // entered first
-    kPriority,  // lowest priority, then least recently used
+    kPriority,  // lowest priority, then least recently released
     kCost,      // least prefill time saved per byte, with ageing
     kArc,       // by recency or by frequency, adapted when an evicted run returns
 };

@@ -13,8 +13,8 @@
 namespace kvcore {
 
 /// float32 [pages, page_size, heads, dim / group]: a code times its scale is the value. Strides
-/// count bytes, of any sign. Stride 0 along an axis means that one scale serves the whole axis, so
-/// a scale per tensor or per head is also a view.
+/// count bytes, of any sign. Stride 0 along an axis means that one scale is used along the whole
+/// axis, so a scale per tensor or per head is also a view.
 template <class Byte>
 struct ScaleView {
     Byte* data = nullptr;  // of page 0; nullptr: codes are the values

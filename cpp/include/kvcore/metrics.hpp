@@ -15,7 +15,8 @@ namespace kvcore {
 
 /// Counters since construction or the last reset.
 struct Metrics {
-    std::int64_t input_tokens = 0;      // of prompts, to compute: each of a request counts once
+    std::int64_t input_tokens = 0;      // of prompts, to be computed; each token of a request
+                                        // counts once
     std::int64_t cache_tokens = 0;      // of prompts, taken from the prefix cache instead
     std::int64_t copied_tokens = 0;     // part of cache_tokens: copied out of a partly equal page
     std::int64_t evicted_pages = 0;     // cached pages given to a new owner

@@ -125,7 +125,7 @@ using PageKey = Sha256::Digest;
 /// The version of KeyScheme::kKvcore: another version makes other keys.
 constexpr std::int64_t kKeySchemeVersion = 1;
 
-/// How root keys and extras are computed.
+/// The rules for root keys and extras.
 enum class KeyScheme {
     kKvcore,  // as defined at the top of this file
     kVllm,    // as vLLM computes them with sha256_cbor, see KeyOptions

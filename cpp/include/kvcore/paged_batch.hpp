@@ -113,8 +113,8 @@ struct PageShape {
     std::int64_t heads;
 };
 
-/// Whether an append computes and writes a scale for each group of each token (kFound), or uses the
-/// scales that are already in the view, for example one per head (kGiven).
+/// The source of an append's scales: kFound computes and writes a scale for each group of each
+/// token; kGiven uses the scales that are already in the view, for example one per head.
 enum class Scales : std::uint8_t { kFound, kGiven };
 
 /// Writes tokens of a wide dtype to the ranges' places in a pool. A narrow pool gets codes as from

@@ -11,8 +11,8 @@ namespace kvcore {
 enum class Medium : std::uint8_t { kDevice = 1, kHost = 2, kStorage = 4 };
 inline constexpr std::uint8_t kAnyMedium = 7;
 
-/// Which workers of a cluster hold which pages, according to their cache events, and therefore how
-/// much of a prompt each worker has.
+/// Records which workers of a cluster hold which pages, according to their cache events, and finds
+/// how much of a prompt each worker has.
 ///
 /// A page is the low 64 bits of its key. Two pages with the same bits count as the same page; n
 /// pages have n * n / 2^65 equal pairs on average.

@@ -161,7 +161,7 @@ void gather_batch(PageShape shape, const Nvfp4Tensor<const std::byte>& pool, con
                   const TokenRanges& ranges, const TokenRows<std::byte>& destination, DType wide,
                   int threads = 1);
 
-/// As `append_slots` of kvcore/paged_batch.hpp, of tokens of a wide dtype.
+/// As `append_slots` of kvcore/paged_batch.hpp, for tokens of a wide dtype.
 std::int64_t append_slots(const Nvfp4Pool<std::byte>& pool, const TokenRows<const std::byte>& k,
                           const TokenRows<const std::byte>& v, DType wide,
                           const std::int64_t* slots, std::int64_t n, int threads = 1);

@@ -294,12 +294,12 @@ struct SequenceMark {
     }
 };
 
-/// Whether a reservation was made. A full pool is a status, not an error.
+/// The outcome of a reservation. A full pool is a status, not an error.
 enum class ReserveStatus {
     kOk,
     kNoSpace,  // nothing changed
     // Nothing changed; call again later. Transfers into the request's pages are owed or in flight,
-    // or transfers hold pages that it needs. Also returned while a tier searches for a prefix.
+    // transfers hold pages that the request needs, or pages to evict must be stored first.
     kPending,
 };
 
@@ -326,7 +326,7 @@ struct ReserveOptions {
     [[nodiscard]] bool is_legal() const noexcept { return (max_hit | keep_free | must_fit) >= 0; }
 };
 
-/// What `reserve_batch` returns.
+/// The result of `reserve_batch`.
 struct BatchReserve {
     std::int64_t reserved = 0;                  // rows, from the first one on
     ReserveStatus status = ReserveStatus::kOk;  // of the next row; kOk if there is no next row
@@ -374,7 +374,7 @@ struct FetchTarget {
     std::int32_t* states = nullptr;          // [table->max_rows()], with states: slots
 };
 
-/// Whether a batch can run now.
+/// The outcome of `fetch`: kOk if the batch can run now.
 enum class FetchStatus {
     kOk,
     kNoSpace,  // nothing changed; see row, needed, available

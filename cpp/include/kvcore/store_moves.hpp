@@ -49,8 +49,8 @@ struct StoreMoves {
 struct StoreSearch {
     std::int32_t replica = 0;
     std::int32_t stored = 0;  // in the host tier
-    std::int32_t have = 0;    // in the tier that has more of them
-    std::int32_t legal = 0;   // that a hit could use from both together
+    std::int32_t have = 0;    // on the device or in the host tier, whichever has more
+    std::int32_t legal = 0;   // that a hit could use from both
     std::int32_t most = 0;    // of the longest hit if every page were cached; 0: stores cannot help
     PageKey parent{};         // key of the column before column `stored`
     // True if no group keeps every token: stores need not have every column of a hit.

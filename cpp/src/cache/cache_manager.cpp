@@ -354,7 +354,7 @@ std::int64_t PrefixHit::num_pages() const noexcept {
 namespace {
 
 [[noreturn]] void refuse_ticket(const char* what, std::uint64_t ticket) {
-    throw InvalidHandleError(detail::concat("the ", what, " of ticket ", ticket,
+    throw InvalidHandleError(detail::concat("ticket ", ticket, " of the ", what,
                                             " is not under way: it was finished before; finish it "
                                             "once"));
 }

@@ -6,7 +6,8 @@
 namespace kvcore::verbs {
 namespace {
 
-// Copies under way still write the slot, and forks may have to read it.
+// Gives back the slots of a sequence. Copies in flight still hold the slots that they read or
+// write.
 void give_back_slot(CacheData& cache, Replica& home, const Sequence& sequence,
                     SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);

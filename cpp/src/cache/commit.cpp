@@ -19,9 +19,9 @@ namespace {
 [[noreturn]] void refuse_unreserved(const RequestView& request, std::int32_t pages,
                                     std::int64_t page_size, std::int64_t row) {
     throw InRow<std::invalid_argument>(
-        row,
-        detail::concat(request.start, " tokens are said to be written, the ", pages, " pages hold ",
-                       pages * page_size, "; reserve before running the model"));
+        row, detail::concat("start_idx is ", request.start, ", but the ", pages,
+                            " pages of the request hold only ", pages * page_size,
+                            " tokens; reserve before running the model"));
 }
 
 // The number of tokens of a request that stay written. With states it is less than `start` if some
@@ -254,8 +254,8 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     return true;
 }
 
-// Commits in pieces. A piece ends after a page that forks or copies under way also hold, so that
-// these get a place in the tree; another piece begins where the priority changes.
+// Commits in pieces. A piece ends after a page that forks or copies in flight also hold, so that
+// they get a place in the tree, and where the priority changes.
 void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& request,
                   std::int32_t row) {
     const Replica& home = cache.home_of(sequence);
@@ -281,8 +281,8 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
     }
 }
 
-// Checks all rows. rows gets the rows with new pages and the rows that are not sealed yet;
-// passing gets the rows whose windows leave columns.
+// Checks all rows. `commit_memory.rows` gets the rows that have new pages, owe stores or are not
+// sealed yet; `commit_memory.passing` gets the rows whose windows leave columns.
 template <bool kHasWindows>
 [[gnu::noinline]] void find_new_pages(CacheData& cache, const RequestBatch& batch) {
     const std::int64_t n = batch.size();

@@ -58,7 +58,7 @@ struct Part {
     FetchTarget* target;
     const FetchMemory::Room* room;
 
-    // With groups columns have pages of several bundles.
+    // With `kHasGroups`, columns have pages of several bundles.
     template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
                const CacheData& cache, const WindowView& windows) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes some or all pages out of the cache for good, because their contents are wrong.
 //
-//     prefix   [ a | b | c | d ]      forget(c): no hit finds c and d again. A request that holds
-//                     \\ e ]         all four keeps them, and commits nothing after b until it
-//                                     is truncated to b; its release frees the pages
+//     prefix   [ a | b | c | d ]     forget(c): no hit finds c and d again; a, b and e stay
+//                      \- e ]        cached. A request that holds a .. d keeps them, and commits
+//                                    nothing after b until it is truncated to b; its release
+//                                    frees c and d
 #include <algorithm>
 #include <vector>
 
@@ -26,9 +27,10 @@ std::vector<TreePosition> find_stored(const Replica& home, const std::vector<Tre
     return found;
 }
 
-// A hit finds no page that a request holds outside the tree. The request commits no
-// page from such a page on if tokens are written in it; a request that waits for a copy of the page
-// commits no page from the copy on. Tokens that are written to the page later are right.
+// Handles pages that requests hold outside the tree, which no hit finds. If such a page has written
+// tokens, its request commits nothing from the page on. A request that waits for a copy of such a
+// page commits nothing from the copy on. Tokens that are written to the page later are right, so a
+// page without written tokens needs no limit.
 void limit_owners(CacheData& cache, std::int32_t replica,
                   const std::vector<bool>& marked) noexcept {
     const auto is_marked = [&](BlockId page) { return marked[static_cast<std::size_t>(page)]; };

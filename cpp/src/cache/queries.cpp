@@ -28,18 +28,11 @@ std::int32_t find_part(const Replica& replica, const TokenId* tokens, std::int64
     return part.at.depth == whole ? part.partial_tokens : 0;
 }
 
-[[noreturn]] void refuse_bundle(std::int32_t bundle, std::int32_t num_bundles) {
-    throw std::out_of_range(detail::concat("bundle ", bundle, " does not exist, there are ",
-                                           num_bundles, ", counted from 0"));
-}
-
-std::int32_t count_bundles(const Grouping& grouping) noexcept {
-    return static_cast<std::int32_t>(grouping.bundles().size());
-}
-
-void require_bundle(const Replica& replica, std::int32_t bundle) {
-    const std::int32_t n = count_bundles(replica.grouping());
-    if (bundle < 0 || bundle >= n) refuse_bundle(bundle, n);
+void require_bundle(const Grouping& grouping, std::int32_t bundle) {
+    const auto n = static_cast<std::int32_t>(grouping.bundles().size());
+    if (bundle >= 0 && bundle < n) return;
+    throw std::out_of_range(
+        detail::concat("bundle ", bundle, " does not exist, there are ", n, ", counted from 0"));
 }
 
 // With groups: replaces the columns of a hit in `pages` by their pages in a bundle.
@@ -66,8 +59,8 @@ void choose_pages(const ColumnPages& all, std::int32_t bundle, std::vector<Block
     std::fill_n(ids, first_read * per_column, ColumnPages::kNoPage);
 }
 
-// The depth is 0, without a node, if the namespace has no page. Inline: a match is as short as a
-// call.
+// Finds the cached prefix of the tokens; depth 0 without a node if the namespace has no page.
+// Inline: a match is as short as a call.
 inline TreePosition find(const Replica& replica, std::string_view name_space, const TokenId* tokens,
                          std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
                          std::int32_t bundle) {
@@ -93,14 +86,14 @@ inline TreePosition find(const Replica& replica, std::string_view name_space, co
 std::int64_t match(const Replica& replica, std::string_view name_space, const TokenId* tokens,
                    std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
                    std::int32_t bundle) {
-    if (bundle != 0) require_bundle(replica, bundle);
+    if (bundle != 0) require_bundle(replica.grouping(), bundle);
     return find(replica, name_space, tokens, n, pages, partial_tokens, bundle).depth;
 }
 
 std::int64_t touch(Replica& replica, std::string_view name_space, const TokenId* tokens,
                    std::int64_t n, std::vector<BlockId>* pages, std::int32_t* partial_tokens,
                    std::int64_t most_pages, std::int32_t bundle) {
-    if (bundle != 0) require_bundle(replica, bundle);
+    if (bundle != 0) require_bundle(replica.grouping(), bundle);
     const TreePosition at = find(replica, name_space, tokens, n, pages, partial_tokens, bundle);
     if (pages != nullptr && static_cast<std::int64_t>(pages->size()) > most_pages) return at.depth;
     replica.touch(replica.tree, at);
@@ -131,8 +124,7 @@ std::int32_t recommend_replica(const CacheData& cache, std::string_view name_spa
 std::vector<BlockId> pages_of(const CacheData& cache, SequenceHandle handle, std::int32_t bundle,
                               std::int64_t first) {
     const Sequence& sequence = cache.sequences.at(handle);
-    const std::int32_t num_bundles = count_bundles(cache.grouping);
-    if (bundle < 0 || bundle >= num_bundles) refuse_bundle(bundle, num_bundles);
+    require_bundle(cache.grouping, bundle);
     if (first < 0) {
         throw std::invalid_argument(detail::concat("first is ", first, ", must be at least 0"));
     }
@@ -175,16 +167,13 @@ std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest) {
         replica->for_each_level(
             [&](const Level& level) { level.tree.find_tokens_up_to(highest, found); });
     }
-    const auto add = [&](const TierFlight& flight) {
-        std::copy_if(flight.tokens.begin(), flight.tokens.end(), std::back_inserter(found),
+    const auto add = [&](const auto& tokens) {
+        std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     };
-    std::for_each(cache.ledger.flights.all().begin(), cache.ledger.flights.all().end(), add);
-    std::for_each(cache.ledger.flights.fills().begin(), cache.ledger.flights.fills().end(), add);
-    for (const ColumnImport* import : cache.cache_copies.imports()) {
-        std::copy_if(import->tokens().begin(), import->tokens().end(), std::back_inserter(found),
-                     [&](TokenId token) { return token <= highest; });
-    }
+    for (const TierFlight& flight : cache.ledger.flights.all()) add(flight.tokens);
+    for (const StoreFill& fill : cache.ledger.flights.fills()) add(fill.tokens);
+    for (const ColumnImport* import : cache.cache_copies.imports()) add(import->tokens());
     if (cache.events != nullptr) cache.events->find_tokens_up_to(highest, found);
     return found;
 }

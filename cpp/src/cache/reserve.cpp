@@ -19,11 +19,6 @@ namespace kvcore {
 
 namespace {
 
-// A claim without pages has no written tokens, wherever its context stood before.
-std::int64_t begin_of(const Sequence& sequence, const RequestView& request) {
-    return sequence.pages.empty() ? 0 : request.start;
-}
-
 // Counts pages on the way to `at` that stay idle until a request takes a hit of `tokens` tokens.
 std::int64_t count_idle(const Replica& home, TreePosition at, std::int64_t tokens) {
     const Grouping& grouping = home.grouping();
@@ -45,7 +40,7 @@ std::int64_t searched(const Replica& home, const RequestView& request, std::int6
 // If no group keeps every token, held prefixes have columns that take no pages. So columns may be
 // missing although pages are available.
 bool has_columns(const Replica& home, const Plan& plan) {
-    const std::int64_t wanted = plan.appended + plan.replaced + plan.patched;
+    const std::int64_t wanted = plan.new_columns();
     if (home.columns == nullptr || home.pool.num_free() >= wanted) return true;
     std::int64_t evictable = home.tree.num_evictable();
     const FoundHit& hit = plan.hit;
@@ -85,7 +80,7 @@ void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
 }
 
 // The same for columns with pages of each bundle, or with checkpoints. Pages that the tier has
-// before the end also count, because the tree may lack them.
+// before the end of the device's hit also count, because the tree may lack them.
 void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whole,
                         const Replica& home, const RequestView& request, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
@@ -112,10 +107,7 @@ void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whol
 
 void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
               const RequestView& request, std::int64_t max_hit, bool allow_partial) {
-    const std::int64_t begin = begin_of(sequence, request);
-    const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
-    if (!cache.config.prefix_caching || !is_open || request.active - begin <= 1) return;
-    if (max_hit == 0) return;
+    if (!cache.config.prefix_caching || max_hit == 0 || !may_hit(sequence, request)) return;
     const Replica& home = cache.home_of(sequence);
     TreeNode* root = home.tree.find_namespace(request.name_space);
     const std::int32_t fewest = cache.config.partial_page_reuse;
@@ -226,8 +218,8 @@ std::int32_t first_read(const CacheData& cache, std::size_t window, const Plan& 
     return is_claimed(request) ? cache.windows.of(request.sequence).first[window] : 0;
 }
 
-// Counts the same in pages; with groups the numbers differ, because a column has pages of each
-// bundle.
+// Counts the new pages. With groups they differ from the columns, because a column has pages of
+// each bundle.
 void count_pages(const CacheData& cache, Plan& plan, const Sequence& sequence,
                  const RequestView& request, std::int64_t num_steps) {
     plan.pages = plan.appended + plan.replaced;
@@ -317,7 +309,7 @@ std::int64_t count_ahead(const CacheData& cache, const Plan& plan, const Sequenc
     return pages;
 }
 
-// Counts the same for the source page of a partial hit, which is held until it is copied.
+// Counts the evictable pages that a partial hit holds until its source page is copied.
 std::int64_t count_source(const CacheData& cache, const Replica& home, const FoundHit& hit) {
     if (!hit.is_partial()) return 0;
     const std::int64_t is_evictable = home.tree.is_protected(hit.match.partial) ? 0 : 1;
@@ -332,7 +324,7 @@ void count_available(const CacheData& cache, Plan& plan, const Sequence& sequenc
     const Replica& home = cache.home_of(sequence);
     const std::int64_t free = home.num_free() + plan.returned;
     plan.available = free;
-    plan.evicted = std::max<std::int64_t>(0, plan.new_pages() - free);
+    plan.evicted = std::max<std::int64_t>(0, plan.pages - free);
     const bool has_room = !plan.lacks_slot && has_columns(home, plan);
     plan.fits = has_room && plan.evicted == 0;
     if (plan.fits && plan.kept == 0) return;
@@ -341,7 +333,7 @@ void count_available(const CacheData& cache, Plan& plan, const Sequence& sequenc
     const std::int64_t evictable =
         home.num_evictable() - count_adopted(cache, home, plan.hit) - source;
     plan.available += evictable;
-    const std::int64_t left = plan.available - plan.new_pages();
+    const std::int64_t left = plan.available - plan.pages;
     plan.lacking = std::max(-left, plan.kept - (left + source));
     plan.fits = has_room && plan.lacking <= 0;
 }
@@ -357,7 +349,7 @@ void for_each_returned_page(const Replica& home, const PageRow& row, const Plan&
 void apply_quotas(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
                   Plan& plan) {
     const FoundHit& hit = plan.hit;
-    const std::int64_t taken = plan.new_pages() + ahead;
+    const std::int64_t taken = plan.pages + ahead;
     if (taken == 0 && !hit.shares()) return;
     QuotaTrial trial(home);
     std::vector<BlockId> idle;
@@ -469,7 +461,7 @@ void make_room_for_copies(CacheData& cache, std::size_t n, Transfers* transfers)
     } else {
         cache.ledger.copies.make_room(*transfers, n);
     }
-    // A state is copied to the slot of a request, and to the one in which it is kept.
+    // A state is copied to the request's slot, and to the slot in which it is kept before drafts.
     if (cache.has_states) cache.ledger.state_copies.make_room(2 * n, transfers);
 }
 
@@ -535,7 +527,7 @@ void evict_for(CacheData& cache, const Reservation& reservation, const Sequence&
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
     }
     const bool needs_none =
-        home.columns == nullptr && home.pool.num_free() >= reservation.plan.new_pages();
+        home.columns == nullptr && home.pool.num_free() >= reservation.plan.pages;
     if (needs_none) return;
     const PageNeed need = need_now(home, sequence.pages, reservation.plan);
     home.prepare_room(need);
@@ -896,7 +888,7 @@ ReservePlan make_plan(const CacheData& cache, const Sequence& sequence, const Re
     const Plan plan = plan_reservation(cache, sequence, request, args);
     require_one_step(request, plan, args.num_steps, 0);
     return {plan.hit.is_taken() ? plan.hit.tokens - sequence.hit_tokens : 0,
-            plan.new_pages(),
+            plan.pages,
             plan.evicted,
             plan.hit.match.partial_tokens,
             plan.fits,
@@ -1134,7 +1126,7 @@ bool find_supply(const Call& call, FetchResult& result) {
 }
 
 // Counts the needs of the growing rows and gets memory for them, so that `grow` cannot run out of
-// it.
+// memory.
 void prepare_growth(const Call& call) {
     call.memory.supply.assign(call.cache.replicas.size(), {});
     for (const auto& [row, columns] : call.memory.growing) {
@@ -1169,9 +1161,9 @@ bool have_columns(const Call& call, const std::vector<Plan>& plans, FetchResult&
     for (std::size_t k = 0; k < call.memory.joining.size(); ++k) {
         std::int64_t& available =
             left[static_cast<std::size_t>(call.rows[call.memory.joining[k]].replica)];
-        available -= plans[k].appended + plans[k].replaced + plans[k].patched;
+        available -= plans[k].new_columns();
         if (available >= 0) continue;
-        const std::int64_t pages = plans[k].new_pages();
+        const std::int64_t pages = plans[k].pages;
         result = no_space(call.memory.joining[k], pages, plans[k].available);
         return false;
     }
@@ -1204,7 +1196,7 @@ bool have_slots(const Call& call, const std::vector<Reservation>& reservations,
             available < plan.slots && reservations[k].checkpoint.is_sole();
         available -= plan.slots - (takes_over ? 1 : 0);
         if (available >= 0) continue;
-        result = no_space(row, plan.new_pages(), plan.available);
+        result = no_space(row, plan.pages, plan.available);
         result.lacks_slot = true;
         return false;
     }
@@ -1258,7 +1250,7 @@ bool heeds_quotas(const Call& call, std::vector<Reservation>& reservations, Fetc
         refusal.is_over_quota = true;
     };
     for (std::size_t k = 0; k < reservations.size(); ++k) {
-        take(call.memory.joining[k], reservations[k].plan.new_pages(), &reservations[k]);
+        take(call.memory.joining[k], reservations[k].plan.pages, &reservations[k]);
     }
     for (const Growth& growth : call.memory.growing)
         take(growth.row, pages_of(call, growth), nullptr);
@@ -1280,7 +1272,7 @@ FetchResult share_out(const Call& call, std::vector<std::int64_t> left,
     for (const std::int64_t row : call.missing) {
         std::int64_t needed = 0;
         if (joining != call.memory.joining.end() && *joining == row) {
-            needed = plan->new_pages() - plan->returned;
+            needed = plan->pages - plan->returned;
             ++joining;
             ++plan;
         } else {
@@ -1345,7 +1337,7 @@ bool reserve_one(const Call& call, FetchResult& result) {
     require_one_step(request, plan, call.num_steps, row);
     if (!plan.fits) {
         if (plan.is_over_quota) count_refusal(call.cache, sequence, request.sequence);
-        result = no_space(row, plan.new_pages(), plan.available);
+        result = no_space(row, plan.pages, plan.available);
         result.is_over_quota = plan.is_over_quota;
         result.lacks_slot = plan.lacks_slot;
         return false;

@@ -36,6 +36,19 @@ struct ReserveArgs {
     return request.sequence.generation != 0;
 }
 
+/// The token from which a request runs. A claim without pages has no written tokens, wherever its
+/// context stood before.
+[[nodiscard]] inline std::int64_t begin_of(const Sequence& sequence,
+                                           const RequestView& request) noexcept {
+    return sequence.pages.empty() ? 0 : request.start;
+}
+/// Returns true if a hit can still change the request: nothing of it was fetched or written, and
+/// tokens are left for the hit besides the token that must run.
+[[nodiscard]] inline bool may_hit(const Sequence& sequence, const RequestView& request) noexcept {
+    const std::int64_t begin = begin_of(sequence, request);
+    return !sequence.is_sealed() && begin == sequence.hit_tokens && request.active - begin > 1;
+}
+
 /// Prepares a cut of a row to `columns` columns: the new end of its committed part in the tree, and
 /// of its stored part in the tiers. Preparing may run out of memory; applying cannot fail.
 ///
@@ -89,10 +102,12 @@ struct Plan {
     std::int32_t slots = 0;         // slots that it takes for states
     bool declines_partial = false;  // a page to copy from existed, but had to be evicted
 
-    [[nodiscard]] std::int64_t new_pages() const noexcept { return pages; }
+    [[nodiscard]] std::int64_t new_columns() const noexcept {
+        return appended + replaced + patched;
+    }
     /// Pages and columns that it takes, minus the pages and columns that it frees.
     [[nodiscard]] PageNeed need() const noexcept {
-        return {pages - returned, appended + replaced + patched - returned_columns};
+        return {pages - returned, new_columns() - returned_columns};
     }
 };
 
@@ -111,7 +126,7 @@ void for_each_returned(const Replica& home, const PageRow& row, const Plan& plan
 
 /// The need of a plan now: earlier rows of its batch may have freed shared pages of its row.
 [[nodiscard]] inline PageNeed need_now(const Replica& home, const PageRow& row, const Plan& plan) {
-    PageNeed need{plan.pages, plan.appended + plan.replaced + plan.patched};
+    PageNeed need{plan.pages, plan.new_columns()};
     for_each_returned(home, row, plan, [&](BlockId column) {
         need.pages -= home.count_pages(column);
         --need.columns;

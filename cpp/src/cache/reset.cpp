@@ -8,7 +8,7 @@ namespace kvcore::verbs {
 namespace {
 
 // A request caches no tokens that it computes from forgotten pages or computed before the reset. A
-// request that has pages but neither a hit nor a step begins after the reset.
+// request that has pages but neither a hit nor a step counts as begun after the reset.
 void limit_all(CacheData& cache) noexcept {
     const SequenceTable::Live all = cache.sequences.live();
     for (std::size_t i = 0; i < all.size; ++i) {
@@ -34,7 +34,7 @@ bool is_empty(const CacheData& cache) noexcept {
 
 }  // namespace
 
-// Pages without holders are evicted first: the rest are few runs.
+// Evicts the pages without holders first, so that only few runs are left to forget.
 bool reset_prefix_cache(CacheData& cache) {
     std::vector<PrefixTree::Branches> held;
     held.reserve(2 * cache.replicas.size());

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cache/reserve.hpp"
+
 namespace kvcore::store_searches {
 
 StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name_space,
@@ -27,12 +29,9 @@ StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name
     return found;
 }
 
-// A request whose hit can no longer change is not searched: see find_hit.
 StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = cache.sequences.at(request.sequence);
-    const std::int64_t begin = sequence.pages.empty() ? 0 : request.start;
-    const bool is_open = !sequence.is_sealed() && begin == sequence.hit_tokens;
-    if (!is_open || request.active - begin <= 1) return {};
+    if (!may_hit(sequence, request)) return {};
     return search(cache, sequence.replica, request.name_space, request.tokens,
                   std::min(request.end - 1, max_hit));
 }

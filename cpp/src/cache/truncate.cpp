@@ -89,7 +89,8 @@ std::int64_t leave_windows(CacheData& cache, SequenceHandle handle, std::int64_t
     const std::int64_t most = std::int64_t{sequence.pages.size()} * cache.config.page_size;
     if (!cache.config.keep_windows) {
         throw std::invalid_argument(
-            "leaves its windows in commit; make the manager with keep_windows");
+            "keep_windows is false, so commit gives back the pages of windows; "
+            "make the manager with keep_windows");
     }
     if (n < 0 || n > most) {
         throw std::invalid_argument(detail::concat("cannot leave the windows of ", n,

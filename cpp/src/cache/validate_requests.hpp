@@ -21,7 +21,7 @@ namespace rules {
                                 std::int64_t row, std::int64_t num_steps);
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
-/// Throws std::invalid_argument for less than one step.
+/// Throws std::invalid_argument if `num_steps` is below 1.
 void require_steps(std::int64_t num_steps);
 /// A claim that has pages but was not fetched yet must not continue in another namespace: its
 /// tokens would be found in the namespace in which it began. O(runs of its hit).
@@ -65,7 +65,7 @@ namespace quotas {
 [[nodiscard]] bool exceeds_ceiling(const CacheData& cache, const Sequence& sequence,
                                    const RequestView& request, std::int64_t tokens, Owner owner,
                                    std::int64_t max_hit);
-/// Throws CapacityError if that is true of a claimed request.
+/// Throws CapacityError if `exceeds_ceiling` is true of a claimed request.
 void require_ceiling(const CacheData& cache, const Sequence& sequence, const RequestView& request,
                      std::int64_t tokens, std::int64_t row,
                      std::int64_t max_hit = ReserveOptions::kUnlimited);
@@ -92,7 +92,7 @@ struct BatchRules {
     }
 };
 
-/// The rules of a call. Throws std::invalid_argument for fewer steps than one.
+/// The rules of a call. Throws std::invalid_argument if `num_steps` is below 1.
 [[nodiscard]] BatchRules begin_batch(CacheData& cache, std::int64_t num_steps);
 /// Finds the sequences of a batch, and checks everything that can be wrong with its rows before any
 /// row is changed.

@@ -12,7 +12,7 @@
 
 namespace kvcore::verbs {
 
-// claim.cpp. O(1), and O(uncommitted pages) to give these back.
+// claim.cpp. O(1); to give pages back, O(uncommitted pages).
 [[nodiscard]] SequenceHandle claim(CacheData& cache, std::int32_t replica);
 /// Returns true if a thread may wait for the sequence. Stores the history of its request.
 [[nodiscard]] bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history);
@@ -35,7 +35,7 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
                                      Transfers* transfers);
 [[nodiscard]] ReservePlan plan(CacheData& cache, const RequestView& request,
                                const ReserveArgs& args);
-/// The plan of a request that is not claimed.
+/// The plan for a request that is not claimed.
 [[nodiscard]] ReservePlan plan(const CacheData& cache, std::int32_t replica,
                                const RequestView& request, const ReserveArgs& args);
 

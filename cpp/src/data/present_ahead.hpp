@@ -17,7 +17,7 @@ namespace kvcore {
 /// and a background thread the bytes after them.
 ///
 /// Owns: the thread. The memory is not owned and must live longer.
-/// Invariant: after the furthest use, at most `ahead` bytes and one piece are present.
+/// Invariant: at most `ahead` bytes and one piece are present past the end of the furthest use.
 /// Threads: any number may call `use`. In a child of fork, and if the system does not support it or
 /// cannot start a thread, nothing is done: memory becomes present when it is written. Do not
 /// destroy the object in a child: its thread, and the locks that the thread may hold, belong to the
@@ -31,7 +31,8 @@ class PresentAhead {
     PresentAhead& operator=(const PresentAhead&) = delete;
     ~PresentAhead();
 
-    /// Call this before a write to bytes before `end`.
+    /// Call this before a write to bytes before `end`. Ignored if `end` is more than `ahead` bytes
+    /// past the present memory.
     void use(std::size_t end) noexcept;
     /// True if this process is a child (by fork) of the process that built the object.
     [[nodiscard]] bool is_forked() const noexcept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled for processors with SHA and SSE4.1: only compress_sha_ni may leave this object.
+// Compiled for processors with SHA and SSE4.1: this object file must export only compress_sha_ni.
 #include <immintrin.h>
 
 #include "keys/kernels.hpp"

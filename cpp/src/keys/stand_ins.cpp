@@ -34,7 +34,8 @@ std::uint64_t read_number(std::string_view& name) {
     return number;
 }
 
-// Each list has only one name, just as it has only one place in the key of a page.
+// Refuses keys in another order: a list of keys has exactly one name, as it has exactly one form in
+// the key of a page.
 void require_ascending(const ExtraKey* keys, std::size_t n) {
     for (std::size_t i = 1; i < n; ++i) {
         if (keys[i - 1] < keys[i]) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled for processors with SSE4.1: only write_tokens_sse4 may leave this object.
+// Compiled for processors with SSE4.1: this object file must export only write_tokens_sse4.
 #include <immintrin.h>
 
 #include "keys/kernels.hpp"

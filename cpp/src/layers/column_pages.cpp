@@ -222,7 +222,8 @@ void ColumnPages::cache(BlockId column) noexcept {
     num_cached_ += count_window_pages(column);
 }
 
-// A request or copy still holds the column. When it leaves, the pages become free, not idle.
+// A request or copy still holds the column. When that holder leaves, the pages become free, not
+// idle.
 void ColumnPages::uncache(BlockId column) noexcept {
     bool& is_cached = is_cached_[static_cast<std::size_t>(column)];
     if (!std::exchange(is_cached, false)) return;

@@ -32,7 +32,7 @@ namespace kvcore {
 /// comes.
 ///
 /// Owns: the order in which runs were suspected, and their checkpoints. Invariant: if layers keep a
-/// state, every useless run that can be evicted is in that order; otherwise every useless run
+/// state, that order has every useless run that can be evicted; otherwise it has every useless run
 /// that lost the window at its end.
 /// Threads: no locks of its own. Cost: O(1) per method, plus the cost of judging a run once each
 /// time that it was condemned; only the methods that make room allocate.

@@ -60,7 +60,8 @@ WindowPolicy::Departure WindowPolicy::begin(TreePosition end, std::uint32_t mome
     return departure;
 }
 
-// Calls `withdraw`, not `erase`: no run was evicted that could return.
+// Calls `withdraw`, not `erase`: a departure is not a run that may come back, so the wrapped policy
+// must not remember it as evicted.
 void WindowPolicy::end(Departure departure) noexcept {
     ends_.take_out(departure);
     switch (departures_[departure].place) {
@@ -103,8 +104,8 @@ void WindowPolicy::take_off(Pile& pile, Departure departure) noexcept {
     (left.above != 0 ? departures_[left.above].below : pile.top) = left.below;
 }
 
-// Offers the last departure first: a policy that puts offered runs before all others restores their
-// order.
+// Offers the last departure first: a policy that puts offered runs before all others restores the
+// order of the departures.
 void WindowPolicy::put_back() noexcept {
     while (aside_.top != 0) {
         const Departure departure = aside_.top;

@@ -95,8 +95,8 @@ void BlockPool::share(const BlockId* ids, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) ++refs_[static_cast<std::size_t>(ids[i])];
 }
 
-// Nearly always these are last references. So all are dropped without a branch per id; only if a
-// reference was not the last, the work is undone and repeated page by page.
+// Freed references are nearly always last references. So the loop drops them without a branch per
+// id; if a reference was not the last, the work is undone and repeated page by page.
 void BlockPool::free(const BlockId* ids, std::int64_t n) {
     // The top bit of `unknown` is set if an id is negative, or greater than the last known id.
     const auto last = static_cast<std::uint32_t>(next_fresh_ - 1);

@@ -93,9 +93,9 @@ struct OwnerTally {
 ///       +---- evicted -- cached, not held <-- cached, held
 ///
 /// If a column is a page, the pool and the tree's protection report these changes; otherwise
-/// ColumnPages reports them. Both notice pins late (see Protection), so a caller that reads counts
-/// first asks for the evictable pages. A page that the tree no longer protects stays held as long
-/// as it has another reference. The pool reports when the last reference ends.
+/// ColumnPages reports them. Both report pins late (see Protection), so a caller asks for the
+/// number of evictable pages before it reads counts. A page that the tree no longer protects stays
+/// held as long as it has another reference. The pool reports when the last reference ends.
 ///
 /// Owns: two bytes per page, a count per owner. Invariant: the count of an owner is the number of
 /// its held pages. Threads: not thread-safe; CacheManager locks around it.

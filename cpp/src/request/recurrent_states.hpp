@@ -21,7 +21,7 @@ struct RecurrentState {
     std::int64_t at = 0;              // `slot` has the state after these tokens, at the last commit
     std::int64_t run = 0;             // the end of the run that was fetched since, or `at`
     std::int64_t kept_at = kNowhere;  // `kept` has the state after these tokens; 0 needs no slot
-    bool is_restored = false;         // `slot` also has it, because the last run was undone
+    bool is_restored = false;         // `slot` has this state too: the last run was undone
     std::int64_t branch = 0;          // cached pages reach up to this token, without a checkpoint
     std::int64_t prompt_end = 0;      // the last boundary of columns below the end of its prompt
 };
@@ -32,12 +32,12 @@ struct RecurrentState {
 /// Rejected drafts are part of the state in the slot and cannot be removed. With `max_draft_tokens`
 /// the manager copies the state to a second slot before a run that may have drafts, if there are
 /// two slots for each sequence. A sequence with rejected drafts resumes from the kept state: its
-/// accepted tokens run again, together with new drafts. If these are more than kMostRerun times
-/// max_draft_tokens, they run without drafts first.
+/// accepted tokens run again, together with new drafts. More than kMostRerun * max_draft_tokens
+/// accepted tokens first run without drafts.
 ///
 /// Owns: a row per entry of the SequenceTable.
 /// Threads: no locks of its own; CacheManager locks around it.
-/// Cost: O(State groups).
+/// Cost: O(state groups).
 class RecurrentStates {
    public:
     static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();

@@ -36,7 +36,7 @@ def is_served(version: str, served: Collection[str]) -> bool:
     """Return true if a version, or the version of a build, is in the list.
 
     A build is the part after "+", such as "cpu" in "0.33.0+cpu". Pre-releases, post-releases and
-    later patches are versions of their own.
+    later patches count as other versions.
     """
     return version.partition("+")[0] in served
 

@@ -454,7 +454,7 @@ def _array(name: str, array: Any) -> tuple[tuple[int, ...], str]:
     try:
         itemsize(dtype)
     except ValueError as error:
-        raise ValueError(f"the {error}; it is that of the array {name!r}") from None
+        raise ValueError(f"the {error}; it is the dtype of the array {name!r}") from None
     sizes = tuple(
         integer(f"a dimension of {name!r}", each, 1, MOST) for each in islice(shape, _MOST_DIMS + 1)
     )

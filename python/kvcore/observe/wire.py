@@ -38,7 +38,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     block_size : int
         Tokens of a page.
     lora_id : int, optional
-        None.
+        None: kvcore sends only `lora_name`.
     medium : str, optional
         "GPU", "CPU" or "STORAGE".
     lora_name : str, optional

@@ -64,8 +64,8 @@ def attention(
         Row b's new tokens are ``row_offsets[b] .. row_offsets[b + 1]``; token j of the row has
         position ``cache_lengths[b] + j``.
     scale : float, optional
-        Factor of the products of q and K; ``head_dim ** -0.5`` by default. For MLA pass the model's
-        own.
+        Factor of the products of q and K; ``head_dim ** -0.5`` by default. For MLA pass the scale
+        of the model.
     causal : bool
         Whether a token sees only itself and the earlier tokens of its row.
     window : int, optional
@@ -114,7 +114,7 @@ def attention(
         that is not above 0, a scale or sink that is not finite, an `out` that is read-only or
         overlaps an input, a pair whose arrays overlap.
     TypeError
-        Another dtype; a pair as `out` without `return_lse`.
+        A wrong dtype; a pair as `out` without `return_lse`.
     KVCacheError
         Arrays on a GPU without Triton: "attention on GPUs unavailable: " and the reason.
 
@@ -246,7 +246,7 @@ def merge_states(
     ValueError
         Shapes that differ, an `out` that is read-only, strided or overlaps in another way.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----
@@ -357,7 +357,7 @@ def _pair_of_targets(out: tuple[Any, ...] | list[Any], return_lse: Any) -> tuple
     """Return the caller's arrays for the result and for the logarithms."""
     if not flag("return_lse", return_lse):
         raise TypeError(
-            f"out is a {type(out).__name__}, must be an array; a pair of arrays goes with "
+            f"out is a {type(out).__name__}, must be an array; a pair of arrays needs "
             f"return_lse=True"
         )
     pair = pair_of("out", out)

@@ -66,10 +66,10 @@ class PagedBatch:
     Raises
     ------
     ValueError
-        Another layout, another rank, scales that do not fit the pool or each other, arrays that do
-        not match `params`.
+        An unknown layout, a wrong number of axes, scales that do not fit the pool or each other,
+        arrays that do not match `params`.
     TypeError
-        An argument that is not an array, scales of another dtype.
+        An argument that is not an array, scales of a wrong dtype.
 
     Notes
     -----
@@ -181,7 +181,7 @@ def layer_pools(
     if is_written and bound.owner is not None:
         raise ValueError(
             f"layer {layer} reads the K and V of layer {bound.owner} and has none to write; "
-            f"write those of layer {bound.owner} alone"
+            f"write only those of layer {bound.owner}"
         )
     return bound
 

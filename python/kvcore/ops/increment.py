@@ -58,7 +58,7 @@ def _splits(prev_model_inputs: Any, rows: list[int]) -> list[int]:
     if splits != expected:
         raise ValueError(
             f"data_parallel_splits is {splits}, the inputs have {expected}; "
-            f"pass those of the batch that was fetched"
+            f"pass the splits of the fetched batch"
         )
     return splits
 

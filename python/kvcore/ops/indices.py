@@ -76,7 +76,7 @@ def page_indices(
     ValueError
         Shapes that do not fit, an `out` that is read-only or strided.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----

@@ -40,7 +40,7 @@ def latent_fp8_parts(
     Raises
     ------
     ValueError
-        Another shape or dtype, strided bytes of a row, an address or strides that are not multiples
+        A wrong shape or dtype, strided bytes of a row, an address or strides that are not multiples
         of 4.
 
     Notes

@@ -54,7 +54,7 @@ class PoolLayout:
     Raises
     ------
     ValueError
-        Another layout, axes that do not match the layout, sizes of K, V or layers that differ.
+        An unknown layout, axes that do not match the layout, sizes of K, V or layers that differ.
     TypeError
         An argument that is not an array, or arrays of several dtypes.
 
@@ -136,8 +136,8 @@ class PoolLayout:
         Raises
         ------
         ValueError
-            Another layout, dtype or device, a negative size, a head_dim that vLLM's layout cannot
-            split.
+            An unknown layout, dtype or device, a negative size, a head_dim that vLLM's layout
+            cannot split.
         KVCacheError
             No GPU is available: "CUDA unavailable: " and the reason.
         """
@@ -182,7 +182,7 @@ def _affine(pool: PoolLayout) -> list[Tensor]:
         raise ValueError(f"arrays is a tuple of {len(parts)}, must be a pair: K and V")
     tensors = [tensor for part in parts for tensor in _of_part(part, pool.layout)]
     if len(tensors) != len(parts) and len(parts) != 1:
-        raise ValueError("a tuple of arrays is K and V; neither has both of them along its axis kv")
+        raise ValueError("a tuple of arrays is K and V; neither may have both along its axis kv")
     return tensors
 
 
@@ -266,7 +266,7 @@ def _check_alike(tensors: list[Tensor]) -> None:
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
-        raise TypeError(f"the arrays of a pool have dtypes {names}; one only")
+        raise TypeError(f"the arrays of a pool have dtypes {names}; must be one dtype")
     for tensor in tensors:
         if len({(array.shape, array.strides) for array in tensor}) != 1:
             raise ValueError("the layers of a pool differ in shape or strides, must be alike")

@@ -55,8 +55,8 @@ class ModelPools:
         is_nvfp4 = any(pools.global_scales is not None for pools in self._places)
         if is_nvfp4 or arrays.global_scales is not None:
             raise ValueError(
-                "params are given with pools in nvfp4, which are given layer by layer; make a "
-                "PagedBatch of each layer's without params"
+                "params are given with pools in nvfp4; make a PagedBatch without params for each "
+                "layer"
             )
         if self._places[0].is_latent != params.is_mla:
             raise ValueError(
@@ -97,8 +97,8 @@ class ModelPools:
         if not (self._is_mixed and is_plain and all(map(_holds, pools.pools, wanted))):
             raise ValueError(
                 f"the pools of layer {layer} have pages {found}, must be {wanted} as (page_size, "
-                f"heads, dim); where rows of groups differ, pages may be any of as many elements "
-                f"in one piece"
+                f"heads, dim); if rows of groups differ, pages may have any axes with as many "
+                f"elements in one piece"
             )
         return pools._replace(
             pools=[
@@ -123,7 +123,7 @@ class ModelBatch(dict[int, LayerPools]):
     Raises
     ------
     ValueError
-        Another number of tables.
+        A wrong number of tables.
     TypeError
         Values that are not arrays.
     """

@@ -44,7 +44,7 @@ def global_scale_at(place: Place, given: Any, name: str = "global_scale") -> Any
     ValueError
         A number that is not finite and positive as float32, several elements.
     TypeError
-        Another dtype.
+        A wrong dtype.
     """
     if isinstance(given, _NUMBERS) and not isinstance(given, bool):
         return _checked(number(name, given), name)
@@ -91,8 +91,8 @@ def checked_blocks(pool: NDArray[Any], scales: NDArray[Any], name: str) -> NDArr
     if scales.shape[:3] != pool.shape[:3] or not is_whole:
         raise ValueError(
             f"{name} are {scales.shape} as [pages, page_size, heads, blocks] for a pool of "
-            f"{pool.shape}; all axes but the last must agree, and that has {CODE_BYTES} bytes of "
-            f"codes for each block of {BLOCK} elements"
+            f"{pool.shape}; all axes but the last must agree, and the last has {CODE_BYTES} bytes "
+            f"of codes for each block of {BLOCK} elements"
         )
     return scales
 

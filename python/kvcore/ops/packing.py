@@ -93,7 +93,7 @@ def pack(
     if len(lengths) != len(packed.last_rows):
         raise ValueError(
             f"{len(packed.last_rows)} contexts for inputs of {len(lengths)} rows; "
-            f"pass those that were fetched"
+            f"pass the contexts that were fetched"
         )
     if isinstance(lengths, np.ndarray) and len(lengths):
         starts = packed.positions[packed.row_offsets[:-1]]
@@ -101,6 +101,6 @@ def pack(
             row = int(np.argmax(starts != lengths))
             raise ValueError(
                 f"row {row} has {lengths[row]} tokens written, its context has {starts[row]}; "
-                f"pack what was fetched before it is updated"
+                f"call pack after the fetch, before the context is updated"
             )
     return packed

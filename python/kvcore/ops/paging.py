@@ -72,7 +72,7 @@ def append(
         share memory with each other; a layer that reads the K and V of another layer. Nothing has
         been written.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----
@@ -170,7 +170,7 @@ def gather(
         with `out`, an `out` that is read-only, whose elements share memory or that overlaps an
         input. Nothing has been written.
     TypeError
-        Another dtype; `lengths` that are not integers.
+        A wrong dtype; `lengths` that are not integers.
 
     Notes
     -----
@@ -358,7 +358,7 @@ def _targets(
     outputs = [[*each]] if pools.is_latent else [[i] for i in each]
     if out is not None:
         if dtype is not None:
-            raise ValueError(f"dtype is {dtype!r} beside out, whose dtype decides; give one")
+            raise ValueError(f"dtype is {dtype!r} and out is given; pass only one of them")
         given = _pair(out, len(outputs))
         return [
             array_at(place, array, f"out[{i}]") for i, array in enumerate(given[: len(outputs)])

@@ -73,11 +73,11 @@ def quantize(
     Raises
     ------
     ValueError
-        A granularity that does not divide the last axis, another `dtype`, an `out` of another shape
+        A granularity that does not divide the last axis, a wrong `dtype`, an `out` of a wrong shape
         or order, or an `out` that shares memory with `x`; a `global_scale` that is not finite and
         positive, or that is given for a dtype other than nvfp4.
     TypeError
-        An `x` or `out` of another dtype, a granularity that is neither int nor str.
+        An `x` or `out` of a wrong dtype, a granularity that is neither int nor str.
 
     Notes
     -----
@@ -160,7 +160,7 @@ def dequantize(
     Raises
     ------
     ValueError
-        Scales of another shape, another `dtype`, an `out` that shares memory with an input; a
+        Scales of a wrong shape, a wrong `dtype`, an `out` that shares memory with an input; a
         `global_scale` that ``quantize`` refuses.
     TypeError
         Arrays of other dtypes.
@@ -196,7 +196,7 @@ def dequantize(
 def _refuse_global(global_scale: Any, dtype: str) -> None:
     if isinstance(global_scale, float | int) and global_scale == 1:
         return
-    raise ValueError(f"global_scale is given for {dtype}, must be left out but for nvfp4")
+    raise ValueError(f"global_scale is given for {dtype}, must be left out except for nvfp4")
 
 
 def _blocks(

@@ -56,7 +56,7 @@ def build_slots(
     ValueError
         Shapes that do not fit, int32 for a pool with more slots than int32 can hold.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----
@@ -127,7 +127,7 @@ def append_slots(
         Shapes that do not fit, a slot twice, a float8 or int8 pool with scales, a layer that reads
         the K and V of another layer.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----
@@ -178,7 +178,7 @@ def advance_lengths(
         Shapes that do not fit, offsets that descend, a length beyond uint32. Nothing has changed.
         For arrays on a GPU only the shapes are checked.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Examples
     --------
@@ -232,7 +232,7 @@ def compact_table(
         Rows that do not ascend, shapes that do not fit, arrays that are read-only or share memory.
         Nothing has changed.
     TypeError
-        Another dtype.
+        A wrong dtype.
 
     Notes
     -----

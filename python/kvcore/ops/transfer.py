@@ -35,7 +35,7 @@ def transfer(
     ----------
     source, destination : PoolLayout
         Caches of the same sizes and dtype, which share no memory; only the number of pages may
-        differ.
+        differ. A cache of unsigned integers also fits a dtype of the same width.
     source_ids, destination_ids : integers [n]
         Page ``source_ids[i]`` is copied to page ``destination_ids[i]``; no destination occurs
         twice. A pair with a negative id is padding and is not copied.
@@ -59,9 +59,9 @@ def transfer(
     -----
     The call copies the bytes. If elements have the same order on both sides, they move in the
     longest possible runs: rows of a head, tokens, pages, neighbouring pages. From and to "vllm",
-    pages are transposed. On a GPU, V is then copied element by element, which is several times
-    slower, unless page size and head size are multiples of 8, and addresses and strides are
-    multiples of 16 bytes.
+    pages are transposed. On a GPU this is fast if page size and head size are multiples of 8 (of 4
+    for elements of four bytes), and addresses and strides are multiples of 16 bytes. Otherwise V is
+    copied element by element, which is several times slower.
 
     On a GPU the call enqueues its work and does not wait. One of the caches may be in pinned host
     memory, which the caller keeps until the copy is done. Ids on the GPU are int64 and are not
@@ -116,7 +116,7 @@ def copy_partial(blocks: Any, copies: Any, *, stream: Any = None, threads: int =
     """
     pool = blocks if isinstance(blocks, PoolLayout) else PoolLayout(blocks, "max")
     if pool.layout == PACKED:
-        raise ValueError("the pool has the layout 'vllm'; transfer its pages to another one first")
+        raise ValueError("the pool has the layout 'vllm'; transfer its pages to another pool first")
     tensors = tensors_of(pool)
     options = Options(stream, threads)
     place = options.place({"blocks": [array for tensor in tensors for array in tensor]}, copies)
@@ -167,7 +167,7 @@ def _pairs(place: Place, source_ids: Any, destination_ids: Any) -> Any:
     if len(sources) != len(destinations):
         raise ValueError(
             f"source_ids has {len(sources)} entries and destination_ids {len(destinations)}, "
-            f"must be as many"
+            f"must be the same number"
         )
     return place.page_pairs(sources, destinations)
 
@@ -177,8 +177,8 @@ def _check_dtypes(source: PoolLayout, destination: PoolLayout) -> None:
     is_raw = "u" in (mine.kind, theirs.kind) and mine.itemsize == theirs.itemsize
     if mine != theirs and not is_raw:
         raise TypeError(
-            f"the source has dtype {mine}, the destination {theirs}; must be the same, "
-            f"or unsigned integers of its width"
+            f"the source has dtype {mine}, the destination {theirs}; must be equal, or one of "
+            f"them unsigned integers of the same width"
         )
 
 

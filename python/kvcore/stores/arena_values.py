@@ -72,7 +72,7 @@ class ArenaValues:
                     self._arena.view(place, len(view))[:] = view
 
     def read(self, i: int, size: int) -> bool:
-        """Copy the parts of value i if it has exactly these parts; return whether it has."""
+        """Copy the parts of value i if it has exactly these parts; return True if it has."""
         head, parts, places = self._heads[i], self._parts[i], self._places[i]
         if size != len(head) + sum(len(view) for _, view in parts):
             return False

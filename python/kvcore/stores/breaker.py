@@ -12,7 +12,7 @@ __all__ = ["Breaker"]
 
 
 class Breaker:
-    """Count consecutive failures; after `failures` of them, admit no call for `seconds`.
+    """Admit no call for `seconds` after `failures` consecutive failures.
 
     After this time the breaker admits one call at a time. A call that succeeds closes the breaker;
     a call that fails starts the time again.

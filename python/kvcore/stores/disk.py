@@ -40,7 +40,7 @@ class DiskStore:
     segment_bytes : int
         Bytes of a file; 0 for a 64th of the quota, at least 64 MiB.
     direct : bool
-        Whether to bypass the page cache, if the file system supports it.
+        Bypass the page cache if the file system supports it.
     breaker_failures : int
         After this number of consecutive failures, no read or write starts for `breaker_seconds`.
     breaker_seconds, slow_seconds : float

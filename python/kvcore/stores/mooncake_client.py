@@ -91,7 +91,7 @@ class MooncakeClient:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or has exceeded its time to connect."""
+        """True if the process has ended, or has exceeded its time to connect."""
         return self._is_over or not (self._is_connected or monotonic() < self._gives_up)
 
     def await_start(self, ends: float | None = None) -> None:

@@ -69,7 +69,7 @@ class RedisTier:
     username, password : str, optional
         Hidden in the representation.
     is_tls : bool
-        Whether the connection is encrypted, and the server's certificate checked.
+        Encrypt the connection, and check the server's certificate.
     ca_certs : str, optional
         For TLS: a file with the certificates of authorities; by default the system's.
     seconds : float

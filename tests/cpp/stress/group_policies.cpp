@@ -167,7 +167,7 @@ class Lockstep {
 
 TEST(every_policy_agrees_with_its_slow_twin) {
     const std::uint64_t seed = check::seed_or(20261124);
-    const std::int64_t operations = check::count_or(25000);
+    const std::int64_t operations = check::count_or(10000);
     struct Configuration {
         std::vector<CacheGroup> groups;
         std::int64_t num_pages;

@@ -80,7 +80,7 @@ void run(WritePolicy policy, std::uint64_t seed, std::int64_t operations) {
 
 TEST(random_calls_agree_with_the_oracle) {
     const std::uint64_t seed = check::seed_or(20261124);
-    const std::int64_t operations = check::count_or(3000);
+    const std::int64_t operations = check::count_or(2000);
     run(WritePolicy::kWriteThrough, seed, operations);
     run(WritePolicy::kSelective, seed, operations / 2);
     run(WritePolicy::kWriteBack, seed, operations / 2);

@@ -385,7 +385,7 @@ void hammer(bool dedup, std::int64_t host_pages, bool has_stores, std::uint64_t 
 
 TEST(threads_transfer_each_others_pages) {
     const std::uint64_t seed = check::seed_or(29);
-    const std::int64_t operations = check::count_or(20'000);
+    const std::int64_t operations = check::count_or(10'000);
     hammer(true, 0, false, seed, operations);
     hammer(false, 0, false, seed + 1, operations);
     hammer(true, 200, false, seed + 2, operations);

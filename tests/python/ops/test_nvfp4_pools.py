@@ -212,7 +212,7 @@ def test_global_scales_are_for_nvfp4() -> None:
 def test_params_have_no_nvfp4() -> None:
     params = KVCacheParams(dtype="int8", n_kv_heads=2, head_dim=48, num_layers=1, page_size=3)
     lists = {name: [array] for name, array in Pools().arrays.items()}
-    with pytest.raises(ValueError, match="given layer by layer"):
+    with pytest.raises(ValueError, match="params are given with pools in nvfp4"):
         made(**lists, params=params)
 
 

@@ -62,7 +62,7 @@ Chat = Annotated[
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        metavar="N", callback=options.count, help="New tokens per prompt or turn, at most."
+        metavar="N", callback=options.count, help="Maximum of new tokens per prompt or turn."
     ),
 ]
 Temperature = Annotated[

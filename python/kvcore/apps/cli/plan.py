@@ -77,7 +77,7 @@ MaxChunkTokens = Annotated[
     typer.Option(
         metavar="N",
         callback=options.count,
-        help="Prompt tokens in one step at most: a window also needs room for them.",
+        help="Maximum of prompt tokens in one step: a window also needs room for them.",
     ),
 ]
 Flat = Annotated[

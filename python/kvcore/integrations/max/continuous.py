@@ -92,7 +92,7 @@ class SlotTable:
     Notes
     -----
     A slot is claimed exactly when its page is referenced and it has a length. One lock; every
-    method is atomic. ``claim`` costs O(slots), the others O(ids).
+    method is atomic. ``claim`` and ``claim_ids`` cost O(slots), the other methods O(ids).
     """
 
     def __init__(self, num_slots: int, max_seq_len: int) -> None:
@@ -649,7 +649,7 @@ class ContinuousBatchingKVCacheManager:
         return [slot_symbols(params, device) for device in places]
 
     def check_integrity(self) -> None:
-        """Check the conservation laws of the slots; AssertionError names a broken one."""
+        """Check the conservation laws of the slots; AssertionError names a broken law."""
         self._slots.check_integrity()
 
     def __repr__(self) -> str:

@@ -50,9 +50,9 @@ def make_cache(context: Any) -> Any:
     Returns
     -------
     sglang BasePrefixCache
-        kvcore's cache. SGLang's own, with a log line, if its version is not in `SERVED_VERSIONS`,
-        if prefix caching is off, if SGLang passes an argument or makes a call that kvcore does not
-        support, or if kvcore fails.
+        kvcore's cache. Or SGLang's own cache, with a log line, if SGLang's version is not in
+        `SERVED_VERSIONS`, if prefix caching is off, if SGLang passes an argument or makes a call
+        that kvcore does not support, or if kvcore fails.
 
     Raises
     ------

@@ -47,7 +47,7 @@ def unknown(context: Any) -> str | None:
         return f"kvcore does not know the cache's arguments {', '.join(sorted(names))}"
     classes = (KVCoreRadixCache, KVCoreWindowCache)
     refused = [each for ours in classes for each in refused_calls(ours, BasePrefixCache)]
-    return f"this SGLang calls its cache otherwise ({'; '.join(refused)})" if refused else None
+    return f"this SGLang calls its cache in another way ({'; '.join(refused)})" if refused else None
 
 
 def cache_class(context: Any) -> type[KVCoreRadixCache]:

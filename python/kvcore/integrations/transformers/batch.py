@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of different lengths in one forward: the tokens, the positions and the pages."""
+"""Rows of different lengths in one forward pass: the tokens, the positions and the pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PackedBatch"]
 
 
 class PackedBatch:
-    """Run the active tokens of a batch through a model in one forward, over paged K and V.
+    """Run the active tokens of a batch through a model in one forward pass, over paged K and V.
 
     Parameters
     ----------
@@ -36,18 +36,18 @@ class PackedBatch:
         Threads that attention on the CPU may use; by default, torch's number of threads.
     manager : PagedKVCacheManager, optional
         The manager of `inputs`. Models with recurrent layers need it, because it holds their
-        states. Such a batch can run only once, because a forward advances the states.
+        states. Such a batch can run only once, because a forward pass advances the states.
 
     Raises
     ------
     ValueError
-        No contexts, or another number of contexts than fetched; states on several devices. On a
-        GPU, different current streams of cupy and torch.
+        No contexts, or not as many as fetched; states on several devices. On a GPU, different
+        current streams of cupy and torch.
 
     Attributes
     ----------
     row_offsets : uint32 array [B + 1]
-        The first token of each row in the forward.
+        The first token of each row in the forward pass.
     last_rows : int64 array [B]
         The last token of each row; its logits give the row's next token.
 

@@ -39,9 +39,9 @@ class KVCoreCache(Cache):
         memory that is free at the first tokens, at most 2**20 tokens. Host memory is taken when a
         page is first written, GPU memory at once.
     groups : bool
-        Layers with a window or chunk keep only its tokens, if the model also has other layers.
-        ``crop`` can then remove at most the tokens of the last forward pass, which is enough for
-        assisted generation. By default every layer keeps every token.
+        Layers with a window or chunk keep only the tokens of the window or chunk, if the model also
+        has other layers. ``crop`` can then remove at most the tokens of the last forward pass,
+        which is enough for assisted generation. By default every layer keeps every token.
     threads : int
         Threads that copy K and V in host memory.
 

@@ -177,8 +177,8 @@ def cache_params(
 
     Notes
     -----
-    Runs one token through the model, once for each model object. The params follow the K and V of
-    this forward, even if the config differs.
+    Runs one token through the model, once for each model object. The params describe the K and V
+    of this forward pass, even if the config differs.
     """
     device = check_model(model).device
     flag("groups", groups)

@@ -72,12 +72,12 @@ def generate(
     seed : int, optional
         Makes drawing reproducible, whatever else runs; by default, drawn from torch's generator.
     max_batch_tokens : int
-        Tokens of one forward; longer prompts run in chunks.
+        Largest number of tokens in a forward pass; longer prompts run in chunks.
     stream : callable(prompt_index, token_id), optional
         Called with each new token. An exception that it raises ends the call.
     progress : bool or callable(sequences, tokens), optional
-        True shows a bar on the terminal; a callable is called after each forward with the number of
-        finished sequences and the number of generated tokens.
+        True shows a bar on the terminal; a callable is called after each forward pass with the
+        number of finished sequences and the number of generated tokens.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def generate(
     ------
     TypeError, ValueError
         A model that cannot run on pages, with the reason; or prompts, numbers or a manager that do
-        not fit. No forward has run.
+        not fit. No forward pass has run.
     CapacityError
         A sequence that the pool or the manager's ``max_seq_len`` can never hold.
     KVCacheError
@@ -102,8 +102,8 @@ def generate(
     its former attention setting. Calls for one model run one after the other: a second thread
     waits.
 
-    On a GPU all work runs on torch's current stream. The host waits once for each forward, for the
-    next tokens.
+    On a GPU all work runs on torch's current stream. The host waits once for each forward pass, for
+    the next tokens.
     """
     limits = check_model(model)
     require_count(

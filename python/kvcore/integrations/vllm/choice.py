@@ -53,7 +53,7 @@ def rebind() -> str | None:
         return "another plug-in has replaced vLLM's manager or its hashes of blocks"
     refused = [*refused_calls(KVCoreManager, KVCacheManager), *refused_calls(Pool, BlockPool)]
     if refused:
-        return f"this vLLM calls its manager otherwise ({'; '.join(refused)})"
+        return f"this vLLM calls its manager in another way ({'; '.join(refused)})"
     scheduler.KVCacheManager = make_manager
     core.get_request_block_hasher = lazily_hashed
     return None

@@ -241,7 +241,7 @@ cdef class TextGenerationContext:
 
     @property
     def start_idx(self):
-        """Number of tokens whose KV is written; may be set to ``0 .. start_idx`` to rerun some."""
+        """Number of tokens whose KV is written; may be lowered to run written tokens again."""
         return self._request.start
 
     @start_idx.setter

@@ -55,7 +55,7 @@ cdef class BatchReader:
         return 0
 
     cdef list read(self, object batch, Batch* rows, list keep):
-        """Point to the requests of a batch; return its contexts as a list that nothing changes.
+        """Point to the requests of a batch; return its contexts as a list that does not change.
 
         Return the caller's own list if all its contexts store their present claims, because no
         Python code runs during the call. Otherwise return a copy.

@@ -18,7 +18,7 @@ cdef inline bint is_claimed(PyObject* item, uint64_t uid, const ClaimSlot* slots
     )
 
 
-# True if this context is the one with which the claim was used last.
+# True if the claim was used last with this context.
 cdef inline bint is_recorded(
     ClaimTable table, PyObject* item, SequenceHandle sequence
 ) noexcept:

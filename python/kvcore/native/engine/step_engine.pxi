@@ -243,8 +243,8 @@ cdef class StepEngine(EngineBase):
 
         Notes
         -----
-        Parent and children share pages. The first of them that reserves the page to be written
-        next gets a copy of it. Costs O(pages) and one comparison of the tokens per child.
+        Parent and children share pages. The first of these requests that reserves the next page to
+        write gets a copy of that page. Costs O(pages) and one comparison of the tokens per child.
         """
         require_made(self)
         fork_request(self._claims, self._settler, parent_id, child_ctxs)
@@ -263,7 +263,9 @@ cdef class StepEngine(EngineBase):
         ------
         RequestNotFoundError
         ValueError
-            `n_tokens` is outside 0 .. the ``active_idx`` of the last fetch.
+            `n_tokens` is outside 0 .. the ``active_idx`` of the last fetch. Or layers have windows
+            whose pages before `n_tokens` are released, or states, and no state of that token is
+            kept.
         """
         cdef int64_t n = as_int(n_tokens, "n_tokens")
         require_made(self)
@@ -298,8 +300,8 @@ cdef class StepEngine(EngineBase):
         Returns
         -------
         int
-            The number of tokens at which there are more pages to release; ``2**63 - 1`` without
-            windows.
+            The smallest number of tokens at which more window pages can be released; ``2**63 - 1``
+            without windows.
 
         Raises
         ------
@@ -347,7 +349,7 @@ cdef class StepEngine(EngineBase):
         max_hit : int, optional
             The largest prefix hit that the request may have after the call, in tokens, copied
             tokens included. A longer hit is cut to the last place where a hit may end. With 0 the
-            request takes nothing from the cache. A longer hit that the request already has stays.
+            request takes nothing from the cache. A request that already has a longer hit keeps it.
         keep_free : int
             The least number of pages of the replica that must stay free or evictable.
         must_fit : int, optional
@@ -418,13 +420,12 @@ cdef class StepEngine(EngineBase):
         Parameters
         ----------
         ctx : context
-            The request need not be claimed: the plan of an unclaimed request is that of a new
-            claim.
+            The request need not be claimed: an unclaimed request is planned as a new claim.
         num_steps : int
         replica_idx : int, optional
             The replica for an unclaimed request; by default ``get_or_recommend_replica(ctx)``.
         max_hit, keep_free, must_fit
-            As of ``maybe_reserve``.
+            As for ``maybe_reserve``.
 
         Returns
         -------
@@ -476,7 +477,7 @@ cdef class StepEngine(EngineBase):
         Notes
         -----
         One native call. Costs O(batch) plus O(pages changed since the buffer was last used). After
-        ``maybe_reserve`` has returned True for the same or more steps, it cannot fail for memory.
+        ``maybe_reserve`` has returned True for the same or more steps, no page is missing.
 
         With a GPU, the call copies the arrays to it on the current stream. From this call on, work
         on this stream runs after the work on the streams of earlier fetches. The host waits for
@@ -639,8 +640,7 @@ cdef class StepEngine(EngineBase):
         Returns
         -------
         bool
-            True if no page is left that was cached. False while requests, pins or holds keep some
-            of these pages.
+            True if no request, pin or hold keeps a page that was cached; otherwise False.
 
         Notes
         -----

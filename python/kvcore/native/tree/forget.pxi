@@ -8,7 +8,7 @@ cdef extern from *:
 
     #include "kvcore/prefix_tree.hpp"
 
-    // Forgotten pages that no pin holds any more. `ids` has room for those still pinned.
+    // Forgotten pages that no pin holds any more. `ids` has room for all pages still pinned.
     struct FreedPages final : kvcore::ForgottenListener {
         void left(const kvcore::BlockId*, std::int32_t) noexcept override {}
         void let_go(const kvcore::BlockId* gone, std::int32_t n) noexcept override {

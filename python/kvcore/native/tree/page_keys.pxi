@@ -263,8 +263,8 @@ def page_keys(
     Raises
     ------
     ValueError
-        A `page_size` below 1, a token outside int32, another scheme; an extra key that starts past
-        the tokens or has a length below 1; with "vllm" an extra key that is not UTF-8.
+        A `page_size` below 1, a token outside int32, an unknown scheme; an extra key that starts
+        past the tokens or has a length below 1; with "vllm" an extra key that is not UTF-8.
     TypeError
         Tokens of another dtype; a namespace, seed, scheme or extra key of another type.
 

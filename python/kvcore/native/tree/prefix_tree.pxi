@@ -35,8 +35,8 @@ cdef class PrefixTree:
     Notes
     -----
     One thread at a time. ``match`` compares the tokens, ``insert`` copies them. ``pin`` and
-    ``unpin`` cost O(1), ``evict`` O(1) amortised per page, O(log n) per run with most other
-    policies.
+    ``unpin`` cost O(1). ``evict`` costs O(1) amortised per page, and per run O(1) with LRU and ARC,
+    O(log n) with the other policies.
 
     Examples
     --------

@@ -13,7 +13,7 @@ __all__ = ["Pointer", "pointer_to", "strides_of"]
 class Pointer:
     """Hold the address and the dtype of memory.
 
-    A compiled kernel reads ``data_ptr`` and ``dtype``. Triton's interpreter takes the pointer for a
+    A compiled kernel reads ``data_ptr`` and ``dtype``. Triton's interpreter treats the pointer as a
     torch tensor, and copies it to the host and back: here both copies are the same memory.
     """
 
