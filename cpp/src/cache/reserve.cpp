@@ -496,7 +496,7 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     const auto first = static_cast<std::int32_t>(plan.start / cache.config.page_size);
     const bool writes_read_only = row.read_only_end() > first;
     if (!reservation.place && writes_read_only) {
-        reservation.cut = RowCut(cache, request.sequence, sequence, first);
+        reservation.cut.emplace(cache, request.sequence, sequence, first);
     }
     // At most one page is copied: the last page of a hit, or a page that is written again.
     if (hit.is_partial() || writes_read_only || reservation.checkpoint || plan.keeps ||
@@ -606,7 +606,7 @@ void copy_on_write(CacheData& cache, Reservation& reservation, SequenceHandle ha
         }
     }
     row.copy_on_write(home, first, reservation.plan.needed, is_sole, give_up);
-    reservation.cut.apply(cache, handle, sequence);
+    if (reservation.cut) reservation.cut->apply(cache, handle, sequence);
 }
 
 // Appends the row's new columns, and pages of windows for the tokens that run next.

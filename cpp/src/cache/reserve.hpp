@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -55,7 +56,6 @@ struct ReserveArgs {
 /// Owns: both places; they are empty if the cut removes no committed column.
 class RowCut {
    public:
-    RowCut() noexcept = default;
     /// Throws std::bad_alloc.
     RowCut(CacheData& cache, SequenceHandle handle, const Sequence& sequence, std::int32_t columns)
         : columns_(columns),
@@ -144,7 +144,7 @@ struct Reservation {
     WindowHold windows;  // of the hit, and of the page that it copies from
     WindowHold source;
     StateHold checkpoint;              // at the end of the hit
-    RowCut cut;                        // where the row is written again
+    std::optional<RowCut> cut;         // where the row is written again
     std::unique_ptr<TierFlight> load;  // load from the host tier
     TreePosition partial;              // the page that the hit copies from
     std::vector<BlockId> idle;         // with quotas: evictable pages that the hit holds

@@ -47,7 +47,7 @@ class PageRef : public RefLink {
     PageRef(PageRef&& other) noexcept { take(other); }
     PageRef& operator=(PageRef&& other) noexcept {
         if (this == &other) return *this;
-        const PageRef old(std::move(*this));  // ends last
+        end();
         take(other);
         return *this;
     }
@@ -120,6 +120,7 @@ class PageRef : public RefLink {
     }
     void end() noexcept {
         if (home_ == nullptr) return;
+        unlink();
         home_->leave(column_, at_);
         if (at_.node != nullptr) {
             home_->tree.unpin(at_.node, false);

@@ -56,7 +56,7 @@ class PrefixRef : public RefLink {
     PrefixRef(PrefixRef&& other) noexcept { take(other); }
     PrefixRef& operator=(PrefixRef&& other) noexcept {
         if (this == &other) return *this;
-        const PrefixRef old(std::move(*this));  // ends last
+        if (home_ != nullptr) end();
         take(other);
         return *this;
     }
@@ -89,9 +89,11 @@ class PrefixRef : public RefLink {
     void end_use() noexcept { end_with(true); }
     /// Ends a place after a use: see Level::release.
     void release() noexcept {
+        if (node_ == nullptr) return end();
+        Level& home = *home_;
         TreeNode* const node = node_;
         end_use();
-        if (node != nullptr) home_->tree.shrink(node);
+        home.tree.shrink(node);
     }
 
     /// Moves a place forward over cached pages that continue it by `tokens` [n]. If it throws
@@ -142,13 +144,7 @@ class PrefixRef : public RefLink {
         references_ = std::exchange(other.references_, {});
         windows_ = std::move(other.windows_);
     }
-    void end_with(bool touch) noexcept {
-        unlink();
-        windows_.reset();
-        if (TreeNode* node = std::exchange(node_, nullptr)) home_->tree.unpin(node, touch);
-        const Pages pages = std::exchange(references_, {});
-        if (pages.n > 0) home_->pool.free(pages.ids, pages.n);
-    }
+    void end_with(bool touch) noexcept;
     // Takes references to the last `gone` of the pages in the tree, and continues with the pages
     // before them. Returns the number of these pages.
     std::int64_t refer_to_last(std::int64_t gone) noexcept {
@@ -161,7 +157,7 @@ class PrefixRef : public RefLink {
         return gone;
     }
 
-    Level* home_ = nullptr;
+    Level* home_ = nullptr;     // nullptr: holds nothing
     TreeNode* node_ = nullptr;  // nullptr: the tree has no page that is kept here
     std::int32_t depth_ = 0;
     Pages pages_;

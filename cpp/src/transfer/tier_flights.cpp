@@ -199,7 +199,7 @@ void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& t
     give_out_store(std::move(flight), transfers);
 }
 
-void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexcept {
+void TierFlights::give_out_store(TierFlight&& flight, Transfers& transfers) noexcept {
     flight.ticket = tickets_.of(transfers);
     flight.owner = std::this_thread::get_id();
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];

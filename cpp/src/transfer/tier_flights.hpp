@@ -218,7 +218,7 @@ class TierFlights {
     [[nodiscard]] std::int64_t count_offered(std::int32_t replica, TreePosition end,
                                              std::int64_t most) const noexcept;
     void store_path(const Path& path, Standing& standing, Transfers& transfers);
-    void give_out_store(TierFlight flight, Transfers& transfers) noexcept;
+    void give_out_store(TierFlight&& flight, Transfers& transfers) noexcept;
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] bool is_storing_state(std::int32_t replica, TreePosition end) const noexcept;
