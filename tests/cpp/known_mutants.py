@@ -26,14 +26,14 @@ MUTANTS = (
         "destination not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies_.back().destination = PageHold();",
+        HELD_COPY + " copies_.back().destination = PageRef();",
         "plain",
     ),
     Mutant(
         "source not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
-        HELD_COPY + " copies_.back().source = PageHold();",
+        HELD_COPY + " copies_.back().source = PageRef();",
         "plain",
     ),
     Mutant(
@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "a failed store counts as done",
         "cpp/src/transfer/tier_flights.cpp",
-        "    if (done && flight.is_wanted) {",
-        "    if (flight.is_wanted) {",
+        "    if (done && flight.place) {",
+        "    if (flight.place) {",
         "host",
     ),
     Mutant(
@@ -69,13 +69,13 @@ MUTANTS = (
         "cpp/src/cache/fetch.cpp",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n"
-        "        cache.copies.drop_owed(request.sequence);\n"
+        "        cache.ledger.copies.drop_owed(request.sequence);\n"
         "        sequence.num_pending = 0;\n",
         "plain",
     ),
     Mutant(
         "a reset leaves pages that are held to be found",
-        "cpp/src/cache/forget.cpp",
+        "cpp/src/cache/reset.cpp",
         "            level.tree.forget_all(*branches++);\n",
         "            ++branches;\n",
         "plain",
@@ -105,8 +105,8 @@ MUTANTS = (
     ),
     Mutant(
         "a copy does not keep the windows of its pages",
-        "cpp/src/level/page_hold.hpp",
-        "        home.enter(page);\n",
+        "cpp/src/level/page_ref.hpp",
+        "        home.enter(column);\n",
         "",
         "groups",
     ),

@@ -29,8 +29,8 @@ ReserveStatus allocate(CacheData& cache, HeldHit& hit, RequestView& request, std
     hit.require_unmoved(sequence, request);
     hit.require_cached();
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
-    const OwedCopies::Call scope(cache.copies);
-    if (!cache.copies.empty()) cache.protect_read_pages(sequence, request.start);
+    const OwedCopies::Call scope(cache.ledger.copies);
+    if (!cache.ledger.copies.empty()) cache.protect_read_pages(sequence, request.start);
     Replica& home = cache.home_of(sequence);
     hit.let_go();
     ReserveStatus status = ReserveStatus::kNoSpace;

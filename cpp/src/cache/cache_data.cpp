@@ -114,11 +114,7 @@ CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
       replicas(make_replicas(config, grouping, make_policy)),
       windows(grouping, config.max_draft_tokens),
       states(config),
-      copies(tickets, sequences, grouping, replicas),
-      copy_list(sequences, grouping, replicas),
-      state_copies(tickets, sequences, replicas),
-      store_queue(config, grouping, replicas),
-      flights(config, grouping, replicas, tickets, sequences, windows, holds, store_queue),
+      ledger(config, grouping, replicas, sequences, windows),
       priorities(config.page_size),
       most_pooled_tokens_(grouping.is_plain()
                               ? config.num_pages * config.page_size

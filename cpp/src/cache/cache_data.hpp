@@ -8,7 +8,6 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
-#include "level/page_holds.hpp"
 #include "level/replica.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
@@ -19,13 +18,8 @@
 #include "request/sequence_tenants.hpp"
 #include "request/undo_log.hpp"
 #include "request/window_rows.hpp"
-#include "store/store_queue.hpp"
-#include "transfer/copy_list.hpp"
 #include "transfer/departures.hpp"
-#include "transfer/owed_copies.hpp"
-#include "transfer/state_copies.hpp"
-#include "transfer/tickets.hpp"
-#include "transfer/tier_flights.hpp"
+#include "transfer/transfer_ledger.hpp"
 
 namespace kvcore {
 
@@ -178,7 +172,7 @@ struct CacheData {
     }
     /// Pages that copies of other sequences still read are not written in place.
     void protect_read_pages(Sequence& sequence, std::int64_t start) const noexcept {
-        copies.protect_read_pages(sequence, start, config.page_size);
+        ledger.copies.protect_read_pages(sequence, start, config.page_size);
     }
 
     const CacheConfig config;
@@ -191,18 +185,12 @@ struct CacheData {
     SequenceTable sequences;
     WindowRows windows;
     RecurrentStates states;
-    Tickets tickets;
-    OwedCopies copies;
-    PageHolds holds;
-    CopyList copy_list;
-    StateCopies state_copies;
-    StoreQueue store_queue;
-    TierFlights flights;
+    TransferLedger ledger;
     CacheCopies cache_copies;
     TokenCounts counts;
     Priorities priorities;
     SequenceTenants tenants;
-    Departures departures{copies};
+    Departures departures{ledger.copies};
     BatchSequences rows;  // of the present call
     ReserveMemory reserve_memory;
     FetchMemory fetch_memory;

@@ -23,34 +23,6 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// Returns true if the sequence is gone, or if no transfers into its pages are under way and no
-// transfers that make room in its replica.
-bool is_settled(const CacheData& cache, SequenceHandle handle) {
-    if (cache.sequences.find(handle) == nullptr) return true;
-    const auto is_its = [handle](std::uint64_t ticket, std::thread::id owner,
-                                 SequenceHandle sequence) {
-        if (ticket == 0 || sequence != handle) return false;
-        if (owner != std::this_thread::get_id()) return true;
-        throw std::logic_error("a thread waits for its own transfers; finish them first");
-    };
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
-        if (is_its(copy.ticket, copy.owner, copy.copy.sequence)) return false;
-    }
-    for (const StateCopies::Copy& copy : cache.state_copies.all()) {
-        if (is_its(copy.ticket, copy.owner, copy.from)) return false;
-        if (is_its(copy.ticket, copy.owner, copy.into)) return false;
-    }
-    const std::int32_t replica = cache.sequences.find(handle)->replica;
-    for (const TierFlight& flight : cache.flights.all()) {
-        const bool makes_room = flight.is_spill() && flight.replica == replica;
-        if (!flight.holds_up() && !makes_room) continue;
-        if (is_its(flight.ticket, flight.owner, makes_room ? handle : flight.sequence)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 }  // namespace
 
 CacheManager::CacheManager(const CacheConfig& config, const PolicyFactory& make_policy)
@@ -277,30 +249,22 @@ std::uint64_t CacheManager::late_reads(std::int32_t replica) const {
 
 OwedStatus CacheManager::take_owed(SequenceHandle sequence, Transfers& transfers) {
     const Lock lock(impl_->mutex);
-    CacheData& cache = impl_->cache;
-    cache.state_copies.make_room_to_take(sequence, transfers);
-    const OwedStatus pages = cache.copies.take_owed(sequence, transfers);
-    const bool has_states = cache.state_copies.take_owed(sequence, transfers);
-    if (has_states) return OwedStatus::kTaken;
-    const Sequence* waiting = cache.sequences.find(sequence);
-    const bool waits_for_room = pages == OwedStatus::kNone && waiting != nullptr &&
-                                cache.flights.holds_back(waiting->replica, 0);
-    return waits_for_room ? OwedStatus::kUnderWay : pages;
+    return impl_->cache.ledger.take_owed(sequence, transfers);
 }
 
 void CacheManager::wait(SequenceHandle sequence) const {
     std::unique_lock<std::mutex> lock(impl_->mutex);
-    impl_->finished.wait(lock, [&] { return is_settled(impl_->cache, sequence); });
+    impl_->finished.wait(lock, [&] { return !impl_->cache.ledger.must_wait(sequence); });
 }
 
 std::vector<PageMove> CacheManager::take_copies() {
     const Lock lock(impl_->mutex);
-    return impl_->cache.copy_list.take();
+    return impl_->cache.ledger.copy_list.take();
 }
 
 std::vector<StateMove> CacheManager::take_state_copies() {
     const Lock lock(impl_->mutex);
-    return impl_->cache.state_copies.take_list();
+    return impl_->cache.ledger.state_copies.take_list();
 }
 
 std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
@@ -420,22 +384,22 @@ bool CacheManager::take_writes(std::int64_t most, StoreMoves& out) {
     out.clear();
     const Lock lock(impl_->mutex);
     CacheData& cache = impl_->cache;
-    return cache.store_queue.take(most, cache.tickets.next(), out);
+    return cache.ledger.store_queue.take(most, cache.ledger.tickets.next(), out);
 }
 
 void CacheManager::finish_writes(std::uint64_t ticket) {
     const Lock lock(impl_->mutex);
-    if (!impl_->cache.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
+    if (!impl_->cache.ledger.store_queue.finish(ticket)) refuse_ticket("writes", ticket);
 }
 
 std::int64_t CacheManager::num_waiting_writes() const {
     const Lock lock(impl_->mutex);
-    return impl_->cache.store_queue.num_waiting();
+    return impl_->cache.ledger.store_queue.num_waiting();
 }
 
 std::int64_t CacheManager::num_dropped_writes() const {
     const Lock lock(impl_->mutex);
-    return impl_->cache.store_queue.num_dropped();
+    return impl_->cache.ledger.store_queue.num_dropped();
 }
 
 StoreSearch CacheManager::search_below(const RequestView& request, std::int64_t max_hit) {
@@ -452,11 +416,11 @@ StoreSearch CacheManager::search_below(std::int32_t replica, std::string_view na
 void CacheManager::keys_below(std::string_view name_space, const TokenId* tokens,
                               std::int32_t first, std::int32_t last, const PageKey& parent,
                               PageKey* out) const {
-    impl_->cache.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
+    impl_->cache.ledger.store_queue.paths().keys_of(name_space, tokens, first, last, parent, out);
 }
 
 PageKey CacheManager::root_key_below(std::string_view name_space) const {
-    return impl_->cache.store_queue.paths().root(name_space);
+    return impl_->cache.ledger.store_queue.paths().root(name_space);
 }
 
 std::vector<ColumnParts> CacheManager::needed_below(std::int32_t replica,
@@ -464,7 +428,7 @@ std::vector<ColumnParts> CacheManager::needed_below(std::int32_t replica,
                                                     const TokenId* tokens, std::int32_t end) const {
     const Lock lock(impl_->mutex);
     require_stores(impl_->cache, replica);
-    return impl_->cache.flights.needed_below(replica, name_space, tokens, end);
+    return impl_->cache.ledger.flights.needed_below(replica, name_space, tokens, end);
 }
 
 void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
@@ -474,13 +438,13 @@ void CacheManager::begin_fill(std::int32_t replica, std::string_view name_space,
     require_rising(columns, n, end);
     const Lock lock(impl_->mutex);
     require_stores(impl_->cache, replica);
-    impl_->cache.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
-                                    static_cast<std::size_t>(n), out);
+    impl_->cache.ledger.flights.begin_fill(replica, name_space, tokens, end, columns, keys,
+                                           static_cast<std::size_t>(n), out);
 }
 
 void CacheManager::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) {
     const Lock lock(impl_->mutex);
-    if (!impl_->cache.flights.finish_fill(ticket, arrived, forward)) {
+    if (!impl_->cache.ledger.flights.finish_fill(ticket, arrived, forward)) {
         refuse_ticket("fill", ticket);
     }
 }
@@ -587,7 +551,7 @@ bool CacheManager::publish(CacheImport& filled, bool more) {
             "the import is empty: it was published, or took no column; publish each import once");
     }
     const Lock lock(impl_->mutex);
-    const bool is_wanted = filled.held_->columns.publish(impl_->cache.holds, more);
+    const bool is_wanted = filled.held_->columns.publish(more);
     filled.held_.reset();
     return is_wanted;
 }
@@ -639,25 +603,18 @@ const std::vector<BlockId>& CacheImport::pages() const noexcept {
 }
 
 struct HeldPages::Held {
-    Held(std::mutex& guard, PageHolds& all, Replica& home, const BlockId* pages, std::int64_t n)
-        : mutex(guard), known(all), set(home, pages, n) {
-        known.add(set);
-    }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-    ~Held() { known.remove(set); }
+    Held(std::mutex& guard, Replica& home, const BlockId* given, std::int64_t n)
+        : mutex(guard), pages(given, given + n), refs(hold_pages(home, given, n)) {}
 
     std::mutex& mutex;
-    PageHolds& known;
-    PageSet set;
+    std::vector<BlockId> pages;
+    std::vector<PageRef> refs;
 };
 
 HeldPages CacheManager::hold(std::int32_t replica, const BlockId* pages, std::int64_t n) {
     const Lock lock(impl_->mutex);
-    CacheData& cache = impl_->cache;
-    Replica& home = cache.replica_at(replica);
-    cache.holds.make_room();
-    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, cache.holds, home, pages, n));
+    Replica& home = impl_->cache.replica_at(replica);
+    return HeldPages(std::make_unique<HeldPages::Held>(impl_->mutex, home, pages, n));
 }
 
 HeldPages::HeldPages() noexcept = default;
@@ -680,7 +637,7 @@ HeldPages::~HeldPages() {
 
 const std::vector<BlockId>& HeldPages::pages() const noexcept {
     static const std::vector<BlockId> none;  // constant, and empty
-    return held_ == nullptr ? none : held_->set.pages();
+    return held_ == nullptr ? none : held_->pages;
 }
 
 void HeldPages::let_go() {

@@ -7,6 +7,8 @@
 
 #include "cache/queries.hpp"
 #include "kvcore/errors.hpp"
+#include "level/page_ref.hpp"
+#include "level/prefix_ref.hpp"
 
 namespace kvcore::queries {
 namespace {
@@ -15,38 +17,20 @@ using detail::require_law;
 
 using Holders = std::unordered_map<BlockId, std::uint32_t>;  // of each page
 
-// Calls visit(hold) for each page of the replica that is held by its id.
-template <class Visit>
-void for_each_hold(const CacheData& cache, std::int32_t replica, const Visit& visit) {
-    for (const PageSet* set : cache.holds.all()) {
-        if (&set->home() != &cache.replica_at(replica)) continue;
-        std::for_each(set->holds().begin(), set->holds().end(), visit);
-    }
-}
-
 // Counts the references of copies, tier transfers, holds by id, exports and imports.
 Holders transfer_holders(const CacheData& cache, std::int32_t replica) {
     Holders holders;
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
-        if (copy.copy.replica != replica) continue;
-        ++holders[copy.destination.page()];
-        if (copy.source.is_reference()) ++holders[copy.source.page()];
-    }
-    for (const TierFlight& flight : cache.flights.all()) {
-        if (flight.replica != replica) continue;
-        const PathHold::Pages held =
-            flight.is_load ? PathHold::Pages{flight.device_pages.data(),
-                                             static_cast<std::int64_t>(flight.device_pages.size())}
-                           : flight.source.references();
-        for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
-    }
-    for_each_hold(cache, replica, [&](const PageHold& hold) {
-        if (hold.is_reference()) ++holders[hold.page()];
+    const Replica& home = cache.replica_at(replica);
+    home.page_refs.for_each([&](const PageRef& ref) {
+        if (ref.is_reference()) ++holders[ref.column()];
     });
-    for (const ColumnExport* each : cache.cache_copies.exports()) {
-        const PathHold::Pages held = each->references();
-        if (&each->home() != &cache.replica_at(replica)) continue;
+    home.prefix_refs.for_each([&](const PrefixRef& ref) {
+        const PrefixRef::Pages held = ref.references();
         for (std::int64_t i = 0; i < held.n; ++i) ++holders[held.ids[i]];
+    });
+    for (const TierFlight& flight : cache.ledger.flights.all()) {
+        if (flight.replica != replica || !flight.is_load) continue;
+        for (const BlockId page : flight.device_pages) ++holders[page];
     }
     for (const ColumnImport* each : cache.cache_copies.imports()) {
         if (&each->home() != &cache.replica_at(replica)) continue;
@@ -146,26 +130,19 @@ void check_columns(const CacheData& cache, std::int32_t index) {
             for (std::int32_t c = cache.windows.at(i).first[w]; c < row.size(); ++c) {
                 add(row[c], w);
                 require_law(c >= cache.windows.at(i).reserved || replica.columns->has(row[c], w) ||
-                                cache.flights.brings(entries[i], c, w),
+                                cache.ledger.flights.brings(entries[i], c, w),
                             "sequence: has the pages of windows that it has reserved");
             }
         }
     }
-    cache.flights.for_each_column(index, [&](BlockId column) {
+    cache.ledger.flights.for_each_column(index, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
     });
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
-        if (copy.copy.replica != index) continue;
-        for (std::size_t w = 0; w < windows; ++w) {
-            add(copy.source.page(), w);
-            add(copy.destination.page(), w);
-        }
-    }
     for_each_copied_column(cache, replica, [&](BlockId column) {
         for (std::size_t w = 0; w < windows; ++w) add(column, w);
     });
-    for_each_hold(cache, index, [&](const PageHold& hold) {
-        for (std::size_t w = 0; w < windows; ++w) add(hold.page(), w);
+    replica.page_refs.for_each([&](const PageRef& ref) {
+        for (std::size_t w = 0; w < windows; ++w) add(ref.column(), w);
     });
     replica.columns->check_integrity(readers);
 }
@@ -241,26 +218,19 @@ void check_states(const CacheData& cache, std::int32_t index) {
 
 // Both pages of a copy are held until it is over.
 void check_copy(const CacheData& cache, const OwedCopies::Copy& copy) {
-    require_law(copy.source.page() == copy.copy.source &&
-                    copy.destination.page() == copy.copy.destination &&
+    require_law(copy.source.column() == copy.copy.source &&
+                    copy.destination.column() == copy.copy.destination &&
                     copy.destination.is_reference(),
                 "transfers: both pages of a copy are held");
     require_law(cache.sequences.find(copy.copy.sequence) != nullptr || copy.ticket != 0,
                 "transfers: no copy is pending for a released sequence");
-    if (copy.source.is_reference()) return;
-    const PrefixTree& tree = cache.replica_at(copy.copy.replica).tree;
-    const TreePosition at = copy.source.at();
-    BlockId page = -1;
-    tree.copy_pages(at, at.depth - 1, &page);
-    require_law(page == copy.copy.source && tree.is_protected(at),
-                "transfers: the source page of a copy stays in the tree");
 }
 
 // All state copies that name a sequence count as one pending transfer of it.
 void add_state_copies(const CacheData& cache,
                       std::unordered_map<const Sequence*, std::int32_t>& pending) {
     std::unordered_set<const Sequence*> named{nullptr};
-    for (const StateCopies::Copy& copy : cache.state_copies.all()) {
+    for (const StateCopies::Copy& copy : cache.ledger.state_copies.all()) {
         for (const SequenceHandle handle : {copy.from, copy.into}) {
             const Sequence* sequence = cache.sequences.find(handle);
             if (named.insert(sequence).second) ++pending[sequence];
@@ -268,30 +238,18 @@ void add_state_copies(const CacheData& cache,
     }
 }
 
-// The column that is held for a page contains that page.
-void check_held_pages(const PageSet& set) {
-    const Replica& replica = set.home();
-    for (std::size_t i = 0; i < set.holds().size(); ++i) {
-        const BlockId page = set.pages()[i];
-        const BlockId column = set.holds()[i].page();
-        bool is_its = false;
-        replica.for_each_page(column, [&](BlockId each) { is_its |= each == page; });
+// A page that a PageRef keeps is not free; in the tree it is protected. A page that is held by its
+// id is in the column of its PageRef.
+void check_refs(const Replica& replica) {
+    replica.page_refs.for_each([&](const PageRef& ref) {
+        require_law(replica.pool.ref_count(ref.column()) > 0, "holds: a held page is not free");
+        bool is_its = ref.page() < 0;
+        replica.for_each_page(ref.column(), [&](BlockId each) { is_its |= each == ref.page(); });
         require_law(is_its, "holds: a held page is in its column");
-    }
-}
-
-// A page that is held by its id is not free; in the tree it is protected.
-void check_holds(const CacheData& cache, std::int32_t index) {
-    const Replica& replica = cache.replica_at(index);
-    for (const PageSet* set : cache.holds.all()) {
-        if (&set->home() == &replica) check_held_pages(*set);
-    }
-    for_each_hold(cache, index, [&](const PageHold& hold) {
-        require_law(replica.pool.ref_count(hold.page()) > 0, "holds: a held page is not free");
-        const TreePosition at = hold.at();
+        const TreePosition at = ref.at();
         if (at.node == nullptr) return;
         require_law(
-            Replica::last_column(replica.tree, at) == hold.page() && replica.tree.is_protected(at),
+            Replica::last_column(replica.tree, at) == ref.column() && replica.tree.is_protected(at),
             "holds: a page that is held in the tree is not evicted");
     });
 }
@@ -299,13 +257,13 @@ void check_holds(const CacheData& cache, std::int32_t index) {
 // A sequence waits for each copy or load into its pages.
 void check_transfers(const CacheData& cache) {
     std::unordered_map<const Sequence*, std::int32_t> pending;
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.ledger.copies.all()) {
         check_copy(cache, copy);
         const Sequence* sequence = cache.sequences.find(copy.copy.sequence);
         if (sequence != nullptr) ++pending[sequence];
     }
     add_state_copies(cache, pending);
-    for (const TierFlight& flight : cache.flights.all()) {
+    for (const TierFlight& flight : cache.ledger.flights.all()) {
         const Sequence* sequence = cache.sequences.find(flight.sequence);
         if (flight.holds_up() && sequence != nullptr) ++pending[sequence];
     }
@@ -330,12 +288,12 @@ void check_integrity(const CacheData& cache) {
         cache.replica_at(i).tree.check_integrity();
         check_counts(cache, i);
         check_columns(cache, i);
-        check_holds(cache, i);
+        check_refs(cache.replica_at(i));
         check_owners(cache.replica_at(i));
         check_tallies(cache.replica_at(i));
         check_states(cache, i);
     }
-    cache.flights.check_integrity();
+    cache.ledger.flights.check_integrity();
 }
 
 }  // namespace kvcore::queries

@@ -11,7 +11,7 @@ namespace {
 void give_back_slot(CacheData& cache, Replica& home, const Sequence& sequence,
                     SequenceHandle handle) noexcept {
     home.note_hit({sequence.pages.node(), sequence.pages.committed()}, sequence.hit_tokens);
-    cache.state_copies.drop_owed(handle);
+    cache.ledger.state_copies.drop_owed(handle);
     RecurrentState& row = cache.states.of(handle);
     for (const RecurrentSlots::Slot slot : {row.slot, row.kept}) {
         if (slot != RecurrentSlots::kNone) home.states->give_back(slot);
@@ -47,7 +47,7 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     if (history != nullptr) *history = cache.counts.history(handle, leaving);
     Replica& home = cache.home_of(leaving);
     const bool is_pending = leaving.num_pending > 0;
-    if (is_pending) cache.copies.drop_owed(handle);
+    if (is_pending) cache.ledger.copies.drop_owed(handle);
     if (home.states != nullptr) give_back_slot(cache, home, leaving, handle);
     TreeNode* node = leaving.pages.node();
     cache.windows.clear(home, handle, leaving.pages);
@@ -58,7 +58,7 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     cache.tenants.set(handle, 0);
     leaving.pages.clear(home.pool);
     if (node != nullptr) home.tree.shrink(node);
-    cache.flights.forget(handle);
+    cache.ledger.flights.forget(handle);
     --home.num_sequences;
     cache.sequences.release(handle);
     return is_pending;
@@ -72,7 +72,7 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
                          cache.config.page_size);
     cache.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
-    cache.flights.forget(handle);
+    cache.ledger.flights.forget(handle);
     sequence.reuse = Reuse::kOpen;
     sequence.written = 0;
 }
@@ -80,15 +80,11 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
 void begin_again(CacheData& cache, SequenceHandle handle) {
     Sequence& sequence = cache.sequences.at(handle);
     if (sequence.num_pending > 0) {
-        const bool is_under_way = cache.copies.is_under_way(handle) ||
-                                  cache.state_copies.is_under_way(handle) ||
-                                  cache.flights.is_under_way(handle);
-        if (is_under_way) rules::refuse_pending(-1);
-        cache.copies.drop_owed(handle);
-        cache.state_copies.drop_owed(handle);
+        if (cache.ledger.is_under_way(handle)) rules::refuse_pending(-1);
+        cache.ledger.drop_owed(handle);
         sequence.num_pending = 0;
     }
-    cache.copy_list.forget(handle, sequence.pages, 0);
+    cache.ledger.copy_list.forget(handle, sequence.pages, 0);
     begin_again(cache, sequence, handle);
 }
 
@@ -99,6 +95,14 @@ void set_priority(CacheData& cache, SequenceHandle handle, const RequestPriority
     if (owner != 0) cache.tenants.make_room(handle);
     cache.priorities.set(handle, priority);
     if (has_tenant) cache.set_tenant(sequence, handle, owner);
+}
+
+void advance(CacheData& cache, std::int64_t now) noexcept {
+    if (now <= cache.priorities.now()) return;
+    cache.priorities.set_now(now);
+    for (const auto& replica : cache.replicas) {
+        replica->for_each_level([&](Level& level) { level.tree.advance(now); });
+    }
 }
 
 }  // namespace kvcore::verbs

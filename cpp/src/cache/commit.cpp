@@ -61,8 +61,7 @@ void entrust_to_tree(CacheData& cache, const Sequence& sequence, std::int32_t co
     for_each_other_holder(cache, sequence, column, [&](PageRow& other) {
         other.entrust(home.pool, column, TreePin(home.tree, end));
     });
-    cache.copies.move_to_tree(sequence.replica, sequence.pages[column], {end, column + 1});
-    cache.holds.move_to_tree(home, sequence.pages[column], {end, column + 1});
+    home.move_refs_to_tree(sequence.pages[column], {end, column + 1});
 }
 
 // Adds the evictable pages of a cached column that a row will read. If the owner of a page has no
@@ -247,7 +246,7 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     if (is_shared && home.columns != nullptr) pages.make_room_for_duplicates(1);
     pages.commit(home.tree, tokens, end, cache.commit_memory.duplicates, retention);
     // Nothing below can fail.
-    cache.flights.note_commit(sequence, first, end, cache.commit_memory.duplicates);
+    cache.ledger.flights.note_commit(sequence, first, end, cache.commit_memory.duplicates);
     if (home.columns != nullptr) cache_columns(cache, home, pages, first, end);
     if (is_shared || !cache.commit_memory.duplicates.empty())
         settle_run(cache, sequence, handle, first, end, is_shared, row);
@@ -267,7 +266,7 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
         static_cast<std::int32_t>(std::min<std::int64_t>(columns, pages.commit_limit()));
     while (pages.committed() < written) {
         const std::int32_t read_only = std::min(pages.read_only_end(), written);
-        const bool is_held = !cache.copies.empty() || !cache.holds.empty();
+        const bool is_held = !home.page_refs.empty();
         const std::int32_t end = is_held ? written : read_only;
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
@@ -291,7 +290,7 @@ template <bool kHasWindows>
     const std::int64_t page_size = cache.config.page_size;
     const SequenceTable::Live sequences = cache.sequences.live();
     const WindowView windows = kHasWindows ? cache.windows.view() : WindowView();
-    const bool may_owe = cache.flights.rules().is_selective();
+    const bool may_owe = cache.ledger.flights.rules().is_selective();
     const bool leaves = !cache.config.keep_windows;
     const bool has_states = cache.has_states;
     cache.commit_memory.rows.clear();
@@ -316,7 +315,7 @@ template <bool kHasWindows>
             }
         }
         const bool has_new = end >= (sequence.pages.committed() + std::int64_t{1}) * page_size;
-        const bool is_due = may_owe && cache.flights.is_due(request.sequence);
+        const bool is_due = may_owe && cache.ledger.flights.is_due(request.sequence);
         if (unlikely(!sequence.is_sealed() || has_new || is_due)) {
             cache.commit_memory.rows.push_back(i);
             PrefixTree::prefetch_node(sequence.pages.node());
@@ -348,17 +347,17 @@ void make_checkpoint(CacheData& cache, Sequence& sequence, SequenceHandle handle
     Replica& home = cache.home_of(sequence);
     const RecurrentSlots::Slot slot = cache.states.of(handle).slot;
     if (home.host != nullptr) {
-        cache.flights.owe_checkpoint(handle, sequence, slot, *transfers);
+        cache.ledger.flights.owe_checkpoint(handle, sequence, slot, *transfers);
     }
     RecurrentSlots& states = *home.states;
     const TreePosition end{sequence.pages.node(), sequence.pages.committed()};
     const BlockId column = Replica::last_column(home.tree, end);
     const RecurrentSlots::Slot known = states.find(column);
     if (known != RecurrentSlots::kNone) return states.renew(known);
-    cache.state_copies.make_room(1, transfers);
+    cache.ledger.state_copies.make_room(1, transfers);
     const RecurrentSlots::Slot made = states.add(column, end);
     if (made == RecurrentSlots::kNone) return;
-    cache.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
+    cache.ledger.state_copies.add({sequence.replica, slot, made}, handle, {}, transfers);
 }
 
 // Makes no checkpoint if memory or slots are missing.
@@ -386,7 +385,7 @@ void store_rows(CacheData& cache, const RequestBatch& batch, Transfers& transfer
     for (const std::int64_t row : cache.commit_memory.rows) {
         const SequenceHandle handle = batch[row].sequence;
         try {
-            cache.flights.owe_stores(handle, *cache.sequences.find(handle), transfers);
+            cache.ledger.flights.owe_stores(handle, *cache.sequences.find(handle), transfers);
         } catch (const std::bad_alloc&) {
             continue;
         }
@@ -399,7 +398,7 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
             Transfers* transfers) {
     const bool copies_states = cache.has_states && transfers != nullptr;
     if (cache.config.host_pages > 0 || copies_states) rules::require_transfers(cache, transfers);
-    const StoreRules& rules = cache.flights.rules();
+    const StoreRules& rules = cache.ledger.flights.rules();
     const bool stores = cache.config.host_pages > 0 && transfers != nullptr && !rules.writes_back();
     const bool is_late = rules.has_marks() && cache.has_states;
     cache.grouping.windows().empty() ? find_new_pages<false>(cache, batch)
@@ -420,12 +419,12 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
         }
         // Checked again, because an earlier row may name the same request.
         const bool has_new = has_new_page(cache, sequence, request);
-        const bool is_due = rules.is_selective() && cache.flights.is_due(request.sequence);
+        const bool is_due = rules.is_selective() && cache.ledger.flights.is_due(request.sequence);
         if (!cache.config.prefix_caching || !(has_new || is_due)) continue;
         try {
             if (has_new) commit_pages(cache, sequence, request, static_cast<std::int32_t>(row));
             if (stores && !is_late) {
-                cache.flights.owe_stores(request.sequence, sequence, *transfers);
+                cache.ledger.flights.owe_stores(request.sequence, sequence, *transfers);
             }
         } catch (const std::bad_alloc&) {
             // The pages stay the sequence's own; a later commit finds them and tries again. Swapped

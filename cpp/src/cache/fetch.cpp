@@ -165,7 +165,7 @@ template <bool kHasGroups, bool kHasStates>
     const std::int64_t n = batch.size();
     RequestView* const* const requests = batch.rows(cache.rows.requests);
     const std::int64_t page_size = cache.config.page_size;
-    const bool is_copying = !cache.copies.empty();
+    const bool is_copying = !cache.ledger.copies.empty();
     const bool in_chunks = cache.config.reserve_chunks;
     const WindowView windows = kHasGroups ? cache.windows.view() : WindowView();
     cache.rows.resize(n);
@@ -244,7 +244,7 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     if (transfers != nullptr || cache.config.host_pages > 0) {
         rules::require_transfers(cache, transfers);
     }
-    const OwedCopies::Call scope(cache.copies);
+    const OwedCopies::Call scope(cache.ledger.copies);
     FetchTarget* const end = targets + cache.config.num_replicas;
     begin_fetch(cache, targets, end);
     CountedEnds counted(cache.fetch_memory.undo, batch.size());

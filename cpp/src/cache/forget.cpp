@@ -45,11 +45,11 @@ void limit_owners(CacheData& cache, std::int32_t replica,
         for (const std::int32_t column : row.own_duplicates()) limit(column);
         for (std::int32_t column = row.committed(); column < end; ++column) limit(column);
     }
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
+    for (const OwedCopies::Copy& copy : cache.ledger.copies.all()) {
         if (copy.copy.replica != replica || copy.source.at().node != nullptr) continue;
         Sequence* sequence = cache.sequences.find(copy.copy.sequence);
-        if (sequence == nullptr || !is_marked(copy.source.page())) continue;
-        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
+        if (sequence == nullptr || !is_marked(copy.source.column())) continue;
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.column()));
     }
 }
 
@@ -79,65 +79,15 @@ void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
         sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
     }
-    for (const OwedCopies::Copy& copy : cache.copies.all()) {
-        const TreePosition at = copy.source.at();
-        Sequence* sequence = cache.sequences.find(copy.copy.sequence);
-        if (copy.copy.replica != replica || at.node == nullptr || sequence == nullptr) continue;
-        if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
-        sequence->pages.limit_commits(sequence->pages.find(copy.destination.page()));
-    }
-}
-
-// A copy under way does not count as a use of its page. The reset also forgets that page, but the
-// page stays until the copy ends.
-void detach_copies(CacheData& cache) noexcept {
-    cache.cache_copies.detach_from_tree();
-    cache.flights.detach_from_tree();
-    cache.store_queue.detach_from_tree();
-    cache.copies.detach_from_tree();
-    cache.holds.detach_from_tree();
-    cache.holds.reattach();
-    cache.copies.reattach();
-    cache.flights.reattach();
-    cache.store_queue.reattach();
-    cache.cache_copies.reattach();
-}
-
-void drop_forgotten(CacheData& cache) noexcept {
-    for (std::int32_t r = 0; r < cache.config.num_replicas; ++r) {
-        limit_holders(cache, r);
-        cache.flights.drop_forgotten(r);
-    }
-    cache.store_queue.drop_forgotten();
-    cache.cache_copies.drop_forgotten();
-}
-
-// A request caches no tokens that it computes from forgotten pages or computed before the reset. A
-// request that has pages but neither a hit nor a step counts as begun after the reset.
-void limit_all(CacheData& cache) noexcept {
-    const SequenceTable::Live all = cache.sequences.live();
-    for (std::size_t i = 0; i < all.size; ++i) {
-        Sequence& sequence = all.data[i];
-        const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
-        if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
-        sequence.pages.limit_commits(0);
-        cache.counts.seal(cache.home_of(sequence).metrics,
-                          {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
-                          cache.config.page_size);
-    }
-}
-
-bool is_empty(const CacheData& cache) noexcept {
-    return std::all_of(cache.replicas.begin(), cache.replicas.end(), [](const auto& home) {
-        bool is_empty = true;
-        home->for_each_level([&](const Level& level) {
-            is_empty &= level.tree.num_cached() == 0 && level.tree.num_forgotten() == 0;
-        });
-        return is_empty;
-    });
 }
 
 }  // namespace
+
+// Transfers whose pages were forgotten bring nothing into the cache.
+void drop_forgotten(CacheData& cache, std::int32_t replica) noexcept {
+    limit_holders(cache, replica);
+    cache.ledger.drop_forgotten(*cache.replicas[static_cast<std::size_t>(replica)]);
+}
 
 std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages, std::int64_t n) {
     Replica& home = cache.replica_at(replica);
@@ -157,39 +107,8 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     limit_copies(cache, replica, branches);
     home.tree.forget(branches);
     if (home.host != nullptr) home.host->tree.forget(stored);
-    limit_holders(cache, replica);
-    cache.flights.drop_forgotten(replica);
-    cache.store_queue.drop_forgotten();
-    cache.cache_copies.drop_forgotten();
+    drop_forgotten(cache, replica);
     return cached - home.num_cached();
-}
-
-// Evicts the pages without holders first, so that only few runs are left to forget.
-bool reset_prefix_cache(CacheData& cache) {
-    std::vector<PrefixTree::Branches> held;
-    held.reserve(2 * cache.replicas.size());
-    for (const auto& home : cache.replicas) {
-        home->for_each_level([&](Level& level) { held.push_back(level.tree.make_branches()); });
-    }
-    // Nothing below can fail.
-    if (cache.events != nullptr) cache.events->begin_reset();
-    detach_copies(cache);
-    auto branches = held.begin();
-    for (const auto& home : cache.replicas) {
-        home->metrics.evicted.reset += home->num_cached();
-        home->metrics.host_evicted.reset += home->num_stored();
-        home->for_each_level([&](Level& level) {
-            level.evict_all();
-            level.tree.forget_all(*branches++);
-        });
-        home->tell_held();
-        home->metrics.evicted.reset -= home->num_cached();
-        home->metrics.host_evicted.reset -= home->num_stored();
-    }
-    drop_forgotten(cache);
-    limit_all(cache);
-    if (cache.events != nullptr) cache.events->end_reset();
-    return is_empty(cache);
 }
 
 }  // namespace kvcore::verbs

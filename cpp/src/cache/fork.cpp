@@ -135,8 +135,8 @@ void copy_state(CacheData& cache, const StateHold& source, SequenceHandle parent
     row.prompt_end = cache.states.prompt_end(child.end);
     cache.states.set_back(child.sequence, child.start);
     const SequenceHandle from = states.is_checkpoint(source.slot()) ? SequenceHandle() : parent;
-    cache.state_copies.add({sequence.replica, source.slot(), row.slot}, from, child.sequence,
-                           transfers);
+    cache.ledger.state_copies.add({sequence.replica, source.slot(), row.slot}, from, child.sequence,
+                                  transfers);
 }
 
 }  // namespace
@@ -154,16 +154,16 @@ void fork(CacheData& cache, const RequestView& parent, const RequestBatch& child
     require_room(cache, replica, children.size());
     const StateHold state = find_parent_state(cache, parent, source, written, children.size());
     const auto num_copies = static_cast<std::size_t>(state ? children.size() : 0);
-    if (num_copies > 0) cache.state_copies.make_room(num_copies, transfers);
+    if (num_copies > 0) cache.ledger.state_copies.make_room(num_copies, transfers);
     Children made(cache, source, written, children.size());
     for (std::int64_t i = 0; i < children.size(); ++i) made.add(replica, parent.sequence);
-    cache.copy_list.make_room_for_heirs(static_cast<std::size_t>(children.size()));
+    cache.ledger.copy_list.make_room_for_heirs(static_cast<std::size_t>(children.size()));
     // Nothing below can fail.
     made.adopt_pages(*cache.sequences.find(parent.sequence), parent.sequence);
     for (std::int64_t i = 0; i < children.size(); ++i) {
         const SequenceHandle handle = made.handles()[static_cast<std::size_t>(i)];
         Sequence& child = *cache.sequences.find(handle);
-        cache.copy_list.inherit(parent.sequence, handle, child.pages);
+        cache.ledger.copy_list.inherit(parent.sequence, handle, child.pages);
         child.written = written;
         cache.tenants.set(handle, cache.tenants.of(parent.sequence));
         RequestView& view = children[i];

@@ -171,8 +171,8 @@ std::vector<TokenId> tokens_up_to(const CacheData& cache, TokenId highest) {
         std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(found),
                      [&](TokenId token) { return token <= highest; });
     };
-    for (const TierFlight& flight : cache.flights.all()) add(flight.tokens);
-    for (const StoreFill& fill : cache.flights.fills()) add(fill.flight.tokens);
+    for (const TierFlight& flight : cache.ledger.flights.all()) add(flight.tokens);
+    for (const StoreFill& fill : cache.ledger.flights.fills()) add(fill.tokens);
     for (const ColumnImport* import : cache.cache_copies.imports()) add(import->tokens());
     if (cache.events != nullptr) cache.events->find_tokens_up_to(highest, found);
     return found;

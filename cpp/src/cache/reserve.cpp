@@ -457,12 +457,12 @@ EvictionGuard guard_of(const Reservation& reservation) noexcept {
 
 void make_room_for_copies(CacheData& cache, std::size_t n, Transfers* transfers) {
     if (transfers == nullptr) {
-        cache.copy_list.make_room(n);
+        cache.ledger.copy_list.make_room(n);
     } else {
-        cache.copies.make_room(*transfers, n);
+        cache.ledger.copies.make_room(*transfers, n);
     }
     // A state is copied to the request's slot, and to the slot in which it is kept before drafts.
-    if (cache.has_states) cache.state_copies.make_room(2 * n, transfers);
+    if (cache.has_states) cache.ledger.state_copies.make_room(2 * n, transfers);
 }
 
 }  // namespace
@@ -496,7 +496,7 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     const auto first = static_cast<std::int32_t>(plan.start / cache.config.page_size);
     const bool writes_read_only = row.read_only_end() > first;
     if (!reservation.place && writes_read_only) {
-        reservation.cut = RowCut(cache, request.sequence, sequence, first);
+        reservation.cut.emplace(cache, request.sequence, sequence, first);
     }
     // At most one page is copied: the last page of a hit, or a page that is written again.
     if (hit.is_partial() || writes_read_only || reservation.checkpoint || plan.keeps ||
@@ -504,19 +504,18 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
         make_room_for_copies(cache, 1, transfers);
     }
     if (transfers != nullptr) make_room(transfers->moved, 1);
-    if (hit.shares()) cache.flights.expect_hit(request.sequence);
+    if (hit.shares()) cache.ledger.flights.expect_hit(request.sequence);
     if (hit.below.node != nullptr) {
-        reservation.load = cache.flights.prepare_load(request.sequence, sequence.replica,
-                                                      {hit.match.at, hit.below, hit.tokens},
-                                                      !reservation.checkpoint, *transfers);
+        reservation.load = cache.ledger.flights.prepare_load(
+            request.sequence, sequence.replica, hit, !reservation.checkpoint, *transfers);
     }
     return reservation;
 }
 
 bool store_before_eviction(CacheData& cache, const Reservation& reservation,
                            const Sequence& sequence, Transfers& transfers) {
-    return cache.flights.spill(sequence.replica, reservation.plan.need(), guard_of(reservation),
-                               transfers);
+    return cache.ledger.flights.spill(sequence.replica, reservation.plan.need(),
+                                      guard_of(reservation), transfers);
 }
 
 void evict_for(CacheData& cache, const Reservation& reservation, const Sequence& sequence,
@@ -543,21 +542,21 @@ namespace {
 // Without, take_copies hands out the copy before the next kernels run.
 void owe_cached_copy(CacheData& cache, const PageMove& copy, TreePosition source,
                      Transfers* transfers) noexcept {
-    if (transfers == nullptr) return cache.copy_list.add(copy);
+    if (transfers == nullptr) return cache.ledger.copy_list.add(copy);
     Replica& home = *cache.replicas[static_cast<std::size_t>(copy.replica)];
-    cache.copies.add(copy, PageHold::pin(home, source, copy.source),
-                     PageHold::share(home, copy.destination), *transfers);
+    cache.ledger.copies.add(copy, PageRef::pin(home, source, copy.source),
+                            PageRef::share(home, copy.destination), *transfers);
 }
 
 // The same for a page that forks hold: the reference that the row gives up holds the page.
 void owe_shared_copy(CacheData& cache, const PageMove& copy, Transfers* transfers) noexcept {
     Replica& home = *cache.replicas[static_cast<std::size_t>(copy.replica)];
     if (transfers == nullptr) {
-        cache.copy_list.add(copy);
+        cache.ledger.copy_list.add(copy);
         return home.pool.free(&copy.source, 1);
     }
-    cache.copies.add(copy, PageHold::adopt(home, copy.source),
-                     PageHold::share(home, copy.destination), *transfers);
+    cache.ledger.copies.add(copy, PageRef::adopt(home, copy.source),
+                            PageRef::share(home, copy.destination), *transfers);
 }
 
 // Fills a new column of a row, which reads it from now on, with pages of all bundles.
@@ -607,7 +606,7 @@ void copy_on_write(CacheData& cache, Reservation& reservation, SequenceHandle ha
         }
     }
     row.copy_on_write(home, first, reservation.plan.needed, is_sole, give_up);
-    reservation.cut.apply(cache, handle, sequence);
+    if (reservation.cut) reservation.cut->apply(cache, handle, sequence);
 }
 
 // Appends the row's new columns, and pages of windows for the tokens that run next.
@@ -644,7 +643,8 @@ void keep_state(CacheData& cache, const Reservation& reservation, const Sequence
     if (reservation.plan.hit.is_taken() && !reservation.checkpoint) return;
     const bool is_copied = reservation.checkpoint && reservation.checkpoint.slot() != row.slot;
     const RecurrentSlots::Slot source = is_copied ? reservation.checkpoint.slot() : row.slot;
-    cache.state_copies.add({sequence.replica, source, row.kept}, {}, handle, transfers, !is_copied);
+    cache.ledger.state_copies.add({sequence.replica, source, row.kept}, {}, handle, transfers,
+                                  !is_copied);
     row.kept_at = reservation.plan.start;
 }
 
@@ -669,16 +669,16 @@ void take_state(CacheData& cache, Reservation& reservation, const Sequence& sequ
     if (reservation.checkpoint) {
         if (!takes_over) {
             states.renew(checkpoint);
-            cache.state_copies.add({sequence.replica, checkpoint, row.slot}, {}, request.sequence,
-                                   transfers);
+            cache.ledger.state_copies.add({sequence.replica, checkpoint, row.slot}, {},
+                                          request.sequence, transfers);
         }
     }
     if (!sequence.is_sealed()) row.prompt_end = cache.states.prompt_end(request.end);
     if (plan.hit.branch >= 0) row.branch = plan.hit.branch;
     if (plan.resumes) {
         if (row.kept_at > 0 && !row.is_restored) {
-            cache.state_copies.add({sequence.replica, row.kept, row.slot}, {}, request.sequence,
-                                   transfers);
+            cache.ledger.state_copies.add({sequence.replica, row.kept, row.slot}, {},
+                                          request.sequence, transfers);
         }
         cache.states.restore(request.sequence);
     } else if (row.at != plan.start && (plan.hit.is_taken() || plan.start == 0)) {
@@ -730,7 +730,7 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
         }
         const std::int32_t first = pages.committed();
         pages.take_hit(home, std::move(reservation.place), columns);
-        cache.flights.note_hit(handle, sequence, first);
+        cache.ledger.flights.note_hit(handle, sequence, first);
         if (home.columns != nullptr) {
             const bool takes_over =
                 pages.own_duplicates().empty();  // own duplicates differ from the hit's columns
@@ -765,9 +765,9 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     if (home.states != nullptr) take_state(cache, reservation, sequence, request, transfers);
     if (reservation.load != nullptr) {
         const bool has_state = home.states != nullptr;
-        cache.flights.owe_load(*reservation.load, sequence,
-                               has_state ? cache.states.of(handle).slot : RecurrentSlots::kNone,
-                               *transfers);
+        cache.ledger.flights.owe_load(
+            *reservation.load, sequence,
+            has_state ? cache.states.of(handle).slot : RecurrentSlots::kNone, *transfers);
     }
     count_tokens(cache, plan, request, sequence);
     const bool has_moved = request.start != plan.start || request.active != plan.active;
@@ -827,7 +827,7 @@ ReserveStatus carry_out(CacheData& cache, const Plan& plan, Sequence& sequence,
     }
     const std::int64_t lacking = plan.is_over_quota ? 0 : plan.lacking;
     const bool is_held_back =
-        !plan.lacks_slot && cache.flights.holds_back(sequence.replica, lacking);
+        !plan.lacks_slot && cache.ledger.flights.holds_back(sequence.replica, lacking);
     if (is_held_back && transfers != nullptr) return ReserveStatus::kPending;
     if (plan.is_over_quota) count_refusal(cache, sequence, request.sequence);
     return ReserveStatus::kNoSpace;
@@ -840,7 +840,7 @@ ReserveStatus reserve_row(CacheData& cache, RequestView& request, const ReserveA
     const std::int64_t num_steps = args.num_steps;
     Sequence& sequence = cache.rows[row];
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
-    if (!cache.copies.empty()) cache.protect_read_pages(sequence, request.start);
+    if (!cache.ledger.copies.empty()) cache.protect_read_pages(sequence, request.start);
     const std::int32_t page_size = cache.config.page_size;
     if (sequence.is_sealed() && !args.options.has_margin() &&
         is_reserved(sequence.pages, request, num_steps, page_size, cache.config.reserve_chunks) &&
@@ -920,7 +920,7 @@ BatchReserve reserve(CacheData& cache, const RequestBatch& batch, std::int64_t n
         }
     }
     if (num_steps > 1 && cache.has_states) require_one_step_each(cache, batch, num_steps);
-    const OwedCopies::Call scope(cache.copies);
+    const OwedCopies::Call scope(cache.ledger.copies);
     const ReserveArgs args{num_steps, options};
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         try {
@@ -949,7 +949,7 @@ ReserveStatus begin_at(CacheData& cache, RequestView& request, std::int64_t n,
                                                    ", must be 1 .. ", request.end - 1, ": of ",
                                                    request.end, " tokens at least one must run"));
     }
-    const OwedCopies::Call scope(cache.copies);
+    const OwedCopies::Call scope(cache.ledger.copies);
     FoundHit brought;
     brought.tokens = n;
     const Plan plan = plan_reservation(cache, brought, sequence, request, {1});
@@ -1092,10 +1092,10 @@ void evict_for_growth(const Call& call) {
 // Stores pages that rows will evict, if they must be stored first: see store_before_eviction.
 bool store_before_evictions(const Call& call, const std::vector<Reservation>& reservations,
                             FetchResult& result) {
-    if (call.transfers == nullptr || !call.cache.flights.rules().writes_back()) return false;
+    if (call.transfers == nullptr || !call.cache.ledger.flights.rules().writes_back()) return false;
     for (std::int32_t r = 0; r < call.cache.config.num_replicas; ++r) {
         const PageNeed need = need_of(call, r, reservations);
-        if (!call.cache.flights.spill(r, need, {}, *call.transfers)) continue;
+        if (!call.cache.ledger.flights.spill(r, need, {}, *call.transfers)) continue;
         result.status = FetchStatus::kPending;
         result.row = call.missing[0];
     }
@@ -1322,7 +1322,7 @@ std::vector<Reservation> prepare_rows(const Call& call, const std::vector<Plan>&
         ++loads;
         pages += static_cast<std::size_t>(reservations.back().load->num_pages);
     }
-    if (loads > 0) call.cache.flights.make_room_for_loads(loads, pages, *call.transfers);
+    if (loads > 0) call.cache.ledger.flights.make_room_for_loads(loads, pages, *call.transfers);
     return reservations;
 }
 
@@ -1416,7 +1416,7 @@ bool reserve_rows(CacheData& cache, const RequestBatch& batch,
     if (reserve_missing(call, result)) return true;
     if (result.status != FetchStatus::kNoSpace || result.lacks_slot) return false;
     const std::int64_t lacking = result.is_over_quota ? 0 : result.needed - result.available;
-    if (cache.flights.holds_back(cache.rows[result.row].replica, lacking)) {
+    if (cache.ledger.flights.holds_back(cache.rows[result.row].replica, lacking)) {
         result.status = FetchStatus::kPending;
     }
     return false;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -55,24 +56,23 @@ struct ReserveArgs {
 /// Owns: both places; they are empty if the cut removes no committed column.
 class RowCut {
    public:
-    RowCut() noexcept = default;
     /// Throws std::bad_alloc.
     RowCut(CacheData& cache, SequenceHandle handle, const Sequence& sequence, std::int32_t columns)
         : columns_(columns),
           place_(sequence.pages.find_cut(cache.home_of(sequence).tree, columns)) {
-        if (place_) stored_ = cache.flights.find_cut(handle, sequence.replica, columns);
+        if (place_) stored_ = cache.ledger.flights.find_cut(handle, sequence.replica, columns);
     }
 
     void apply(CacheData& cache, SequenceHandle handle, Sequence& sequence) noexcept {
         if (!place_) return;
-        cache.flights.move_back(handle, columns_, std::move(stored_));
+        cache.ledger.flights.move_back(handle, columns_, std::move(stored_));
         sequence.pages.move_back(columns_, std::move(place_));
     }
 
    private:
     std::int32_t columns_ = 0;
     TreePin place_;
-    StorePlace stored_;
+    PrefixRef stored_;
 };
 
 /// A reservation worked out against the present state; it has changed nothing yet.
@@ -144,7 +144,7 @@ struct Reservation {
     WindowHold windows;  // of the hit, and of the page that it copies from
     WindowHold source;
     StateHold checkpoint;              // at the end of the hit
-    RowCut cut;                        // where the row is written again
+    std::optional<RowCut> cut;         // where the row is written again
     std::unique_ptr<TierFlight> load;  // load from the host tier
     TreePosition partial;              // the page that the hit copies from
     std::vector<BlockId> idle;         // with quotas: evictable pages that the hit holds

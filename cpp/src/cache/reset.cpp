@@ -1,37 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <vector>
+
 #include "cache/verbs.hpp"
 
-#include "level/page_ids.hpp"
-
 namespace kvcore::verbs {
+namespace {
 
-bool finish(CacheData& cache, std::uint64_t ticket, bool done) {
-    const bool has_copies = cache.copies.finish(ticket, done);
-    const bool has_states = cache.state_copies.finish(ticket, done);
-    const bool has_flights = cache.flights.finish(
-        ticket, done,
-        [&](Sequence& sequence, SequenceHandle handle) { begin_again(cache, sequence, handle); });
-    return has_copies || has_states || has_flights;
-}
-
-// Everything that can fail comes first.
-void note_late_reads(CacheData& cache, const PageMove* stores, std::int64_t n, std::uint64_t mark) {
-    for (std::int64_t i = 0; i < n; ++i) {
-        Replica& home = cache.replica_at(stores[i].replica);
-        page_ids::require(home, stores[i].source);
-        home.make_late_reads();
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-        cache.replica_at(stores[i].replica).late_reads->note(stores[i].source, mark);
+// A request caches no tokens that it computes from forgotten pages or computed before the reset. A
+// request that has pages but neither a hit nor a step counts as begun after the reset.
+void limit_all(CacheData& cache) noexcept {
+    const SequenceTable::Live all = cache.sequences.live();
+    for (std::size_t i = 0; i < all.size; ++i) {
+        Sequence& sequence = all.data[i];
+        const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
+        if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
+        sequence.pages.limit_commits(0);
+        cache.counts.seal(cache.home_of(sequence).metrics,
+                          {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
+                          cache.config.page_size);
     }
 }
 
-void advance(CacheData& cache, std::int64_t now) noexcept {
-    if (now <= cache.priorities.now()) return;
-    cache.priorities.set_now(now);
-    for (const auto& replica : cache.replicas) {
-        replica->for_each_level([&](Level& level) { level.tree.advance(now); });
+bool is_empty(const CacheData& cache) noexcept {
+    return std::all_of(cache.replicas.begin(), cache.replicas.end(), [](const auto& home) {
+        bool is_empty = true;
+        home->for_each_level([&](const Level& level) {
+            is_empty &= level.tree.num_cached() == 0 && level.tree.num_forgotten() == 0;
+        });
+        return is_empty;
+    });
+}
+
+}  // namespace
+
+// Evicts the pages without holders first, so that only few runs are left to forget.
+bool reset_prefix_cache(CacheData& cache) {
+    std::vector<PrefixTree::Branches> held;
+    held.reserve(2 * cache.replicas.size());
+    for (const auto& home : cache.replicas) {
+        home->for_each_level([&](Level& level) { held.push_back(level.tree.make_branches()); });
     }
+    // Nothing below can fail.
+    if (cache.events != nullptr) cache.events->begin_reset();
+    cache.cache_copies.note_reset();
+    // A copy under way does not count as a use of its page. The reset also forgets that page, but
+    // the page stays until the copy ends.
+    for (const auto& home : cache.replicas) {
+        home->for_each_level([](Level& level) { level.detach_refs(); });
+    }
+    auto branches = held.begin();
+    for (const auto& home : cache.replicas) {
+        home->metrics.evicted.reset += home->num_cached();
+        home->metrics.host_evicted.reset += home->num_stored();
+        home->for_each_level([&](Level& level) {
+            level.evict_all();
+            level.tree.forget_all(*branches++);
+        });
+        home->tell_held();
+        home->metrics.evicted.reset -= home->num_cached();
+        home->metrics.host_evicted.reset -= home->num_stored();
+    }
+    for (std::int32_t r = 0; r < cache.config.num_replicas; ++r) drop_forgotten(cache, r);
+    limit_all(cache);
+    if (cache.events != nullptr) cache.events->end_reset();
+    return is_empty(cache);
 }
 
 void reset_metrics(CacheData& cache) noexcept {

@@ -25,7 +25,7 @@ StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name
     if (found.legal >= most) return found;
     found.most = most;
     found.has_gaps = home.columns != nullptr && cache.grouping.num_full_lanes() == 0;
-    found.parent = cache.store_queue.key_at(home, name_space, below);
+    found.parent = cache.ledger.store_queue.key_at(home, name_space, below);
     return found;
 }
 

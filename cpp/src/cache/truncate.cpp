@@ -60,13 +60,13 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
     }
     require_window(cache, handle, sequence, n);
     StateHold checkpoint = find_checkpoint(cache, handle, sequence, n);
-    if (checkpoint) cache.state_copies.make_room(1, transfers);
+    if (checkpoint) cache.ledger.state_copies.make_room(1, transfers);
     PageRow& row = sequence.pages;
     const auto columns = static_cast<std::int32_t>(ceil_div(n, cache.config.page_size));
     if (columns < row.size()) {
         Replica& home = cache.home_of(sequence);
         RowCut cut(cache, handle, sequence, columns);
-        cache.copy_list.forget(handle, row, columns);
+        cache.ledger.copy_list.forget(handle, row, columns);
         cache.windows.cut(home, handle, row, columns);
         row.drop(home.pool, columns);
         cut.apply(cache, handle, sequence);
@@ -80,7 +80,7 @@ void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers
     if (checkpoint || n == 0) cache.states.set_back(handle, n);
     if (!checkpoint) return;
     const StateMove copy{sequence.replica, checkpoint.slot(), cache.states.of(handle).slot};
-    cache.state_copies.add(copy, {}, handle, transfers);
+    cache.ledger.state_copies.add(copy, {}, handle, transfers);
     checkpoint.end_use();
 }
 

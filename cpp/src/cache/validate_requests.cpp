@@ -138,7 +138,8 @@ void require_transfers(const CacheData& cache, Transfers* transfers) {
                                                    transfers->ticket,
                                                    ", must be empty; finish and clear them first"));
     }
-    const std::size_t listed = cache.copy_list.size() + cache.state_copies.list_size();
+    const std::size_t listed =
+        cache.ledger.copy_list.size() + cache.ledger.state_copies.list_size();
     if (listed > 0) {
         throw std::invalid_argument(
             detail::concat("transfers are given, but ", listed,

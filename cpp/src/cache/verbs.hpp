@@ -20,6 +20,8 @@ void begin_again(CacheData& cache, SequenceHandle handle);
 /// Begins a sequence again that has no transfers under way.
 void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) noexcept;
 void set_priority(CacheData& cache, SequenceHandle handle, const RequestPriority& priority);
+/// Sets the time that priorities and eviction policies go by.
+void advance(CacheData& cache, std::int64_t now) noexcept;
 
 // truncate.cpp. O(pages given back).
 void truncate(CacheData& cache, SequenceHandle handle, std::int64_t n, Transfers* transfers);
@@ -54,17 +56,18 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
 void fork(CacheData& cache, const RequestView& parent, const RequestBatch& children,
           Transfers* transfers);
 
-// forget.cpp. O(cached pages + requests); with a host tier also the match of each prefix in the
-// tier.
+// forget.cpp, and reset.cpp for all pages. O(cached pages + requests); with a host tier also the
+// match of each prefix in the tier.
 [[nodiscard]] std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages,
                                   std::int64_t n);
+/// Requests and transfers bring no forgotten pages of a replica back into the cache.
+void drop_forgotten(CacheData& cache, std::int32_t replica) noexcept;
 [[nodiscard]] bool reset_prefix_cache(CacheData& cache);
+void reset_metrics(CacheData& cache) noexcept;
 
-// reset.cpp
+// finish.cpp
 /// Returns false for a ticket that is not under way.
 [[nodiscard]] bool finish(CacheData& cache, std::uint64_t ticket, bool done);
 void note_late_reads(CacheData& cache, const PageMove* stores, std::int64_t n, std::uint64_t mark);
-void advance(CacheData& cache, std::int64_t now) noexcept;
-void reset_metrics(CacheData& cache) noexcept;
 
 }  // namespace kvcore::verbs

@@ -13,10 +13,12 @@
 namespace kvcore {
 
 /// The longest prefix that a claim can take from the cache: whole pages of the tree and, after
-/// them, either a page whose start is copied or pages of the host tier.
+/// them, either a page whose start is copied or pages of the host tier. The host tier also has
+/// window pages that columns of the tree miss, or the checkpoint at the end. No group reads pages
+/// that are in neither tier.
 struct FoundHit {
     PrefixMatch match;
-    TreePosition below;       // in the host tier, if the hit continues in it
+    TreePosition below;       // in the host tier; no node: no page of the tier is needed
     std::int64_t tokens = 0;  // of the whole hit; 0: not longer than the claim's hit
     // With states: whole pages continued up to this token without a checkpoint; -1: not searched.
     std::int64_t branch = -1;
@@ -28,15 +30,6 @@ struct FoundHit {
     [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
     /// True if only the host tier has the end of the hit.
     [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
-};
-
-/// A prefix whose first columns the device has. The host tier has the columns after them, window
-/// pages that the device's columns miss, or the checkpoint at the end. No group reads pages
-/// that are in neither tier.
-struct TieredHit {
-    TreePosition at;     // on the device
-    TreePosition below;  // in the tier; no node: no page of the tier is needed
-    std::int64_t tokens = 0;
 };
 
 namespace tiered {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "level/page_ref.hpp"
+#include "level/prefix_ref.hpp"
 
 namespace kvcore {
 namespace {
@@ -42,10 +44,29 @@ TreeNode* Level::advance(TreeNode* place, const TokenId* tokens, std::int64_t n)
     return further;
 }
 
-TreeNode* Level::retreat(TreeNode* place, std::int32_t depth) {
-    TreeNode* nearer = hold({place, depth});
-    tree.unpin(place, true);
-    return nearer;
+// All refs are detached before the first ref is attached again: another ref does not count as a
+// holder.
+void Level::detach_refs() noexcept {
+    prefix_refs.for_each([](PrefixRef& ref) { ref.detach(); });
+    page_refs.for_each([](PageRef& ref) { ref.detach(); });
+    page_refs.for_each([](PageRef& ref) { ref.reattach(); });
+    prefix_refs.for_each([](PrefixRef& ref) { ref.reattach(); });
+}
+
+void Level::drop_forgotten_refs() noexcept {
+    prefix_refs.for_each([](PrefixRef& ref) { ref.drop_forgotten(); });
+}
+
+void Level::move_refs_to_tree(BlockId column, TreePosition at) noexcept {
+    page_refs.for_each([&](PageRef& ref) {
+        if (ref.is_reference() && ref.column() == column) ref.move_to_tree(at);
+    });
+}
+
+void Level::move_refs(BlockId from, BlockId to, TreePosition at) noexcept {
+    page_refs.for_each([&](PageRef& ref) {
+        if (ref.is_reference() && ref.column() == from) ref.follow(to, at);
+    });
 }
 
 std::int64_t Level::take(std::int64_t n, BlockId* out) noexcept {
@@ -58,16 +79,12 @@ std::int64_t Level::take(std::int64_t n, BlockId* out) noexcept {
 }
 
 TreeNode* Level::put(TreeNode* place, const TokenId* tokens, const BlockId* ids, std::int32_t n,
-                     std::vector<DuplicatePage>* duplicates, const Retention& retention) {
+                     std::vector<DuplicatePage>& duplicates, const Retention& retention) {
     for (std::int32_t i = 0; i < n; ++i) {
         if (pool.ref_count(ids[i]) == 0) refuse_put(ids[i]);
     }
-    std::vector<DuplicatePage>& found = duplicates != nullptr ? *duplicates : duplicates_;
-    found.clear();
-    TreeNode* end = tree.insert(place, tokens, ids, n, found, retention);
-    if (duplicates == nullptr) {
-        for (const DuplicatePage& duplicate : found) pool.free(ids + duplicate.index, 1);
-    }
+    duplicates.clear();
+    TreeNode* end = tree.insert(place, tokens, ids, n, duplicates, retention);
     if (end == place) return place;
     tree.pin(end);
     tree.unpin(place, false);

@@ -15,10 +15,14 @@
 #include "kvcore/types.hpp"
 #include "layers/residency.hpp"
 #include "level/record_keys.hpp"
+#include "level/ref_list.hpp"
 #include "pages/late_reads.hpp"
 #include "pages/page_owners.hpp"
 
 namespace kvcore {
+
+class PageRef;
+class PrefixRef;
 
 /// Pages that a call is about to take from a level, and columns where there are groups.
 struct PageNeed {
@@ -34,9 +38,10 @@ struct PageNeed {
 /// bundle; otherwise a column is a page.
 ///
 /// A *place* is a node of the tree that its holder has pinned once: the pages on the path to it
-/// stay until `release`.
+/// stay until `release`. A PrefixRef owns a place.
 ///
-/// Owns: the pool, the tree and the parts of the columns.
+/// Owns: the pool, the tree and the parts of the columns. Lists all PageRefs and PrefixRefs on its
+/// pages.
 /// Invariant: a page is free, taken, or in the tree. Searches find only pages in the tree.
 /// Memory: a method that cannot get memory throws std::bad_alloc and changes nothing. The noexcept
 /// methods need no memory, so the pages and places of a failed call can always be given up. Giving
@@ -58,6 +63,8 @@ class Level : public Residency, private ForgottenListener {
     std::unique_ptr<PageOwners> owners;     // nullptr without quotas
     std::unique_ptr<LateReads> late_reads;  // nullptr before the first late read
     std::unique_ptr<RecordKeys> keys;       // nullptr without stores below this level
+    RefList<PageRef> page_refs;
+    RefList<PrefixRef> prefix_refs;
 
     /// Uses LRU unless a policy is given. Throws std::invalid_argument for sizes below 1.
     Level(const Grouping& grouping, const Size& size,
@@ -141,8 +148,21 @@ class Level : public Residency, private ForgottenListener {
     void release(TreeNode* place) noexcept;
     /// Moves a place forward over cached pages that continue it by `tokens` [n].
     [[nodiscard]] TreeNode* advance(TreeNode* place, const TokenId* tokens, std::int64_t n);
-    /// Moves a place back to a depth in pages.
-    [[nodiscard]] TreeNode* retreat(TreeNode* place, std::int32_t depth);
+
+    // ---- refs: what transfers and callers keep beside the requests. O(refs) each
+
+    /// Call this before the tree forgets its unused pages, because a ref does not count as a use.
+    /// Afterwards a ref has a pin only on pages that another pin protects. The other pages leave
+    /// the tree, and the refs that read them keep them by references. Places end.
+    void detach_refs() noexcept;
+    /// Ends the places that the tree has forgotten.
+    void drop_forgotten_refs() noexcept;
+    /// The tree now has a column, as the last column on the path to `at`: refs on the column become
+    /// pins.
+    void move_refs_to_tree(BlockId column, TreePosition at) noexcept;
+    /// Pages moved from one column to another column: the refs on these pages follow them. See
+    /// PageRef::follow.
+    void move_refs(BlockId from, BlockId to, TreePosition at) noexcept;
 
     // ---- take and put
 
@@ -150,11 +170,11 @@ class Level : public Residency, private ForgottenListener {
     /// without a holder. Writes their ids to `out` [n]. Returns the number of taken pages.
     [[nodiscard]] std::int64_t take(std::int64_t n, BlockId* out) noexcept;
     /// Puts taken pages [n] into the tree after a place, with this `retention`, and moves the place
-    /// to their end. Frees pages whose tokens were cached meanwhile; with `duplicates` these pages
-    /// stay taken and are listed in it. Throws InvalidHandleError for a page that is not taken.
+    /// to their end. Pages whose tokens were cached meanwhile stay taken, and `duplicates` lists
+    /// them. Throws InvalidHandleError for a page that is not taken.
     [[nodiscard]] TreeNode* put(TreeNode* place, const TokenId* tokens, const BlockId* ids,
-                                std::int32_t n, std::vector<DuplicatePage>* duplicates = nullptr,
-                                const Retention& retention = {});
+                                std::int32_t n, std::vector<DuplicatePage>& duplicates,
+                                const Retention& retention);
     /// Frees taken pages [n] that were not put into the tree.
     void give_back(const BlockId* ids, std::int64_t n) noexcept { pool.free(ids, n); }
 
@@ -291,7 +311,6 @@ class Level : public Residency, private ForgottenListener {
     std::size_t num_taken_ = 0;       // of set_aside_
     EvictionCounts evicted_;          // pages that the policy chose
     std::int64_t num_evicted_ = 0;
-    std::vector<DuplicatePage> duplicates_;  // scratch
 };
 
 }  // namespace kvcore

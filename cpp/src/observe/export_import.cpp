@@ -33,7 +33,7 @@ ColumnImport::ColumnImport(Replica& home, const ColumnSpan& span, const CachedCo
     offered_.assign(offered, offered + columns_.size());
     if (columns_.empty()) {
         status_ = ImportStatus::kNoRoom;
-        place_.reset();
+        place_.end();
     } else {
         take();
     }
@@ -48,7 +48,7 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
         status_ = ImportStatus::kNoParent;
         if (first_ > 0) return;
         status_ = ImportStatus::kTaken;
-        place_ = TreePin(tree, tree.open_namespace(span.name_space));
+        place_ = PrefixRef(home_, home_.open(span.name_space));
         return;
     }
     const TreePosition at = tree.match(root, span.tokens, std::int64_t{n} * tree.page_size()).at;
@@ -62,7 +62,7 @@ void ColumnImport::find_place(const ColumnSpan& span, std::int32_t n) {
         return;
     }
     num_known_ = at.depth - first_;
-    place_ = TreePin(tree, tree.split(at));
+    place_ = PrefixRef(home_, home_.hold(at));
 }
 
 // Only free pages: cached pages were used since the snapshot was taken.
@@ -173,8 +173,8 @@ std::size_t ColumnImport::count_publishable() const noexcept {
     return end;
 }
 
-bool ColumnImport::publish(PageHolds& holds, bool more) {
-    if (!is_wanted_) return false;
+bool ColumnImport::publish(bool more) {
+    if (!place_) return false;
     const std::size_t n = count_publishable();
     if (n == 0) return true;  // the import ends unpublished
     const auto num_new = static_cast<std::int32_t>(n) - num_known_;
@@ -186,15 +186,15 @@ bool ColumnImport::publish(PageHolds& holds, bool more) {
     const std::ptrdiff_t known_tokens = std::ptrdiff_t{num_known_} * home_.tree.page_size();
     TreeNode* end = home_.tree.insert(place_.node(), tokens_.data() + known_tokens,
                                       own_.data() + num_known_, num_new, arrived.duplicates);
-    settle(arrived, end, holds);
+    settle(arrived, end);
     if (!more) home_.tree.shrink(end);
     return true;
 }
 
 // Cannot fail.
-void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noexcept {
+void ColumnImport::settle(Arrived& arrived, TreeNode* end) noexcept {
     give_back(arrived.cached.size());
-    if (end != place_.node()) place_ = TreePin(home_.tree, end);
+    if (end != place_.node()) place_ = PrefixRef(home_, {end, PrefixTree::depth_of(end)});
     const auto n = static_cast<std::int32_t>(columns_.size());
     home_.tree.copy_pages({end, first_ + n}, first_, arrived.cached.data());
     for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -204,7 +204,7 @@ void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noe
             continue;
         }
         home_.cache(own_[i]);
-        if (is_held(i)) entrust_to_tree(i, end, holds);
+        if (is_held(i)) entrust_to_tree(i, end);
     }
     leave_windows(arrived, end);
     if (home_.states != nullptr) hand_over_states(arrived, end);
@@ -218,13 +218,13 @@ void ColumnImport::settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noe
 
 // Turns a hold on a page that the tree has now into a pin. Splits the run after the page, so that
 // the pin protects no later page. Without memory for the split, the pin protects the whole run.
-void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& holds) noexcept {
+void ColumnImport::entrust_to_tree(std::size_t i, TreeNode* end) noexcept {
     TreePosition at = PrefixTree::position(end, first_ + static_cast<std::int32_t>(i) + 1);
     try {
         at.node = home_.tree.split(at);
     } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): `at` is the whole run
     }
-    holds.move_to_tree(home_, own_[i], at);
+    home_.move_refs_to_tree(own_[i], at);
 }
 
 // Moves the pages that the tree's column lacks into it, unless a caller holds them. The import
@@ -319,15 +319,15 @@ ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
         states_.emplace_back(*home.states, columns_.back().state);
     }
     for (const BlockId column : ids_) home.enter(column);
-    path_ = PathHold(home, at.node, at.depth);
+    path_ = PrefixRef(home, at, PrefixRef::Pages::of(ids_));
     home.note_peak();
 }
 
 ColumnExport::~ColumnExport() {
     // If the tree no longer has the columns, no page of them is kept.
-    const TreePosition end{path_.node(), path_.depth()};
+    const TreePosition end = path_.at();
     for (const BlockId column : ids_) home_.leave(column, end);
-    path_.end(false);
+    path_.end();
 }
 
 CachedColumn ColumnExport::describe(BlockId column) const noexcept {

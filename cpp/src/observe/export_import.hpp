@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "kvcore/cached_columns.hpp"
-#include "level/page_hold.hpp"
-#include "level/page_holds.hpp"
+#include "level/prefix_ref.hpp"
 #include "level/replica.hpp"
 #include "support/make_room.hpp"
-#include "tree/tree_pin.hpp"
 
 namespace kvcore {
 
@@ -33,15 +31,7 @@ class ColumnExport {
     [[nodiscard]] const std::vector<CachedColumn>& columns() const noexcept { return columns_; }
     [[nodiscard]] const std::vector<BlockId>& pages() const noexcept { return pages_; }
     /// The last columns of ids(), which the tree no longer has.
-    [[nodiscard]] PathHold::Pages references() const noexcept { return path_.references(); }
-
-    /// See PathHold.
-    void detach_from_tree() noexcept {
-        path_.detach_from_tree(ids_.data(), static_cast<std::int64_t>(ids_.size()));
-    }
-    void reattach() noexcept {
-        path_.reattach(ids_.data(), static_cast<std::int64_t>(ids_.size()));
-    }
+    [[nodiscard]] PrefixRef::Pages references() const noexcept { return path_.references(); }
 
    private:
     [[nodiscard]] CachedColumn describe(BlockId column) const noexcept;
@@ -51,7 +41,7 @@ class ColumnExport {
     std::vector<CachedColumn> columns_;
     std::vector<BlockId> pages_;
     std::vector<StateHold> states_;
-    PathHold path_;
+    PrefixRef path_;
 };
 
 /// Columns that are brought into the tree: see CacheImport.
@@ -61,7 +51,8 @@ class ColumnExport {
 /// a tier.
 ///
 /// Owns: a reference to each of its own columns, whose windows it reads; slots; until it is
-/// published or forgotten, a pin on the prefix before its columns.
+/// published, a place at the end of the prefix before its columns. The import is cancelled if that
+/// prefix is forgotten, or the caches are reset.
 /// Threads: no locks of its own; CacheManager locks around it. Cost: O(columns).
 class ColumnImport {
    public:
@@ -81,21 +72,12 @@ class ColumnImport {
     /// Its own column for each column; -1 if it needs no own column.
     [[nodiscard]] const std::vector<BlockId>& own() const noexcept { return own_; }
 
-    /// Makes the columns findable; `more`: their run will grow. `holds`: holds on published pages
-    /// become pins in the tree. If another request cached the column of a held page meanwhile, the
-    /// page stays with its hold. With quotas, if another request cached columns meanwhile, columns
+    /// Makes the columns findable; `more`: their run will grow. PageRefs on published pages become
+    /// pins in the tree. If another request cached the column of a held page meanwhile, the page
+    /// stays with its PageRef. With quotas, if another request cached columns meanwhile, columns
     /// from the first held column on are given back. Returns false if the caches were reset since.
     /// Changes nothing if it throws std::bad_alloc.
-    [[nodiscard]] bool publish(PageHolds& holds, bool more);
-    /// Returns true if the prefix before its columns was forgotten.
-    [[nodiscard]] bool is_cut_off() const noexcept {
-        return place_ && PrefixTree::is_forgotten(place_.node());
-    }
-    /// Cancels the import: `publish` returns false.
-    void forget() noexcept {
-        place_.reset();
-        is_wanted_ = false;
-    }
+    [[nodiscard]] bool publish(bool more);
 
    private:
     struct Budget {
@@ -119,8 +101,8 @@ class ColumnImport {
         return own_[i] >= 0 && home_.pool.ref_count(own_[i]) > 1;
     }
     [[nodiscard]] std::size_t count_publishable() const noexcept;
-    void settle(Arrived& arrived, TreeNode* end, PageHolds& holds) noexcept;
-    void entrust_to_tree(std::size_t i, TreeNode* end, PageHolds& holds) noexcept;
+    void settle(Arrived& arrived, TreeNode* end) noexcept;
+    void entrust_to_tree(std::size_t i, TreeNode* end) noexcept;
     void merge(std::size_t i, Arrived& arrived) noexcept;
     void leave_windows(const Arrived& arrived, TreeNode* end) noexcept;
     void leave_column(std::size_t i, const Arrived& arrived) noexcept;
@@ -129,10 +111,9 @@ class ColumnImport {
 
     Replica& home_;
     ImportStatus status_ = ImportStatus::kTaken;
-    bool is_wanted_ = true;
     std::int32_t first_;
     std::int32_t num_known_ = 0;  // columns that the tree had at the start
-    TreePin place_;               // the end of these columns
+    PrefixRef place_;             // the end of these columns; empty: cancelled
     std::vector<TokenId> tokens_;
     std::vector<CachedColumn> columns_;
     std::vector<CachedColumn> offered_;  // the same, as offered
@@ -161,22 +142,7 @@ class CacheCopies {
     void remove(const ColumnExport& one) noexcept { erase(exports_, &one); }
     void remove(const ColumnImport& one) noexcept { erase(imports_, &one); }
 
-    /// Cancels the imports that continue forgotten columns.
-    void drop_forgotten() noexcept {
-        for (ColumnImport* each : imports_) {
-            if (each->is_cut_off()) each->forget();
-        }
-    }
-    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
-    /// PathHold. Imports are cancelled: their columns would come back otherwise.
-    void detach_from_tree() noexcept {
-        ++num_resets_;
-        for (ColumnExport* each : exports_) each->detach_from_tree();
-        for (ColumnImport* each : imports_) each->forget();
-    }
-    void reattach() noexcept {
-        for (ColumnExport* each : exports_) each->reattach();
-    }
+    void note_reset() noexcept { ++num_resets_; }
 
    private:
     template <class T>

@@ -32,7 +32,6 @@ void SequenceTable::release(SequenceHandle handle) noexcept {
     Sequence fresh;
     if (sequence.generation == kLastGeneration) {
         fresh.generation = kLastGeneration;
-        ++num_retired_;
     } else {
         fresh.generation = sequence.generation + 1;
         fresh.pages.take_memory(sequence.pages);  // reused by the next sequence of the entry

@@ -97,10 +97,6 @@ class SequenceTable {
     }
     [[nodiscard]] const Sequence& at(SequenceHandle handle) const { return live().at(handle); }
 
-    /// The number of claimed sequences.
-    [[nodiscard]] std::int64_t size() const noexcept {
-        return static_cast<std::int64_t>(entries_.size() - free_.size() - num_retired_);
-    }
     /// The entries by index; free entries have replica < 0.
     [[nodiscard]] const std::vector<Sequence>& entries() const noexcept { return entries_; }
 
@@ -109,7 +105,6 @@ class SequenceTable {
 
     std::vector<Sequence> entries_;
     std::vector<std::uint32_t> free_;
-    std::size_t num_retired_ = 0;
 };
 
 }  // namespace kvcore

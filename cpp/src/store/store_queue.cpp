@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
+#include "support/end_ticket.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -22,14 +23,14 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
     TreeNode* node = PrefixTree::position(end.node, end.depth).node;
     if (!waiting_.empty()) {
         Waiting& last = waiting_.back();
-        if (last.replica == replica && last.end.node() == node && last.depth == end.depth) {
+        if (last.replica == replica && last.end.node() == node && last.end.depth() == end.depth) {
             num_waiting_ += std::max(0, last.first - first);
             last.first = std::min(last.first, first);
             return;
         }
     }
     try {
-        waiting_.push_back({replica, first, end.depth, PathHold(*home.host, node, end.depth)});
+        waiting_.push_back({replica, first, PrefixRef(*home.host, {node, end.depth})});
         num_waiting_ += end.depth - first;
     } catch (const std::bad_alloc&) {
         num_dropped_ += end.depth - first;
@@ -74,13 +75,13 @@ StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth
     Replica& home = home_of(waiting.replica);
     Level& host = *home.host;
     TreeNode* node = waiting.end.node();
-    if (depth < waiting.depth) node = host.tree.split({node, depth});
+    if (depth < waiting.end.depth()) node = host.tree.split({node, depth});
     ensure_keys(home, {node, depth});
     Taken taken{ticket, waiting.replica, {}, {}, {}};
     taken.records.resize(static_cast<std::size_t>(depth - waiting.first));
     host.tree.copy_pages({node, depth}, waiting.first, taken.records.data());
     if (host.states != nullptr) taken.states.reserve(taken.records.size());
-    taken.source = PathHold(host, node, depth);
+    taken.source = PrefixRef(host, {node, depth}, PrefixRef::Pages::of(taken.records));
     return taken;
 }
 
@@ -110,8 +111,7 @@ bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) 
     const auto parts_of_one = static_cast<std::size_t>(grouping_.num_lanes()) + 1;
     while (most > 0 && !waiting_.empty() && waiting_.front().replica == replica) {
         Waiting& next = waiting_.front();
-        const auto n =
-            static_cast<std::int32_t>(std::min<std::int64_t>(most, next.depth - next.first));
+        const auto n = static_cast<std::int32_t>(std::min<std::int64_t>(most, next.size()));
         try {
             make_room(out.keys, static_cast<std::size_t>(n));
             make_room(out.ends, static_cast<std::size_t>(n));
@@ -127,63 +127,37 @@ bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) 
         out.replica = replica;
         most -= n;
         next.first += n;
-        if (next.first == next.depth) waiting_.pop_front();
+        if (next.size() == 0) waiting_.pop_front();
     }
     return true;
 }
 
 void StoreQueue::end(Taken& taken) noexcept {
     Level& host = *home_of(taken.replica).host;
-    host.begin_leaving({taken.source.node(), taken.source.depth()});
+    host.begin_leaving(taken.source.at());
     for (const BlockId record : taken.records) {
         host.leave_now(record, ColumnPages::Departure::kUnused);
     }
     taken.states.clear();
-    taken.source.end(false);
+    taken.source.end();
     num_waiting_ -= static_cast<std::int64_t>(taken.records.size());
 }
 
 bool StoreQueue::finish(std::uint64_t ticket) noexcept {
-    bool is_known = false;
-    for (Taken& each : taken_) {
-        if (each.ticket != ticket || ticket == 0) continue;
-        is_known = true;
+    return end_ticket(taken_, ticket, [this](Taken& each) {
         end(each);
-        each.ticket = 0;
-    }
-    const auto is_over = [](const Taken& each) { return each.ticket == 0; };
-    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), is_over), taken_.end());
-    return is_known;
+        return true;
+    });
 }
 
 void StoreQueue::drop_forgotten() noexcept {
     const auto drop = [this](const Waiting& each) {
-        const bool is_gone = each.end.is_forgotten();
-        if (is_gone) {
-            num_waiting_ -= each.depth - each.first;
-            num_dropped_ += each.depth - each.first;
-        }
-        return is_gone;
+        if (each.end) return false;
+        num_waiting_ -= each.size();
+        num_dropped_ += each.size();
+        return true;
     };
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), drop), waiting_.end());
-}
-
-void StoreQueue::detach_from_tree() noexcept {
-    for (const Waiting& each : waiting_) {
-        num_waiting_ -= each.depth - each.first;
-        num_dropped_ += each.depth - each.first;
-    }
-    waiting_.clear();
-    for (Taken& each : taken_) {
-        each.source.detach_from_tree(each.records.data(),
-                                     static_cast<std::int64_t>(each.records.size()));
-    }
-}
-
-void StoreQueue::reattach() noexcept {
-    for (Taken& each : taken_) {
-        each.source.reattach(each.records.data(), static_cast<std::int64_t>(each.records.size()));
-    }
 }
 
 }  // namespace kvcore

@@ -10,7 +10,7 @@
 #include "keys/path_keys.hpp"
 #include "kvcore/cache_config.hpp"
 #include "kvcore/store_moves.hpp"
-#include "level/page_hold.hpp"
+#include "level/prefix_ref.hpp"
 #include "level/replica.hpp"
 
 namespace kvcore {
@@ -48,12 +48,8 @@ class StoreQueue {
     [[nodiscard]] PageKey key_at(Replica& home, std::string_view name_space, TreePosition at) const;
     [[nodiscard]] const PathKeys& paths() const noexcept { return paths_; }
 
-    /// Drops waiting records that the tier has forgotten.
+    /// Drops waiting records whose places ended because the tier has forgotten them.
     void drop_forgotten() noexcept;
-    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
-    /// PageHold. Waiting records are dropped.
-    void detach_from_tree() noexcept;
-    void reattach() noexcept;
 
     /// For integrity checks of the tier: the first calls visit(record) for each record of a replica
     /// that is held by a reference, the second for each record whose windows are read.
@@ -61,7 +57,7 @@ class StoreQueue {
     void for_each_reference(std::int32_t replica, const Visit& visit) const {
         for (const Taken& each : taken_) {
             if (each.replica != replica) continue;
-            const PathHold::Pages held = each.source.references();
+            const PrefixRef::Pages held = each.source.references();
             std::for_each(held.ids, held.ids + held.n, visit);
         }
     }
@@ -77,14 +73,15 @@ class StoreQueue {
     struct Waiting {
         std::int32_t replica;
         std::int32_t first;
-        std::int32_t depth;
-        PathHold end;
+        PrefixRef end;
+
+        [[nodiscard]] std::int32_t size() const noexcept { return end.depth() - first; }
     };
     struct Taken {
         std::uint64_t ticket;
         std::int32_t replica;
         std::vector<BlockId> records;
-        PathHold source;
+        PrefixRef source;
         std::vector<StateHold> states;
     };
 

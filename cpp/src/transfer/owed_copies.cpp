@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/owed_copies.hpp"
 
+#include "support/end_ticket.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -10,7 +11,7 @@ Leavers OwedCopies::leavers_of_call(std::int32_t replica, BlockId page) const no
     for (std::size_t i = call_begin_; i < copies_.size(); ++i) {
         const Copy& each = copies_[i];
         const bool is_its = each.copy.replica == replica && each.source.is_reference() &&
-                            each.source.page() == page;
+                            each.source.column() == page;
         if (is_its) leavers.add(each.copy.num_tokens);
     }
     return leavers;
@@ -22,22 +23,15 @@ void OwedCopies::make_room(Transfers& transfers, std::size_t n) {
 }
 
 bool OwedCopies::finish(std::uint64_t ticket, bool done) noexcept {
-    bool is_known = false;
-    for (Copy& copy : copies_) {
-        if (copy.ticket != ticket || ticket == 0) continue;
-        is_known = true;
-        copy.ticket = 0;
+    return end_ticket(copies_, ticket, [&](Copy& copy) {
         Sequence* sequence = sequences_.find(copy.copy.sequence);
         if (sequence != nullptr && !done) {
             spare_source(copy.copy, *sequence);
-            continue;
+            return false;
         }
         if (sequence != nullptr) --sequence->num_pending;
-        copy.copy.replica = -1;
-    }
-    const auto is_over = [](const Copy& copy) { return copy.copy.replica < 0; };
-    copies_.erase(std::remove_if(copies_.begin(), copies_.end(), is_over), copies_.end());
-    return is_known;
+        return true;
+    });
 }
 
 // Protects the source of an owed copy in every sequence that holds it: the sequence must not
@@ -70,10 +64,14 @@ void OwedCopies::drop_owed(SequenceHandle handle) noexcept {
     copies_.erase(std::remove_if(copies_.begin(), copies_.end(), is_owed), copies_.end());
 }
 
-bool OwedCopies::is_under_way(SequenceHandle handle) const noexcept {
-    return std::any_of(copies_.begin(), copies_.end(), [handle](const Copy& copy) {
-        return copy.ticket != 0 && copy.copy.sequence == handle;
-    });
+void OwedCopies::drop_forgotten() noexcept {
+    for (const Copy& copy : copies_) {
+        const TreePosition at = copy.source.at();
+        Sequence* sequence = sequences_.find(copy.copy.sequence);
+        if (at.node == nullptr || sequence == nullptr) continue;
+        if (!PrefixTree::is_forgotten(PrefixTree::position(at.node, at.depth).node)) continue;
+        sequence->pages.limit_commits(sequence->pages.find(copy.destination.column()));
+    }
 }
 
 void OwedCopies::protect_read_pages(Sequence& sequence, std::int64_t start,
@@ -88,23 +86,6 @@ void OwedCopies::protect_read_pages(Sequence& sequence, std::int64_t start,
             if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);
         }
     }
-}
-
-void OwedCopies::move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept {
-    for (Copy& copy : copies_) {
-        PageHold& source = copy.source;
-        const bool is_it =
-            copy.copy.replica == replica && source.is_reference() && source.page() == page;
-        if (is_it) source.move_to_tree(at);
-    }
-}
-
-void OwedCopies::detach_from_tree() noexcept {
-    for (Copy& copy : copies_) copy.source.detach_from_tree();
-}
-
-void OwedCopies::reattach() noexcept {
-    for (Copy& copy : copies_) copy.source.reattach();
 }
 
 }  // namespace kvcore

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "level/page_hold.hpp"
+#include "level/page_ref.hpp"
 #include "request/sequence_table.hpp"
 #include "transfer/column_moves.hpp"
 #include "transfer/tickets.hpp"
@@ -38,8 +38,8 @@ class OwedCopies {
    public:
     struct Copy {
         PageMove copy;
-        PageHold source;
-        PageHold destination;
+        PageRef source;
+        PageRef destination;
         std::uint64_t ticket = 0;  // 0: owed
         std::thread::id owner;     // the thread that makes the copy
     };
@@ -73,7 +73,7 @@ class OwedCopies {
     /// Reserves memory so that `n` calls of `add` cannot fail. Throws std::bad_alloc.
     void make_room(Transfers& transfers, std::size_t n);
     /// Gives out a copy that the caller makes at once. The caller has called `make_room`.
-    void add(const PageMove& copy, PageHold source, PageHold destination,
+    void add(const PageMove& copy, PageRef source, PageRef destination,
              Transfers& transfers) noexcept {
         copies_.push_back({copy, std::move(source), std::move(destination), 0, {}});
         give_out(copies_.back(), transfers);
@@ -86,20 +86,14 @@ class OwedCopies {
     /// A sequence is released: forgets the copies that are owed to it. Its copies in flight end
     /// without it.
     void drop_owed(SequenceHandle handle) noexcept;
-    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
+    /// A sequence that waits for a copy of a forgotten page commits no page from the copy on.
+    void drop_forgotten() noexcept;
 
     /// Makes the pages of a sequence read-only, from token `start` on, that copies for forks still
     /// read. The sequence continues from `start`, and must not overwrite tokens that a copy in
     /// flight or an owed copy reads.
     void protect_read_pages(Sequence& sequence, std::int64_t start,
                             std::int32_t page_size) const noexcept;
-    /// Turns the references to a page into pins: the page is in the tree from now on, as the last
-    /// page on the path to `at`.
-    void move_to_tree(std::int32_t replica, BlockId page, TreePosition at) noexcept;
-    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
-    /// PageHold.
-    void detach_from_tree() noexcept;
-    void reattach() noexcept;
 
    private:
     static constexpr std::size_t kNoCall = static_cast<std::size_t>(-1);

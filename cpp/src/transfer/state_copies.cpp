@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "support/end_ticket.hpp"
 #include "support/make_room.hpp"
 
 namespace kvcore {
@@ -49,39 +50,28 @@ void StateCopies::give_out(Copy& copy, Transfers& transfers) noexcept {
     transfers.state_copies.push_back(copy.move);  // there is room
 }
 
-void StateCopies::remove(std::size_t index) noexcept {
-    const Copy gone = std::move(copies_[index]);
-    copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(index));
-    for (const SequenceHandle handle : {gone.from, gone.into}) {
+void StateCopies::leave_sequences(Copy& copy) noexcept {
+    const SequenceHandle from = std::exchange(copy.from, {});
+    const SequenceHandle into = std::exchange(copy.into, {});
+    for (const SequenceHandle handle : {from, into}) {
         Sequence* sequence = sequences_.find(handle);
         if (sequence != nullptr && !is_named(handle)) --sequence->num_pending;
     }
 }
 
 bool StateCopies::finish(std::uint64_t ticket, bool done) noexcept {
-    bool is_known = false;
-    for (std::size_t i = 0; i < copies_.size();) {
-        Copy& copy = copies_[i];
-        if (copy.ticket != ticket || ticket == 0) {
-            ++i;
-            continue;
-        }
-        is_known = true;
+    return end_ticket(copies_, ticket, [&](Copy& copy) {
         const bool is_owed = !done && sequences_.find(copy.into) != nullptr;
-        if (is_owed) {
-            copy.ticket = 0;
-            ++i;
-            continue;
-        }
+        if (is_owed) return false;
         // The checkpoint may have been dropped with its column meanwhile.
         RecurrentSlots& states = this->states(copy.move.replica);
         const RecurrentSlots::Slot slot = copy.move.destination;
         if (copy.into.generation == 0 && states.is_checkpoint(slot)) {
             done ? states.make_ready(slot) : states.drop(slot);
         }
-        remove(i);
-    }
-    return is_known;
+        leave_sequences(copy);
+        return true;
+    });
 }
 
 void StateCopies::make_room_to_take(SequenceHandle handle, Transfers& transfers) const {
@@ -102,22 +92,14 @@ bool StateCopies::take_owed(SequenceHandle handle, Transfers& transfers) noexcep
 }
 
 void StateCopies::drop_owed(SequenceHandle handle) noexcept {
-    for (std::size_t i = 0; i < copies_.size();) {
-        Copy& copy = copies_[i];
-        const bool is_owed = copy.ticket == 0;
-        if (is_owed && copy.from == handle) copy.from = {};
-        if (is_owed && copy.into == handle) {
-            remove(i);
-        } else {
-            ++i;
-        }
+    for (Copy& copy : copies_) {
+        if (copy.ticket != 0) continue;
+        if (copy.from == handle) copy.from = {};
+        if (copy.into != handle) continue;
+        leave_sequences(copy);
+        copy.ticket = kEnded;
     }
-}
-
-bool StateCopies::is_under_way(SequenceHandle handle) const noexcept {
-    return std::any_of(copies_.begin(), copies_.end(), [handle](const Copy& copy) {
-        return copy.ticket != 0 && names(copy, handle);
-    });
+    remove_ended(copies_);
 }
 
 // The next copy on the list that reads or writes the destination of copy `index`; nullptr if no

@@ -68,7 +68,6 @@ class StateCopies {
     /// A sequence is released: forgets the owed copies into its slot. Its copies in flight end
     /// without it. Owed copies out of its slot stay, and keep their hold on the slot.
     void drop_owed(SequenceHandle handle) noexcept;
-    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     [[nodiscard]] std::size_t list_size() const noexcept { return list_.size(); }
     /// Returns the copies on the list and empties it. Leaves out a copy to a slot of a released
@@ -86,7 +85,7 @@ class StateCopies {
     [[nodiscard]] RecurrentSlots& states(std::int32_t replica) const noexcept;
     [[nodiscard]] bool is_named(SequenceHandle handle) const noexcept;
     void give_out(Copy& copy, Transfers& transfers) noexcept;
-    void remove(std::size_t index) noexcept;
+    void leave_sequences(Copy& copy) noexcept;
     [[nodiscard]] const Listed* next_use(std::size_t index) const noexcept;
     void prune() noexcept;
 

@@ -10,9 +10,7 @@
 #include "layers/column_pages.hpp"
 #include "layers/grouping.hpp"
 #include "level/hit.hpp"
-#include "level/page_hold.hpp"
-#include "level/store_place.hpp"
-#include "level/window_hold.hpp"
+#include "level/prefix_ref.hpp"
 
 namespace kvcore {
 
@@ -32,14 +30,13 @@ struct TierFlight {
     std::vector<BlockId> host_pages;  // loads: pages of `source`; stores: taken from the tier
     std::vector<BlockId>
         device_pages;            // loads: with a reference to each; stores: pages of `source`
-    PathHold source;             // the pages to read: of the tier (loads) or the tree (stores)
+    PrefixRef source;            // the pages to read: of the tier (loads) or the tree (stores)
     std::int64_t num_pages = 0;  // to copy
     // Only for stores:
-    StorePlace place;             // in the tier: the stored pages continue it
+    PrefixRef place;              // in the tier: the stored pages continue it; empty: cancelled
     std::int32_t ahead = 0;       // pages after `place` that earlier flights store
     std::vector<TokenId> tokens;  // of these pages and of the copied pages
     std::uint32_t number = 0;     // no other flight has the same number
-    bool is_wanted = true;        // false: forgotten meanwhile
     bool goes_below = true;       // written to the lower stores, if there are any
     // Only for stores of pages that are about to be evicted, which have no sequence: the number of
     // pages that were available until the store took them. 0 for other flights.
@@ -63,22 +60,17 @@ struct TierFlight {
     StateHold stored_state;        // the slot in the tier
     std::int32_t state_depth = 0;  // stores: depth of the checkpoint's record
 
-    /// The pages of `source`.
-    [[nodiscard]] const std::vector<BlockId>& read_pages() const noexcept {
-        return is_load ? host_pages : device_pages;
-    }
     /// Returns true if the flight stores pages that are evicted next, to make room.
     [[nodiscard]] bool is_spill() const noexcept { return held_back > 0; }
     /// Returns true if the sequence must not run before the flight is over.
     [[nodiscard]] bool holds_up() const noexcept { return is_load || state; }
 };
 
-/// Columns that are read from the lower stores into the host tier: a flight without a sequence.
-struct StoreFill {
-    TierFlight flight;
+/// Columns that are read from the lower stores into the host tier: a flight without a sequence. Its
+/// place keeps the windows that the hit also reads and the tier has.
+struct StoreFill : TierFlight {
     std::vector<ColumnParts> items;  // the parts to read, in column order
     std::vector<PageKey> keys;       // of the items
-    WindowHold windows;              // windows that the hit also reads and the tier has
 };
 
 }  // namespace kvcore

@@ -16,15 +16,13 @@ namespace kvcore {
 
 TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
                          const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                         SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
-                         StoreQueue& queue)
+                         SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue)
     : page_size_(config.page_size),
       grouping_(grouping),
       replicas_(replicas),
       tickets_(tickets),
       sequences_(sequences),
       windows_(windows),
-      holds_(holds),
       queue_(queue),
       rules_(config, replicas[0]->pool.end_id()),
       tells_hits_(config.host_eviction.order != EvictionOrder::kLru) {
@@ -34,7 +32,7 @@ TierFlights::TierFlights(const CacheConfig& config, const Grouping& grouping,
 }
 
 std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std::int32_t replica,
-                                                      const TieredHit& hit, bool has_state,
+                                                      const FoundHit& hit, bool has_state,
                                                       Transfers& transfers) {
     Replica& home = home_of(replica);
     Level& host = *home.host;
@@ -42,11 +40,10 @@ std::unique_ptr<TierFlight> TierFlights::prepare_load(SequenceHandle handle, std
     flight->replica = replica;
     flight->sequence = handle;
     flight->is_load = true;
-    flight->first = hit.at.depth;
+    flight->first = hit.match.at.depth;
     const TreePosition below{host.tree.split(hit.below), hit.below.depth};
-    flight->source = PathHold(host, below.node, below.depth);
-    const TieredHit found{hit.at, below, hit.tokens};
-    choose_load(home, found, *flight);
+    choose_load(home, hit, below, *flight);
+    flight->source = PrefixRef(host, below, PrefixRef::Pages::of(flight->host_pages));
     make_room(transfers.tier_moves, static_cast<std::size_t>(flight->num_pages));
     make_room(flights_, 1);
     if (has_state) flight->stored_state = home.hold_stored_state(below);
@@ -116,6 +113,7 @@ void TierFlights::find_place(Standing& standing, const Path& path) const {
     found.place = {host, host.open(PrefixTree::name_of(path.at.node))};
     advance(found, path, path.at.depth);
     standing.place = std::move(found.place);
+    standing.examined = 0;
 }
 
 // Gives the stored pages the retention that they have on the device.
@@ -166,8 +164,7 @@ void TierFlights::choose_stores(const Standing& standing, const Path& path, std:
 void TierFlights::owe_stores(SequenceHandle handle, const Sequence& sequence,
                              Transfers& transfers) {
     if (sequence.pages.holds_forgotten()) return;
-    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
-    Standing& standing = standings_[handle.index];
+    Standing& standing = standing_of(handle);
     if (standing.storing != 0) return;
     standing.is_due = false;
     const Path path = path_of(handle, sequence);
@@ -196,12 +193,13 @@ void TierFlights::store_pages(const Path& path, Standing& standing, Transfers& t
     flight.first = stored + flight.ahead;
     flight.num_new = static_cast<std::int32_t>(flight.device_pages.size());
     flight.num_pages = flight.num_new;
-    flight.source = PathHold(home, path.at.node, flight.first + flight.num_new);
+    flight.source = PrefixRef(home, {path.at.node, flight.first + flight.num_new},
+                              PrefixRef::Pages::of(flight.device_pages));
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
 }
 
-void TierFlights::give_out_store(TierFlight flight, Transfers& transfers) noexcept {
+void TierFlights::give_out_store(TierFlight&& flight, Transfers& transfers) noexcept {
     flight.ticket = tickets_.of(transfers);
     flight.owner = std::this_thread::get_id();
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
@@ -236,87 +234,44 @@ void TierFlights::hand_back_place(TierFlight& flight, bool done) noexcept {
         standing->storing = 0;
         standing->place = std::move(flight.place);
     } else {
-        flight.place.reset();
+        flight.place.release();
     }
 }
 
-bool TierFlights::is_under_way(SequenceHandle handle) const noexcept {
-    return std::any_of(flights_.begin(), flights_.end(), [handle](const TierFlight& flight) {
-        return flight.holds_up() && flight.sequence == handle;
-    });
-}
-
-StorePlace TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
-                                 std::int32_t columns) const {
+PrefixRef TierFlights::find_cut(SequenceHandle handle, std::int32_t replica,
+                                std::int32_t columns) const {
     const Standing* standing = find(handle);
     if (standing == nullptr || !standing->place || standing->place.depth() <= columns) return {};
     Level& host = *home_of(replica).host;
     return {host, host.hold({standing->place.node(), columns})};
 }
 
-void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept {
+void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, PrefixRef cut) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     standing->storing = 0;
     standing->examined = std::min(standing->examined, columns);
-    if (cut) standing->place = std::move(cut);
+    if (!cut) return;
+    standing->place.release();
+    standing->place = std::move(cut);
 }
 
 void TierFlights::forget(SequenceHandle handle) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;
     if (standing->place) keep_end(home_of(sequences_.find(handle)->replica), standing->place);
+    standing->place.release();
     *standing = {};
 }
 
-void TierFlights::drop_forgotten(std::int32_t replica) noexcept {
-    const auto is_gone = [](const StorePlace& place) {
-        return place && PrefixTree::is_forgotten(place.node());
-    };
+void TierFlights::drop_forgotten() noexcept {
     for (TierFlight& flight : flights_) {
-        if (flight.replica != replica) continue;
-        if (flight.is_load) {
-            Sequence* sequence = sequences_.find(flight.sequence);
-            if (sequence != nullptr && flight.source.is_forgotten()) {
-                sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
-            }
-        } else if (flight.source.is_forgotten() || is_gone(flight.place)) {
-            flight.is_wanted = false;
-            flight.place.reset();
+        if (!flight.source.is_forgotten()) continue;
+        if (!flight.is_load) {
+            flight.place.end();
+        } else if (Sequence* sequence = sequences_.find(flight.sequence)) {
+            sequence->pages.limit_commits(PrefixTree::findable_depth(flight.source.node()));
         }
-    }
-    for (StoreFill& fill : fills_) {
-        if (fill.flight.replica != replica || !is_gone(fill.flight.place)) continue;
-        fill.flight.is_wanted = false;
-        fill.windows.reset();
-        fill.flight.place.reset();
-    }
-    for (Standing& standing : standings_) {
-        if (!is_gone(standing.place)) continue;
-        standing.place.reset();
-        standing.examined = 0;
-    }
-}
-
-void TierFlights::detach_from_tree() noexcept {
-    for (TierFlight& flight : flights_) {
-        const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.detach_from_tree(pages.data(), static_cast<std::int64_t>(pages.size()));
-        if (flight.is_load || owner_of(flight) != nullptr) continue;
-        flight.is_wanted = false;
-        flight.place.reset();
-    }
-    for (StoreFill& fill : fills_) {
-        fill.flight.is_wanted = false;
-        fill.windows.reset();
-        fill.flight.place.reset();
-    }
-}
-
-void TierFlights::reattach() noexcept {
-    for (TierFlight& flight : flights_) {
-        const std::vector<BlockId>& pages = flight.read_pages();
-        flight.source.reattach(pages.data(), static_cast<std::int64_t>(pages.size()));
     }
 }
 
@@ -325,23 +280,24 @@ void TierFlights::reattach() noexcept {
 // The columns after the tree's part of the hit are the request's own. Window pages that the tree's
 // columns lack cannot be placed there before their bytes arrive, because other requests would read
 // them: patches bring these pages.
-void TierFlights::choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const {
+void TierFlights::choose_load(const Replica& home, const FoundHit& hit, TreePosition below,
+                              TierFlight& flight) const {
     const auto end = static_cast<std::int32_t>(hit.tokens / page_size_);
-    std::int32_t lowest = std::min(hit.at.depth, hit.below.depth);
-    tiered::for_each_patch(home, hit.at, hit.tokens, [&](const Patch& patch) {
+    std::int32_t lowest = std::min(hit.match.at.depth, below.depth);
+    tiered::for_each_patch(home, hit.match.at, hit.tokens, [&](const Patch& patch) {
         flight.patches.push_back(patch);
         flight.num_pages += tiered::count_pages(grouping_, patch.windows);
         lowest = std::min(lowest, patch.index);
     });
-    const std::int32_t num_own = end - hit.at.depth;
+    const std::int32_t num_own = end - hit.match.at.depth;
     flight.num_pages += std::int64_t{num_own} * grouping_.num_full_lanes();
     for (const Grouping::Window& window : grouping_.windows()) {
         const std::int32_t first = grouping_.first_column(window, hit.tokens);
         flight.num_pages +=
-            std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.at.depth));
+            std::int64_t{window.num_lanes} * std::max(0, end - std::max(first, hit.match.at.depth));
     }
-    flight.host_pages.resize(static_cast<std::size_t>(hit.below.depth - lowest));
-    home.host->tree.copy_pages(hit.below, lowest, flight.host_pages.data());
+    flight.host_pages.resize(static_cast<std::size_t>(below.depth - lowest));
+    home.host->tree.copy_pages(below, lowest, flight.host_pages.data());
     flight.device_pages.reserve(static_cast<std::size_t>(num_own) + flight.patches.size());
 }
 
@@ -378,7 +334,7 @@ void TierFlights::count_column(const Replica& home, BlockId column, BlockId reco
 // Ends the read of the records, which counts as a use.
 void TierFlights::leave_records(const TierFlight& flight) const noexcept {
     Level& host = *home_of(flight.replica).host;
-    host.begin_leaving({flight.source.node(), flight.source.depth()});
+    host.begin_leaving(flight.source.at());
     for (const BlockId record : flight.host_pages) {
         host.leave_now(record, ColumnPages::Departure::kKept);
     }
@@ -399,7 +355,7 @@ void TierFlights::finish_column_load(const TierFlight& flight,
         // could break quotas.
         if (home.owners != nullptr) home.columns->give_up_idle(row[patch.index]);
         const bool is_own = row.is_own(patch.index);
-        holds_.follow(home, patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
+        home.move_refs(patch.bringer, row[patch.index], is_own ? TreePosition{} : end);
     }
     for (const BlockId column : flight.device_pages) home.leave(column, {});
 }
@@ -416,7 +372,7 @@ bool TierFlights::brings(const Sequence& sequence, std::int32_t column,
 
 // Keeps the records at the end of the stored prefix of a released sequence: the next turn continues
 // from it. Keeps them from the first record on, the order in which they may be evicted.
-void TierFlights::keep_end(Replica& home, const StorePlace& place) const noexcept {
+void TierFlights::keep_end(Replica& home, const PrefixRef& place) const noexcept {
     std::array<BlockId, 64> records;
     const std::int32_t depth = place.depth();
     home.host->begin_leaving({place.node(), depth});
@@ -449,7 +405,7 @@ void TierFlights::check_records(std::int32_t replica) const {
         std::for_each(flight.host_pages.begin(), flight.host_pages.end(), add);
     };
     std::for_each(flights_.begin(), flights_.end(), add_all);
-    for (const StoreFill& fill : fills_) add_all(fill.flight);
+    for (const StoreFill& fill : fills_) add_all(fill);
     queue_.for_each_taken(replica, add);
     home.host->columns->check_integrity(readers);
 }
@@ -611,7 +567,8 @@ void TierFlights::give_out_records(Standing& standing, const Choice& choice, Tie
     flight.num_pages = choice.num_pages;
     flight.first = choice.first;
     flight.place = std::move(standing.place);
-    flight.source = PathHold(home, node, choice.end());
+    flight.source =
+        PrefixRef(home, {node, choice.end()}, PrefixRef::Pages::of(flight.device_pages));
     for (const BlockId column : flight.device_pages) home.enter(column);
     standing.storing = flight.number = free_number();
     give_out_store(std::move(flight), transfers);
@@ -691,7 +648,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         const auto publish = [&](std::int32_t last, const Retention& retention) {
             flight.place.put(tokens + std::int64_t{published} * page_size_,
                              flight.host_pages.data() + begin + published, last - joint - published,
-                             &found_, retention);
+                             found_, retention);
             for (const DuplicatePage& each : found_) {
                 duplicates_.push_back({each.index + published, each.cached});
             }
@@ -699,10 +656,10 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
         };
         for_each_part(flight, joint, joint + flight.num_new, publish);
     } catch (const std::bad_alloc&) {
-        if (published == 0) return flight.place.reset();
+        if (published == 0) return flight.place.release();
     }
     Level& host = *home.host;
-    host.leave_from({flight.place.node(), flight.place.depth()});
+    host.leave_from(flight.place.at());
     auto duplicate = duplicates_.begin();
     const std::size_t end = begin + static_cast<std::size_t>(published);
     for (std::size_t i = begin; i < end; ++i) {
@@ -726,7 +683,7 @@ void TierFlights::publish_records(Replica& home, TierFlight& flight, bool has_en
 // If hits end at checkpoints, the pages are kept for the first hit that reads them.
 void TierFlights::leave_for_hit(Replica& home, const TierFlight& flight, std::int32_t column,
                                 std::size_t window) const noexcept {
-    const TreePosition end{flight.source.node(), flight.source.depth()};
+    const TreePosition end = flight.source.at();
     if (end.node == nullptr) return;
     const std::int32_t hit = home.columns->first_hit(end, column, window);
     home.columns->leave_from({end.node, hit > 0 ? hit : end.depth});
@@ -736,7 +693,7 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
     Replica& home = home_of(flight.replica);
     const bool has_ended = owner_of(flight) == nullptr;
     std::vector<bool>& storing = storing_[static_cast<std::size_t>(flight.replica)];
-    home.begin_leaving({flight.source.node(), flight.source.depth()});
+    home.begin_leaving(flight.source.at());
     for (std::size_t i = 0; i < flight.device_pages.size(); ++i) {
         const BlockId column = flight.device_pages[i];
         const std::int32_t index = flight.first + static_cast<std::int32_t>(i);
@@ -749,13 +706,13 @@ void TierFlights::finish_store(TierFlight& flight, bool done) noexcept {
                                     : departure(flight, index, w, has_ended));
         }
     }
-    flight.source.end(false);
+    flight.source.end();
     if (done) {
         home.metrics.stored_pages += flight.num_pages;
         home.count_stored(flight.copied);
     }
-    if (done && flight.is_wanted) {
-        home.host->begin_leaving({flight.place.node(), flight.place.depth()});
+    if (done && flight.place) {
+        home.host->begin_leaving(flight.place.at());
         complete_records(home, flight, has_ended);
         if (flight.num_new > 0) publish_records(home, flight, has_ended);
     }
@@ -799,8 +756,7 @@ void TierFlights::owe_checkpoint(SequenceHandle handle, Sequence& sequence,
     Replica& home = home_of(sequence.replica);
     if (!home.stores_states()) return;
     const std::int32_t depth = sequence.pages.committed();
-    if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
-    Standing& standing = standings_[handle.index];
+    Standing& standing = standing_of(handle);
     if (rules_.has_marks() && standing.storing == 0) {
         rules_.demand(home.tree, sequence.replica, {sequence.pages.node(), depth});
         owe_stores(handle, sequence, transfers);
@@ -867,7 +823,7 @@ void TierFlights::check_states(std::int32_t replica) const {
         if (takes_slot) used.push_back(flight.stored_state.slot());
     }
     for (const StoreFill& fill : fills_) {
-        const TierFlight& flight = fill.flight;
+        const TierFlight& flight = fill;
         if (flight.replica == replica && flight.stored_state) {
             used.push_back(flight.stored_state.slot());
         }
@@ -1029,14 +985,13 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
     Level& host = *home.host;
     TreePosition below = host.find(name_space, tokens, std::int64_t{end} * page_size_);
     StoreFill fill;
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     flight.replica = replica;
-    flight.place = below.depth > 0 ? StorePlace(host, host.hold(below))
-                                   : StorePlace(host, host.open(name_space));
+    flight.place = PrefixRef(host, below.depth > 0 ? host.hold(below) : host.open(name_space));
     below.node = flight.place.node();
-    fill.windows = WindowHold(host, below, std::int64_t{end} * page_size_);
+    flight.place.hold_windows(std::int64_t{end} * page_size_);
     choose_fill(home, below, end, items, keys, n, fill);
-    if (fill.items.empty()) return;
+    if (fill.items.empty()) return flight.place.release();
     const std::int32_t last = fill.items.back().column + 1;
     flight.first = std::min(fill.items.front().column, below.depth);
     flight.num_new = std::max(0, last - below.depth);
@@ -1055,7 +1010,7 @@ void TierFlights::begin_fill(std::int32_t replica, std::string_view name_space,
 
 // Cannot fail after the records are taken.
 void TierFlights::take_for_fill(Replica& home, StoreFill& fill, StoreMoves& out) {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     take_fill_records(home, fill);
     flight.ticket = out.ticket = tickets_.next();
     out.replica = flight.replica;
@@ -1084,7 +1039,7 @@ void TierFlights::make_tier_room(Level& host, std::int64_t pages, std::int64_t r
 // Takes a record for each column that brings pages, and for each new column of the tier. Throws
 // IntegrityError and takes nothing if the tier has no room for them.
 void TierFlights::take_fill_records(Replica& home, StoreFill& fill) {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     std::int64_t pages = 0;
     std::int64_t records = flight.num_new;
     for (const ColumnParts& item : fill.items) {
@@ -1121,7 +1076,7 @@ void TierFlights::fill_record(Replica& home, BlockId record, std::uint64_t parts
 
 // Gives back the records after the last item that arrived.
 void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arrived) noexcept {
-    TierFlight& flight = fill.flight;
+    TierFlight& flight = fill;
     const std::int32_t end = arrived == 0 ? flight.first : fill.items[arrived - 1].column + 1;
     const auto size = static_cast<std::size_t>(end - flight.first);
     for (std::size_t i = size; i < flight.host_pages.size(); ++i) {
@@ -1137,12 +1092,12 @@ void TierFlights::give_back_fill(Replica& home, StoreFill& fill, std::size_t arr
 
 void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
                             bool forward) noexcept {
-    TierFlight& flight = fill.flight;
-    fill.windows.reset();
+    TierFlight& flight = fill;
+    flight.place.end_windows();
     flight.goes_below = forward;
     const bool has_state = flight.stored_state && arrived == fill.items.size();
     give_back_fill(home, fill, arrived);
-    home.host->begin_leaving({flight.place.node(), flight.place.depth()});
+    home.host->begin_leaving(flight.place.at());
     complete_records(home, flight, false);
     if (flight.num_new > 0) publish_records(home, flight, false);
     for (const BlockId record : flight.host_pages) {
@@ -1150,17 +1105,17 @@ void TierFlights::land_fill(Replica& home, StoreFill& fill, std::size_t arrived,
     }
     if (flight.stored_state) land_checkpoint(home, flight, has_state);
     if (flight.place) keep_keys(home, fill, arrived);
+    flight.place.release();
 }
 
 // Keeps the keys of the arrived columns, which later searches would compute again otherwise. The
 // key of a column is kept only if the keys of all columns before it are known.
 void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
                             std::size_t arrived) const noexcept {
-    const StorePlace& place = fill.flight.place;
+    const TreePosition at = fill.place.at();
     for (std::size_t i = 0; i < arrived; ++i) {
         const std::int32_t column = fill.items[i].column;
-        if (column >= place.depth()) return;
-        const TreePosition at{place.node(), place.depth()};
+        if (column >= at.depth) return;
         const PrefixTree& tree = home.host->tree;
         const bool is_behind_known =
             column == 0 || home.host->keys->find(column_at(tree, at, column - 1)) != nullptr;
@@ -1170,22 +1125,18 @@ void TierFlights::keep_keys(Replica& home, const StoreFill& fill,
 }
 
 bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool forward) noexcept {
-    const auto found = std::find_if(fills_.begin(), fills_.end(), [&](const StoreFill& each) {
-        return each.flight.ticket == ticket && ticket != 0;
+    return end_ticket(fills_, ticket, [&](StoreFill& fill) {
+        Replica& home = home_of(fill.replica);
+        const auto most = static_cast<std::int64_t>(fill.items.size());
+        const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
+        if (fill.place) {
+            land_fill(home, fill, n, forward);
+        } else {
+            give_back_fill(home, fill, 0);
+            if (fill.stored_state) land_checkpoint(home, fill, false);
+        }
+        return true;
     });
-    if (found == fills_.end()) return false;
-    StoreFill fill = std::move(*found);
-    fills_.erase(found);
-    Replica& home = home_of(fill.flight.replica);
-    const auto most = static_cast<std::int64_t>(fill.items.size());
-    const auto n = static_cast<std::size_t>(std::clamp<std::int64_t>(arrived, 0, most));
-    if (fill.flight.is_wanted) {
-        land_fill(home, fill, n, forward);
-    } else {
-        give_back_fill(home, fill, 0);
-        if (fill.flight.stored_state) land_checkpoint(home, fill.flight, false);
-    }
-    return true;
 }
 
 // Marks the uses of pages between the commits that store them, and with write-back the stores of
@@ -1207,9 +1158,7 @@ void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std:
 }
 
 void TierFlights::expect_hit(SequenceHandle handle) {
-    if (rules_.is_selective() && handle.index >= standings_.size()) {
-        standings_.resize(std::size_t{handle.index} + 1);
-    }
+    if (rules_.is_selective()) static_cast<void>(standing_of(handle));
 }
 
 void TierFlights::note_hit(SequenceHandle handle, const Sequence& sequence,
@@ -1262,6 +1211,7 @@ std::int64_t TierFlights::offer(std::int32_t replica, TreePosition at, Transfers
         if (!quotas::may_hold(home, at, 0)) return 0;
         Standing standing;
         store_path({replica, at, {}}, standing, transfers);
+        standing.place.release();
     } catch (const std::bad_alloc&) {
         return 0;
     }
@@ -1299,7 +1249,7 @@ bool TierFlights::spill(std::int32_t replica, PageNeed need, EvictionGuard guard
 void TierFlights::let_go_of_spills(std::uint64_t ticket) noexcept {
     if (!rules_.writes_back()) return;
     for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight) {
-        if (flight->ticket == ticket && flight->is_spill()) flight->source.end(false);
+        if (flight->ticket == ticket && flight->is_spill()) flight->source.end();
     }
 }
 
@@ -1354,7 +1304,7 @@ void TierFlights::check_tier(std::int32_t index) const {
     for (const TierFlight& flight : flights_) {
         if (flight.replica != index) continue;
         if (flight.is_load) {
-            const PathHold::Pages held = flight.source.references();
+            const PrefixRef::Pages held = flight.source.references();
             referenced.insert(held.ids, held.ids + held.n);
             continue;
         }
@@ -1370,8 +1320,8 @@ void TierFlights::check_tier(std::int32_t index) const {
     const auto add = [&](BlockId record) { referenced.insert(record); };
     queue_.for_each_reference(index, add);
     for (const StoreFill& fill : fills_) {
-        if (fill.flight.replica != index) continue;
-        const std::vector<BlockId>& pages = fill.flight.host_pages;
+        if (fill.replica != index) continue;
+        const std::vector<BlockId>& pages = fill.host_pages;
         on_their_way +=
             std::count_if(pages.begin(), pages.end(), [](BlockId id) { return id >= 0; });
     }

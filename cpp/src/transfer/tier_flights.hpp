@@ -11,14 +11,12 @@
 
 #include "kvcore/store_moves.hpp"
 #include "level/hit.hpp"
-#include "level/page_hold.hpp"
-#include "level/page_holds.hpp"
+#include "level/prefix_ref.hpp"
 #include "level/replica.hpp"
-#include "level/store_place.hpp"
-#include "level/window_hold.hpp"
 #include "request/sequence_table.hpp"
 #include "request/window_rows.hpp"
 #include "store/store_queue.hpp"
+#include "support/end_ticket.hpp"
 #include "transfer/store_rules.hpp"
 #include "transfer/tickets.hpp"
 #include "transfer/tier_flight.hpp"
@@ -40,8 +38,7 @@ class TierFlights {
    public:
     TierFlights(const CacheConfig& config, const Grouping& grouping,
                 const std::vector<std::unique_ptr<Replica>>& replicas, Tickets& tickets,
-                SequenceTable& sequences, const WindowRows& windows, PageHolds& holds,
-                StoreQueue& queue);
+                SequenceTable& sequences, const WindowRows& windows, StoreQueue& queue);
 
     [[nodiscard]] const std::vector<TierFlight>& all() const noexcept { return flights_; }
     [[nodiscard]] const StoreRules& rules() const noexcept { return rules_; }
@@ -50,7 +47,7 @@ class TierFlights {
     /// device has no checkpoint. Changes nothing if it throws std::bad_alloc.
     [[nodiscard]] std::unique_ptr<TierFlight> prepare_load(SequenceHandle handle,
                                                            std::int32_t replica,
-                                                           const TieredHit& hit, bool has_state,
+                                                           const FoundHit& hit, bool has_state,
                                                            Transfers& transfers);
     /// Reserves memory for the loads of several rows: `prepare_load` reserves only for its own
     /// load.
@@ -101,24 +98,16 @@ class TierFlights {
     /// has no flights.
     template <class BeginAgain>
     bool finish(std::uint64_t ticket, bool done, const BeginAgain& begin_again) noexcept {
-        bool is_known = false;
         if (grouping_.is_plain()) let_go_of_spills(ticket);
-        for (TierFlight& flight : flights_) {
-            if (flight.ticket != ticket || ticket == 0) continue;
-            is_known = true;
+        return end_ticket(flights_, ticket, [&](TierFlight& flight) {
             if (flight.is_load) {
                 finish_load(flight, done, begin_again);
             } else {
                 finish_store(flight, done);
             }
-            flight.ticket = 0;
-        }
-        const auto has_landed = [](const TierFlight& flight) { return flight.ticket == 0; };
-        flights_.erase(std::remove_if(flights_.begin(), flights_.end(), has_landed),
-                       flights_.end());
-        return is_known;
+            return true;
+        });
     }
-    [[nodiscard]] bool is_under_way(SequenceHandle handle) const noexcept;
 
     [[nodiscard]] const std::vector<StoreFill>& fills() const noexcept { return fills_; }
     /// The parts that the lower stores have to bring before a hit can take the first `end` columns
@@ -143,23 +132,18 @@ class TierFlights {
 
     /// The place of a sequence after its committed part is cut to `columns`; empty if the cut does
     /// not change the place. Throws std::bad_alloc.
-    [[nodiscard]] StorePlace find_cut(SequenceHandle handle, std::int32_t replica,
-                                      std::int32_t columns) const;
+    [[nodiscard]] PrefixRef find_cut(SequenceHandle handle, std::int32_t replica,
+                                     std::int32_t columns) const;
     /// Cuts a sequence to `columns`; `cut` is its place from `find_cut`. Its pages in flight arrive
     /// without it.
-    void move_back(SequenceHandle handle, std::int32_t columns, StorePlace cut) noexcept;
+    void move_back(SequenceHandle handle, std::int32_t columns, PrefixRef cut) noexcept;
     /// Forgets a sequence that is released or begins again.
     void forget(SequenceHandle handle) noexcept;
 
-    /// Cancels stores of forgotten pages of a replica, and stores that continue forgotten pages of
-    /// its tier. Resets the places on forgotten pages. A sequence whose load reads forgotten pages
-    /// cannot commit the loaded pages.
-    void drop_forgotten(std::int32_t replica) noexcept;
-    /// Call `detach_from_tree` before and `reattach` after the tree forgets its unused pages: see
-    /// PageHold. Stores for a sequence that was released or cut are cancelled: their pages would
-    /// come back otherwise.
-    void detach_from_tree() noexcept;
-    void reattach() noexcept;
+    /// Cancels stores of forgotten pages; the end of its place cancels a store that continues
+    /// forgotten pages of the tier. A sequence whose load reads forgotten pages cannot commit the
+    /// loaded pages.
+    void drop_forgotten() noexcept;
 
     /// Throws IntegrityError unless the flights agree with the records of each sequence and tier.
     void check_integrity() const;
@@ -179,7 +163,7 @@ class TierFlights {
    private:
     /// The state of the stores of a sequence, by the index of its handle.
     struct Standing {
-        StorePlace place;           // the end of its prefix in the tier; empty: unknown
+        PrefixRef place;            // the end of its prefix in the tier; empty: unknown
         std::uint32_t storing = 0;  // number of the flight that has the place; 0: no flight
         std::int32_t examined = 0;  // with groups: columns whose records were examined
         bool is_due = false;        // see `is_due`
@@ -202,6 +186,11 @@ class TierFlights {
     }
     [[nodiscard]] Standing* find(SequenceHandle handle) noexcept {
         return handle.index < standings_.size() ? &standings_[handle.index] : nullptr;
+    }
+    /// Makes room for the standing of a sequence. Throws std::bad_alloc.
+    [[nodiscard]] Standing& standing_of(SequenceHandle handle) {
+        if (handle.index >= standings_.size()) standings_.resize(std::size_t{handle.index} + 1);
+        return standings_[handle.index];
     }
     [[nodiscard]] static Path path_of(SequenceHandle handle, const Sequence& sequence) noexcept {
         return {sequence.replica, {sequence.pages.node(), sequence.pages.committed()}, handle};
@@ -229,7 +218,7 @@ class TierFlights {
     [[nodiscard]] std::int64_t count_offered(std::int32_t replica, TreePosition end,
                                              std::int64_t most) const noexcept;
     void store_path(const Path& path, Standing& standing, Transfers& transfers);
-    void give_out_store(TierFlight flight, Transfers& transfers) noexcept;
+    void give_out_store(TierFlight&& flight, Transfers& transfers) noexcept;
     [[nodiscard]] std::uint32_t free_number() noexcept;
     void finish_store(TierFlight& flight, bool done) noexcept;
     [[nodiscard]] bool is_storing_state(std::int32_t replica, TreePosition end) const noexcept;
@@ -240,7 +229,8 @@ class TierFlights {
     void land_checkpoint(Replica& home, TierFlight& flight, bool done) noexcept;
     void tell_below(const TierFlight& flight, std::int32_t first, std::int32_t end) const noexcept;
     void hand_back_place(TierFlight& flight, bool done) noexcept;
-    void choose_load(const Replica& home, const TieredHit& hit, TierFlight& flight) const;
+    void choose_load(const Replica& home, const FoundHit& hit, TreePosition below,
+                     TierFlight& flight) const;
     void store_columns(const Path& path, const WindowRow& reader, Standing& standing,
                        Transfers& transfers);
     [[nodiscard]] std::uint8_t part_for(const Replica& home, BlockId column, BlockId record,
@@ -283,7 +273,7 @@ class TierFlights {
                              ColumnCounts& counts) noexcept;
     void leave_records(const TierFlight& flight) const noexcept;
     void finish_column_load(const TierFlight& flight, const Sequence* arrived) const noexcept;
-    void keep_end(Replica& home, const StorePlace& place) const noexcept;
+    void keep_end(Replica& home, const PrefixRef& place) const noexcept;
     void check_records(std::int32_t replica) const;
     void check_sequence(const Sequence& sequence, const Standing& standing) const;
     void check_tier(std::int32_t replica) const;
@@ -297,10 +287,10 @@ class TierFlights {
         Sequence* sequence = sequences_.find(flight.sequence);
         leave_records(flight);
         if (done && tells_hits_ && flight.source.node() != nullptr) {
-            home.host->tree.use({flight.source.node(), flight.source.depth()});
+            home.host->tree.use(flight.source.at());
         }
         const std::int32_t columns = std::max(0, flight.source.depth() - flight.first);
-        flight.source.end(true);
+        flight.source.end_use();
         if (done) {
             home.metrics.loaded_pages += flight.num_pages;
             home.metrics.loaded_tokens += std::int64_t{columns} * page_size_;
@@ -325,7 +315,6 @@ class TierFlights {
     Tickets& tickets_;
     SequenceTable& sequences_;
     const WindowRows& windows_;
-    PageHolds& holds_;
     StoreQueue& queue_;
     StoreRules rules_;
     bool tells_hits_;  // the tier's policy uses hits

@@ -173,7 +173,7 @@ class ExploredDigest {
             add(host_index(flight.place.node()));
             add(flight.ahead);
             for (const kvcore::TokenId token : flight.tokens) add(token);
-            add((flight.is_wanted ? 1 : 0) + 2 * static_cast<int>(flight.held_back));
+            add((flight.place ? 1 : 0) + 2 * static_cast<int>(flight.held_back));
         }
         add(-1);
     }

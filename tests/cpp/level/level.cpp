@@ -29,12 +29,12 @@ std::int32_t match(const Level& store, const Tokens& tokens, const char* name = 
     return store.find(name, tokens.data(), count(tokens)).depth;
 }
 
-TreeNode* publish(Level& store, TreeNode* place, const Tokens& tokens, const Ids& ids) {
-    return store.put(place, tokens.data(), ids.data(), static_cast<std::int32_t>(count(ids)));
+TreeNode* publish(PlainLevel& store, TreeNode* place, const Tokens& tokens, const Ids& ids) {
+    return store.publish(place, tokens.data(), ids.data(), static_cast<std::int32_t>(count(ids)));
 }
 
 /// Store pages of two tokens and release them.
-Ids put(Level& store, const Tokens& tokens, const char* name = "") {
+Ids put(PlainLevel& store, const Tokens& tokens, const char* name = "") {
     const Ids ids = take(store, count(tokens) / 2);
     store.release(publish(store, store.open(name), tokens, ids));
     return ids;

@@ -29,10 +29,10 @@ struct CacheManagerProbe {
         return manager.impl_->cache.states.of(handle);
     }
     [[nodiscard]] static const std::vector<Copy>& copies(const CacheManager& manager) {
-        return manager.impl_->cache.copies.all();
+        return manager.impl_->cache.ledger.copies.all();
     }
     [[nodiscard]] static const TierFlights& flights(const CacheManager& manager) {
-        return manager.impl_->cache.flights;
+        return manager.impl_->cache.ledger.flights;
     }
     /// nullptr if the handle is not claimed.
     [[nodiscard]] static const Sequence* find(const CacheManager& manager, SequenceHandle handle) {
@@ -51,22 +51,22 @@ struct CacheManagerProbe {
     /// The number of the flight that stores for a sequence; 0: no flight.
     [[nodiscard]] static std::uint32_t store_of(const CacheManager& manager,
                                                 SequenceHandle handle) {
-        const auto* standing = manager.impl_->cache.flights.find(handle);
+        const auto* standing = manager.impl_->cache.ledger.flights.find(handle);
         return standing == nullptr ? 0 : standing->storing;
     }
     /// The end of the sequence's prefix in the host tier; nullptr: unknown.
     [[nodiscard]] static const TreeNode* host_node_of(const CacheManager& manager,
                                                       SequenceHandle handle) {
-        const auto* standing = manager.impl_->cache.flights.find(handle);
+        const auto* standing = manager.impl_->cache.ledger.flights.find(handle);
         return standing == nullptr ? nullptr : standing->place.node();
     }
     /// The write policy's mark of a page; 0: no mark.
     [[nodiscard]] static int mark_of(const CacheManager& manager, BlockId page) {
-        const StoreRules& rules = manager.impl_->cache.flights.rules();
+        const StoreRules& rules = manager.impl_->cache.ledger.flights.rules();
         return rules.has_marks() ? rules.mark(0, page) : 0;
     }
     [[nodiscard]] static bool is_due(const CacheManager& manager, SequenceHandle handle) {
-        return manager.impl_->cache.flights.is_due(handle);
+        return manager.impl_->cache.ledger.flights.is_due(handle);
     }
     /// The stamp of the last batch.
     [[nodiscard]] static std::uint32_t& batch_stamp(CacheManager& manager) {

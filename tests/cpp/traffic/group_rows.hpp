@@ -235,11 +235,11 @@ class GroupRows {
         for (const auto& copy : Probe::copies(manager)) {
             if (copy.copy.replica != replica) continue;
             for (std::int32_t lane = 0; lane < oracle.lanes(); ++lane) {
-                used.insert(columns.page(copy.source.page(), lane));
-                used.insert(columns.page(copy.destination.page(), lane));
+                used.insert(columns.page(copy.source.column(), lane));
+                used.insert(columns.page(copy.destination.column(), lane));
             }
             // A pinned source also keeps all columns before it in the tree.
-            if (copy.source.at().node != nullptr) add_above(used, cached, copy.source.page());
+            if (copy.source.at().node != nullptr) add_above(used, cached, copy.source.column());
         }
         used.erase(-1);
         return used;
