@@ -264,7 +264,10 @@ def test_forked_child_leaves_the_parents_listener_alone(base: str, ending: str) 
         assert process.stdout is not None
         assert process.stdout.readline() == "7 True\n"
         send_reset(base)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (out, err, process.returncode) == ("heard\n", "", 0)
     assert files(base) == []
 

@@ -106,6 +106,21 @@ TEST(a_place_keeps_its_pages_and_moves_both_ways) {
     store.check_integrity(3);
 }
 
+TEST(a_place_that_moved_on_keeps_no_page_once_it_is_released) {
+    PlainLevel store(4, 2);
+    put(store, {1, 2, 3, 4, 5, 6});
+    const Tokens tokens{1, 2, 3, 4};
+    TreeNode* place = store.advance(store.open(""), tokens.data(), 2);
+    CHECK_EQ(store.num_available(), 3);
+    place = store.advance(place, tokens.data() + 2, 2);
+    CHECK_EQ(PrefixTree::depth_of(place), 2);
+    CHECK_EQ(store.num_available(), 2);
+    store.release(place);
+    CHECK_EQ(store.num_available(), 4);
+    CHECK_EQ(count(take(store, 4)), 4);
+    store.check_integrity(4);
+}
+
 TEST(the_oldest_page_goes_first_and_a_place_let_go_is_young) {
     PlainLevel store(4, 2);
     put(store, {1, 2, 3, 4});

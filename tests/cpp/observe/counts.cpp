@@ -76,6 +76,21 @@ TEST(a_load_that_failed_brought_nothing) {
     CHECK_EQ(m.manager.metrics().cache_tokens, 0);
 }
 
+TEST(a_longer_hit_moves_its_tokens_out_of_the_input) {
+    TierScene m(tier_config(WritePolicy::kWriteThrough, 12, 4));
+    Request early = m.begin(count_up(0, 6));
+    Tokens longer = count_up(0, 6);
+    longer.push_back(99);
+    Request late = m.begin(longer);
+    CHECK_EQ(m.manager.metrics().input_tokens, 13);
+    CHECK_EQ(m.manager.metrics().cache_tokens, 0);
+    m.finish(m.commit(early, 0));
+    m.settle(late);
+    CHECK_EQ(late.start, 6);
+    CHECK_EQ(m.manager.metrics().input_tokens, 7);
+    CHECK_EQ(m.manager.metrics().cache_tokens, 6);
+}
+
 std::vector<TenantStats> stats(const TierScene& m) { return m.manager.tenant_stats(0); }
 
 void tell(TierScene& m, const Request& request, std::int32_t tenant) {
@@ -110,6 +125,29 @@ TEST(tokens_of_a_request_that_changes_its_tenant) {
     tell(m, request, 0);  // counts from before the reset belong to no tenant
     CHECK_EQ(stats(m)[0].cache_tokens, 0);
     CHECK_EQ(stats(m)[1].input_tokens, 0);
+    m.manager.check_integrity();
+}
+
+// The first tenant has no room for its cached pages, which a step of the second begins to hold.
+TEST(swapped_pages_count_for_the_tenant_of_the_pages_they_replace) {
+    kvcore::CacheConfig config = tier_config(WritePolicy::kWriteThrough, 12, 4);
+    config.quotas = {{0, 4}, {0, 4}};
+    TierScene m(config);
+    const auto begin = [&](TokenId first, std::int32_t tenant) {
+        Request request = m.claim(count_up(first, 8));
+        tell(m, request, tenant);
+        m.settle(request);
+        return request;
+    };
+    Request first = begin(0, 0);
+    Request second = begin(0, 1);
+    m.finish(m.commit(first, 0));
+    m.manager.release(first.sequence);
+    begin(100, 0);
+    CHECK_EQ(stats(m)[0].held_pages, 4);
+    m.finish(m.commit(second, 0));
+    CHECK_EQ(stats(m)[0].held_pages, 4);
+    CHECK_EQ(stats(m)[1].held_pages, 4);
     m.manager.check_integrity();
 }
 

@@ -249,6 +249,16 @@ def test_failed_fetch_leaves_the_buffers_right() -> None:
     check(manager, [large, small])
 
 
+def test_failed_fetch_keeps_no_buffer() -> None:
+    manager = make_manager(1, 16)
+    (row,) = rows_of(manager, 6)
+    late = claimed(manager, range(300, 314))
+    address = manager.fetch([row])[0].lookup_table.ctypes.data
+    with pytest.raises(kvcore.InsufficientBlocksError):
+        manager.fetch([row, late])
+    assert manager.fetch([row])[0].lookup_table.ctypes.data == address
+
+
 def test_batch_list_is_read_again_when_its_contexts_have_changed() -> None:
     """The same list object with the same contexts can belong to other claims."""
     first, second = make_manager(), make_manager()

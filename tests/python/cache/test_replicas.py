@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,18 @@ def test_entries_are_replica_major_and_keep_the_batch_order() -> None:
             assert entry.lookup_table[row, : len(pages)].tolist() == pages
     assert inputs[0].max_lengths.tolist() == [[13, 13]]
     assert inputs[2].max_lengths.tolist() == [[9, 9]]
+
+
+def test_inputs_have_the_pools_of_their_devices() -> None:
+    def manager(blocks: Any) -> kvcore.PagedKVCacheManager:
+        return make_manager(replicas=2, shards=2, blocks=blocks)
+
+    shape = manager("allocate").fetch([])[0].blocks.shape
+    pools = [np.zeros(shape, np.float32) for _ in range(4)]
+    inputs = manager(pools).fetch([])
+    assert len(inputs) == 4
+    for i, each in enumerate(inputs):
+        assert [np.shares_memory(each.blocks, pool) for pool in pools].index(True) == i
 
 
 def test_replica_without_rows_gets_empty_arrays() -> None:

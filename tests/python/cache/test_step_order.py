@@ -147,6 +147,15 @@ def test_forks_and_claims_of_the_same_name_begin_afresh() -> None:
     run(manager, again)
 
 
+def test_runs_of_an_earlier_request_do_not_count() -> None:
+    """The second request has the slot of the first, and the position of its run."""
+    manager, context = scene(TextGenerationContext)
+    manager.fetch([context])
+    manager.release("a")
+    manager.claim("b")
+    manager.step([TextGenerationContext("b", context.tokens)])
+
+
 def test_without_a_cache_a_step_may_be_left_out() -> None:
     manager, context = scene(TextGenerationContext, caching=False)
     for token in range(5):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grouped_traffic import params_of
-from kvcore import PagedKVCacheManager, TextGenerationContext
+from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow, State
 from kvcore.metrics import export
 from kvcore.scheduler import Scheduler
@@ -120,6 +120,26 @@ def test_shares_of_tokens_are_those_of_the_counters(scrapes: list[Samples]) -> N
     assert host * (cached + computed) == pytest.approx(
         of(last, "tier_read_tokens_total", tier="host")
     )
+
+
+def test_pages_that_requests_hold_are_exported_whether_they_are_cached_or_not() -> None:
+    with PagedKVCacheManager(
+        KVCacheParams("float32", 1, 8, 1, page_size=4, enable_prefix_caching=True),
+        max_batch_size=2,
+        max_seq_len=64,
+        num_pages=16,
+    ) as manager:
+        context = TextGenerationContext("r", list(range(9)))
+        manager.claim("r")
+        manager.fetch([context])
+        context.update(9)
+        manager.step([context])
+        assert manager.num_cached_blocks == 2
+        with export(manager, port=0) as exporter:
+            held = [of(scrape(exporter), "pages", replica="0", state="held")]
+            manager.release("r")
+            held.append(of(scrape(exporter), "pages", replica="0", state="held"))
+        assert held == [3, 0]
 
 
 def test_quantiles_lie_in_their_buckets() -> None:

@@ -255,3 +255,21 @@ def test_children_that_fail_when_they_are_moved_are_not_claimed() -> None:
     assert "1 requests" in repr(manager)
     manager.release(parent.request_id)
     assert manager.num_free_blocks == 8
+
+
+def test_a_fork_that_fails_moves_its_other_children_back() -> None:
+
+    class Fixed(Context):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "start_idx" and value > 0:
+                raise RuntimeError("start_idx stays")
+            super().__setattr__(name, value)
+
+    manager = make_manager(4, 8)
+    parent = prefilled(manager, WRITTEN)
+    own = make_context([*WRITTEN, 7, 8], "own", active_idx=2)
+    with pytest.raises(RuntimeError, match="stays"):
+        manager.fork(parent.request_id, own, Fixed("child", [*WRITTEN, 7]))
+    assert (own.start_idx, own.active_idx, own.end_idx) == (0, 2, len(WRITTEN) + 2)
+    manager.fork(parent.request_id, own)
+    assert own.start_idx == len(WRITTEN)

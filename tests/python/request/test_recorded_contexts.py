@@ -117,3 +117,22 @@ def test_replaced_context_may_change_the_batch_as_it_goes() -> None:
     manager.fetch(batch)
     assert batch == []
     manager.check_integrity()
+
+
+@pytest.mark.parametrize("kind", [kvcore.TextGenerationContext, Context])
+def test_a_released_request_holds_no_context(kind: Any) -> None:
+    class Own(kind):  # type: ignore[misc]
+        pass
+
+    manager = make_manager(4, 8)
+    context = Own("a", WRITTEN)
+    manager.claim("a")
+    manager.fetch([context])
+    gone = weakref.ref(context)
+    gc.disable()
+    try:
+        manager.release("a")
+        del context
+        assert gone() is None
+    finally:
+        gc.enable()

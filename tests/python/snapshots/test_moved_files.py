@@ -208,6 +208,15 @@ def test_the_checksum_of_the_header_is_compared() -> None:
         moving.read_sequence(with_header(header, body, signs=False))
 
 
+def test_the_checksum_of_the_header_is_of_all_its_entries() -> None:
+    """Other programs that read files of kvcore compute the checksum in this way."""
+    header, _ = header_of(valid())
+    found = header["__metadata__"].pop("header_sha256")
+    assert len(header) > 1
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"))
+    assert found == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_spaces_and_order_of_the_header_are_those_that_are_written() -> None:
     header, body = header_of(valid())
     text = valid()[8 : len(valid()) - len(body)]

@@ -1,84 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The known ways to break the cache manager."""
+"""Known mistakes in the C++ core."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mutant import Mutant
 
-__all__ = ["MUTANTS", "Mutant"]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A way to break the manager: the replaced text, and the scenario that can detect it."""
-
-    name: str
-    path: str
-    old: str
-    new: str
-    scenario: str
-
+__all__ = ["CPP"]
 
 HELD_COPY = "copies_.push_back({copy, std::move(source), std::move(destination), 0, {}});"
 
-MUTANTS = (
+CPP = (
     Mutant(
         "destination not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().destination = PageRef();",
-        "plain",
+        "explore/plain",
     ),
     Mutant(
         "source not held",
         "cpp/src/transfer/owed_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().source = PageRef();",
-        "plain",
+        "explore/plain",
     ),
     Mutant(
-        "heirs only right behind what they committed",
+        "heirs are found only right after their committed columns",
         "cpp/src/request/page_row.hpp",
         "return committed_ <= column && has(column, page);",
         "return committed_ == column && has(column, page);",
-        "heirs",
+        "explore/heirs",
     ),
     Mutant(
         "a failed copy counts as done",
         "cpp/src/transfer/owed_copies.cpp",
         "if (sequence != nullptr && !done) {",
         "if (sequence != nullptr && !done && ticket == 0) {",
-        "plain",
+        "explore/plain",
     ),
     Mutant(
         "a failed load counts as done",
         "cpp/src/transfer/tier_flights.hpp",
         "            if (!done) begin_again(*sequence, flight.sequence);\n",
         "            static_cast<void>(begin_again);\n",
-        "loads",
+        "explore/loads",
     ),
     Mutant(
         "a failed store counts as done",
         "cpp/src/transfer/tier_flights.cpp",
         "    if (done && flight.place) {",
         "    if (flight.place) {",
-        "host",
+        "explore/host",
     ),
     Mutant(
-        "fetch forgets what is owed",
+        "fetch forgets owed copies",
         "cpp/src/cache/fetch.cpp",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n",
         "        result.status = FetchStatus::kPending;\n        result.row = i;\n"
         "        cache.ledger.copies.drop_owed(request.sequence);\n"
         "        sequence.num_pending = 0;\n",
-        "plain",
+        "explore/plain",
     ),
     Mutant(
         "a reset leaves pages that are held to be found",
         "cpp/src/cache/reset.cpp",
         "            level.tree.forget_all(*branches++);\n",
         "            ++branches;\n",
-        "plain",
+        "explore/plain",
     ),
     Mutant(
         "truncate does not wait",
@@ -86,147 +74,239 @@ MUTANTS = (
         "    Sequence& sequence = cache.sequences.at(handle);\n"
         "    if (sequence.num_pending > 0) rules::refuse_pending(-1);\n",
         "    Sequence& sequence = cache.sequences.at(handle);\n",
-        "forks",
+        "explore/forks",
     ),
     Mutant(
-        "a fork writes what another still copies",
+        "a fork writes a page that another request still copies",
         "cpp/src/transfer/owed_copies.cpp",
         "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
-        "forks",
+        "explore/forks",
     ),
     Mutant(
-        "a fork behind writes what others of its batch copy",
+        "a fork writes a page that others of its batch copy",
         "cpp/src/transfer/departures.hpp",
         "return holders == 1 && std::max(going.reach, gone.reach) <= "
         "std::max<std::int64_t>(0, kept);",
         "return holders == 1 && kept < 1000;",
-        "forks",
+        "explore/forks",
     ),
     Mutant(
         "a copy does not keep the windows of its pages",
         "cpp/src/level/page_ref.hpp",
         "        home.enter(column);\n",
         "",
-        "groups",
+        "explore/groups",
     ),
     Mutant(
         "a hit's last page may lose its window before it is copied",
         "cpp/src/cache/reserve.cpp",
         "reservation.source = WindowHold(home, hit.match.partial, hit.tokens, source);",
         "static_cast<void>(source);",
-        "groups",
+        "explore/groups",
     ),
     Mutant(
         "windows leave a token early",
         "cpp/src/request/window_rows.cpp",
         "tokens - kept_tokens_);",
         "tokens + 1 - kept_tokens_);",
-        "groups",
+        "explore/groups",
     ),
     Mutant(
-        "a hit is taken whatever windows have",
+        "a hit is taken without its window pages",
         "cpp/src/cache/reserve.cpp",
         "            match = search.longest(match, wants_part && !has_declined ? fewest : 0);\n",
         "",
-        "groups",
+        "explore/groups",
     ),
     Mutant(
-        "a checkpoint is that of the column in front",
+        "a checkpoint is stored at the column before",
         "cpp/src/cache/commit.cpp",
         "Replica::last_column(home.tree, end);",
         "Replica::last_column(home.tree, {end.node, std::max(1, end.depth - 1)});",
-        "states",
+        "layers/states",
     ),
     Mutant(
         "a request that ends keeps its slot",
         "cpp/src/cache/claim.cpp",
         "        if (slot != RecurrentSlots::kNone) home.states->give_back(slot);\n",
         "        static_cast<void>(slot), static_cast<void>(home);\n",
-        "states",
+        "layers/states",
     ),
     Mutant(
         "the checkpoint of a hit is not copied",
         "cpp/src/cache/reserve.cpp",
         "        if (!takes_over) {\n            states.renew(checkpoint);\n",
         "        if (takes_over) {\n            states.renew(checkpoint);\n",
-        "states",
+        "layers/states",
     ),
     Mutant(
         "a chunk runs past a checkpoint that is due",
         "cpp/src/cache/reserve.cpp",
         "    if (plan.is_cut) plan.active = due;\n",
         "",
-        "states",
+        "layers/states",
     ),
     Mutant(
         "a checkpoint is found before its copy is done",
         "cpp/src/layers/recurrent_slots.hpp",
         "return slot != kNone && at(slot).is_ready;",
         "return slot != kNone;",
-        "states",
+        "layers/states",
     ),
     Mutant(
-        "a checkpoint goes while somebody reads it",
+        "a checkpoint is evicted while a request reads it",
         "cpp/src/layers/recurrent_slots.cpp",
         "        while (victim != kNone && at(victim).holds > 0) victim = at(victim).next;\n",
         "",
-        "states",
+        "stress/states",
     ),
     Mutant(
-        "what no checkpoint follows waits for its turn",
+        "a run without a checkpoint after it waits for its turn",
         "cpp/src/tree/prefix_tree.cpp",
         "    if (interest_.exposure) policy_->expose(node->id);\n",
         "",
-        "states",
+        "layers/state_eviction",
     ),
     Mutant(
-        "what useless pages followed is the next to go",
+        "a run before useless pages is evicted next",
         "cpp/src/layers/window_policy.hpp",
         "if (!interest_.recency) return release(node, time);",
         "static_cast<void>(time);\n        if (!interest_.recency) return;",
-        "states",
+        "layers/state_eviction",
     ),
     Mutant(
         "a reservation may lack a page",
         "cpp/src/pages/page_owners.hpp",
         "return num_over_ == 0 && available >= unfilled_;",
         "return num_over_ == 0 && available + 1 >= unfilled_;",
-        "tenants",
+        "pages/page_owners",
     ),
     Mutant(
         "one tenant may be above its ceiling",
         "cpp/src/pages/page_owners.hpp",
         "return num_over_ == 0 && available >= unfilled_;",
         "return num_over_ <= 1 && available >= unfilled_;",
-        "tenants",
+        "pages/page_owners",
     ),
     Mutant(
         "a page that is taken over keeps its owner",
         "cpp/src/level/quotas.cpp",
         "    for (const BlockId page : pages) home.owners->share_out(page, taker, available);\n",
         "    static_cast<void>(available + taker + static_cast<std::int64_t>(pages.size()));\n",
-        "tenants",
+        "stress/tenants",
     ),
     Mutant(
         "a page that step swaps keeps its owner",
         "cpp/src/cache/commit.cpp",
         "        home.owners->share_out(memory.adopted[i], memory.takers[i], available);\n",
         "        static_cast<void>(available);\n",
-        "tenants",
+        "observe/counts",
     ),
     Mutant(
-        "what is let go of still counts",
+        "a page that nobody holds still counts",
         "cpp/src/pages/page_owners.cpp",
         "        counts_.add(state, -1);\n",
         "",
-        "tenants",
+        "pages/page_owners",
     ),
     Mutant(
-        "a page counts for nobody",
+        "a page counts for no tenant",
         "cpp/src/pages/page_owners.hpp",
         "    void set_taker(Owner taker) noexcept { taker_ = taker; }",
         "    void set_taker(Owner) noexcept { taker_ = 0; }",
-        "tenants",
+        "pages/page_owners",
+    ),
+    Mutant(
+        "a free that is refused drops the references before it",
+        "cpp/src/pages/block_pool.cpp",
+        "        if (refs_[static_cast<std::size_t>(ids[done])]++ == 0) --num_recycled_;\n",
+        "",
+        "pages/block_pool",
+    ),
+    Mutant(
+        "an index that shrinks loses the nodes of its last bucket",
+        "cpp/src/tree/child_index.cpp",
+        "    *link = bucket(num_buckets_);\n    bucket(num_buckets_) = nullptr;\n",
+        "    bucket(num_buckets_) = nullptr;\n",
+        "tree/child_index",
+    ),
+    Mutant(
+        "a run that is used again keeps its place in the order",
+        "cpp/src/tree/policies/lru.cpp",
+        "    if (links_[kNoNode].prev == node) return;\n",
+        "    if (links_[node].next != node) return;\n",
+        "tree/eviction_policies",
+    ),
+    Mutant(
+        "a run keeps the priority that it had first",
+        "cpp/src/tree/policies/priority.cpp",
+        "    if (retention.priority < highest.priority) return;\n",
+        "    if (retention.priority != highest.priority) return;\n",
+        "tree/eviction_policies",
+    ),
+    Mutant(
+        "a priority lasts a moment too long",
+        "cpp/src/tree/policies/priority.cpp",
+        "ending_.first_key() <= now;",
+        "ending_.first_key() < now;",
+        "tree/eviction_policies",
+    ),
+    Mutant(
+        "a place that moves on keeps its earlier pin",
+        "cpp/src/level/level.cpp",
+        "    TreeNode* further = hold(at);\n    tree.unpin(place, false);\n",
+        "    TreeNode* further = hold(at);\n",
+        "level/level",
+    ),
+    Mutant(
+        "a shorter row keeps the pages that it lost",
+        "cpp/src/request/lookup_table.cpp",
+        "    if (pages.n < known.filled) std::fill(columns + pages.n, columns + known.filled, "
+        "unassigned_);\n",
+        "",
+        "request/lookup_table",
+    ),
+    Mutant(
+        "a handle that was released finds the next request",
+        "cpp/src/request/sequence_table.cpp",
+        "fresh.generation = sequence.generation + 1;",
+        "fresh.generation = sequence.generation;",
+        "request/sequence_table",
+    ),
+    Mutant(
+        "a row that is cut keeps its pages allocated",
+        "cpp/src/request/page_row.cpp",
+        "    free_own_pages(pool, from);\n",
+        "",
+        "request/page_row",
+    ),
+    Mutant(
+        "an extra key is part of the page after it",
+        "cpp/src/keys/page_keys.cpp",
+        "extras_[i].length <= token - extras_[i].start;",
+        "extras_[i].length < token - extras_[i].start;",
+        "keys/page_keys",
+    ),
+    Mutant(
+        "a longer hit leaves its tokens in the input",
+        "cpp/src/observe/token_counts.hpp",
+        "        sums.add_input(-moved.fresh);\n",
+        "",
+        "observe/counts",
+    ),
+    Mutant(
+        "a fork counts for no tenant",
+        "cpp/src/cache/fork.cpp",
+        "        cache.tenants.set(handle, cache.tenants.of(parent.sequence));\n",
+        "",
+        "stress/tenants",
+    ),
+    Mutant(
+        "a truncated request keeps its window pages",
+        "cpp/src/cache/truncate.cpp",
+        "        cache.windows.cut(home, handle, row, columns);\n",
+        "",
+        "layers/groups",
     ),
 )
