@@ -302,7 +302,7 @@ def test_without_a_folder_there_is_a_random_model(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0
     assert done.stdout.startswith("0.0 'Hello' -> ")
-    assert "a tiny one with random weights" in done.stderr
+    assert "use a tiny random model" in done.stderr
 
 
 def test_the_command_line_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

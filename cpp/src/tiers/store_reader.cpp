@@ -165,8 +165,12 @@ bool StoreReader::fill(LowerSearch& search, const std::vector<ColumnParts>& colu
     Reading& reading = own.emplace_back(manager_);
     reading.epoch = epoch();
     StoreMoves& moves = reading.fill.moves;
+    // Columns that wait to be written take room. They may also be written after this fill has
+    // begun, but before `make_room` looks.
+    const bool has_waiting = manager_.num_waiting_writes() > 0;
     search.begin_fill(columns, moves);
-    if ((moves.ticket == 0 || moves.keys.size() < columns.size()) && hooks_.make_room()) {
+    const bool lacks_room = moves.ticket == 0 || moves.keys.size() < columns.size();
+    if (lacks_room && (hooks_.make_room() || has_waiting)) {
         reading.fill.end(0, false);
         search.begin_fill(columns, moves);
     }

@@ -134,6 +134,21 @@ TEST(a_short_fill_is_a_short_hit) {
     CHECK_EQ(m.hit(prompt), 8);
 }
 
+TEST(a_write_that_ends_before_the_wait_for_room_makes_room) {
+    LowerScene m(64, 4);
+    const Tokens prompt = prompt_of(4);
+    FakeStore store(m.keys(prompt), columns_with(0, 4));
+    m.open({&store});
+    m.put(count_up(900, 9));
+    CHECK_EQ(m.manager.num_waiting_writes(), 4);
+    m.hooks.on_room = [&] {
+        CHECK_EQ(m.write_all(), 4);
+        return false;
+    };
+    m.load(prompt);
+    CHECK_EQ(m.hit(prompt), 8);
+}
+
 const std::vector<kvcore::CacheGroup> kWindow = {{GroupKind::kFull, 0, 1, 0},
                                                  {GroupKind::kSliding, 4, 1, 0}};
 
