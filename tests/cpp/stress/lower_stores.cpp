@@ -120,7 +120,7 @@ class Served {
         kvcore::LowerSearch search(shared_.manager, found, "", tokens.data(), std::move(next));
         shared_.reader.load(search);
     }
-    // Checks the pages that come from the host tier, and writes the pages that go there.
+    // Checks the bytes of loaded pages, and writes the bytes of stored pages.
     void copy(const kvcore::Transfers& transfers, const std::vector<BlockId>& pages) {
         for (const PageMove& move : transfers.tier_moves) {
             const auto at = std::find(pages.begin(), pages.end(), move.page_in(Tier::kDevice));

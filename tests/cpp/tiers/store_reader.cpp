@@ -188,44 +188,45 @@ TEST(a_hit_with_gaps_takes_the_last_window) {
     m.manager.check_integrity();
 }
 
-TEST(memory_is_not_given_back_while_a_store_has_it) {
-    LowerScene m(64, 16);
+// A load whose read exceeded its time limit, and has 3 of the 16 pages of the host tier.
+struct LateLoad {
+    LateLoad() {
+        store.on_read = [&](StoreTask& late) { late = read.task(); };
+        m.open({&store});
+        m.load(prompt);
+        CHECK_EQ(m.room(), 13);
+    }
+
+    LowerScene m{64, 16};
     const Tokens prompt = prompt_of(3);
-    FakeStore store(m.keys(prompt), columns_with(0, 3));
+    FakeStore store{m.keys(prompt), columns_with(0, 3)};
     LongRead read;
-    store.on_read = [&](StoreTask& late) { late = read.task(); };
-    m.open({&store});
-    m.load(prompt);
-    CHECK_EQ(m.room(), 13);
-    CHECK(!m.reader->close(0));
+};
+
+TEST(memory_is_not_given_back_while_a_store_has_it) {
+    LateLoad late;
+    CHECK(!late.m.reader->close(0));
     int interrupts = 0;
-    m.hooks.on_interrupt = [&] {
+    late.m.hooks.on_interrupt = [&] {
         ++interrupts;
         throw Interrupted();
     };
-    CHECK_THROWS(Interrupted, static_cast<void>(m.reader->close(60)));
+    CHECK_THROWS(Interrupted, static_cast<void>(late.m.reader->close(60)));
     CHECK_EQ(interrupts, 1);
-    m.hooks.on_interrupt = {};
-    read.door.open();
-    CHECK(m.reader->close(60));
-    CHECK_EQ(m.room(), 16);
-    CHECK_EQ(m.hit(prompt), 0);
+    late.m.hooks.on_interrupt = {};
+    late.read.door.open();
+    CHECK(late.m.reader->close(60));
+    CHECK_EQ(late.m.room(), 16);
+    CHECK_EQ(late.m.hit(late.prompt), 0);
 }
 
 TEST(a_later_call_gives_back_the_memory_of_a_late_read) {
-    LowerScene m(64, 16);
-    const Tokens prompt = prompt_of(3);
-    FakeStore store(m.keys(prompt), columns_with(0, 3));
-    LongRead read;
-    store.on_read = [&](StoreTask& late) { late = read.task(); };
-    m.open({&store});
-    m.load(prompt);
-    CHECK_EQ(m.room(), 13);
-    read.door.open();
-    read.task().wait();
-    kvcore::LowerSearch search = m.search_of(prompt);
-    CHECK_EQ(m.reader->reach(search), 3);
-    CHECK_EQ(m.room(), 16);
+    LateLoad late;
+    late.read.door.open();
+    late.read.task().wait();
+    kvcore::LowerSearch search = late.m.search_of(late.prompt);
+    CHECK_EQ(late.m.reader->reach(search), 3);
+    CHECK_EQ(late.m.room(), 16);
 }
 
 TEST(an_interrupt_does_not_give_memory_back_either) {

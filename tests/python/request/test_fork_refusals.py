@@ -238,14 +238,16 @@ def test_a_child_claimed_anew_while_the_fork_fails_stays_claimed(name: Any) -> N
     assert "0 requests" in repr(manager)
 
 
+class Fixed(Context):
+    """A context whose start index cannot move."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "start_idx" and value > 0:
+            raise RuntimeError("start_idx stays")
+        super().__setattr__(name, value)
+
+
 def test_children_that_fail_when_they_are_moved_are_not_claimed() -> None:
-
-    class Fixed(Context):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "start_idx" and value > 0:
-                raise RuntimeError("start_idx stays")
-            super().__setattr__(name, value)
-
     manager = make_manager(4, 8)
     parent = prefilled(manager, WRITTEN)
     children = [Fixed(name, [*WRITTEN, 7]) for name in ("one", "two")]
@@ -258,13 +260,6 @@ def test_children_that_fail_when_they_are_moved_are_not_claimed() -> None:
 
 
 def test_a_fork_that_fails_moves_its_other_children_back() -> None:
-
-    class Fixed(Context):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "start_idx" and value > 0:
-                raise RuntimeError("start_idx stays")
-            super().__setattr__(name, value)
-
     manager = make_manager(4, 8)
     parent = prefilled(manager, WRITTEN)
     own = make_context([*WRITTEN, 7, 8], "own", active_idx=2)
