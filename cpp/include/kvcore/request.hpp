@@ -99,11 +99,8 @@ class LookupTable {
         return row < max_rows_ && pages.n <= stride_;
     }
     /// Writes the occupant's pages to the start of row `row`. They must fit. O(pages changed).
-    void write_row(std::int64_t row, SequenceHandle occupant, RowPages pages) {
-        const Row& known = rows_[static_cast<std::size_t>(row)];
-        const bool is_same = known.occupant == occupant && known.version == pages.version;
-        if (is_same && known.filled == pages.n) return;
-        rewrite_row(row, occupant, pages);
+    void write_row(std::int64_t row, const SequenceHandle& occupant, const RowPages& pages) {
+        if (!shows(row, occupant, pages.version, pages.n)) rewrite_row(row, occupant, pages);
     }
     /// Registers the tables of the other bundles, nullptr for a missing table. From now on the
     /// caller writes them before this table, so that they show the same rows. O(n), or O(max_rows)
@@ -128,6 +125,12 @@ class LookupTable {
     /// Makes `shows` return false for every row until it is written again; the cells stay known.
     /// O(max_rows).
     void doubt() noexcept;
+    /// True if row `row` < max_rows shows the `n` pages that an occupant has at this version.
+    [[nodiscard]] bool shows(std::int64_t row, const SequenceHandle& occupant,
+                             std::uint32_t version, std::int32_t n) const noexcept {
+        const Row& known = rows_[static_cast<std::size_t>(row)];
+        return known.occupant == occupant && known.version == version && known.filled == n;
+    }
     /// True if row `row` < max_rows shows the pages that a bundle has for an occupant in this
     /// state.
     [[nodiscard]] bool shows(std::int64_t row, const SequenceHandle& occupant,
@@ -174,7 +177,7 @@ class LookupTable {
         std::uint32_t windows = 0;  // of a bundle, as in RowState; 0: unknown
     };
 
-    void rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages);
+    void rewrite_row(std::int64_t row, SequenceHandle occupant, const RowPages& pages);
     void rewrite_row(std::int64_t row, SequenceHandle occupant, const BundlePages& pages);
     /// Leading columns of a row that the memory already shows correctly.
     [[nodiscard]] static std::int32_t shown(const Row& known, SequenceHandle occupant,

@@ -90,8 +90,8 @@ void adopt_column(CommitMemory& memory, const Replica& home, BlockId cached, Blo
 // replace the row's own pages, these become free and quotas can be kept; if both stay, quotas may
 // leave no room for them. Returns false if the columns must not be committed now. Throws
 // std::bad_alloc, and has changed nothing.
-bool find_adopted(CacheData& cache, const Sequence& sequence, SequenceHandle handle,
-                  TreePosition known, std::int32_t first) {
+[[gnu::noinline]] bool find_adopted(CacheData& cache, const Sequence& sequence,
+                                    SequenceHandle handle, TreePosition known, std::int32_t first) {
     const Replica& home = cache.home_of(sequence);
     CommitMemory& memory = cache.commit_memory;
     memory.adopted.clear();
@@ -178,8 +178,8 @@ void swap_columns(CacheData& cache, Replica& home, SequenceHandle handle, PageRo
 }
 
 // Caches columns `first` .. `end` - 1, except the columns that the tree already had.
-void cache_columns(const CacheData& cache, Replica& home, const PageRow& pages, std::int32_t first,
-                   std::int32_t end) noexcept {
+[[gnu::noinline]] void cache_columns(const CacheData& cache, Replica& home, const PageRow& pages,
+                                     std::int32_t first, std::int32_t end) noexcept {
     auto duplicate = cache.commit_memory.duplicates.begin();
     for (std::int32_t c = first; c < end; ++c) {
         if (duplicate != cache.commit_memory.duplicates.end() && first + duplicate->index == c) {
@@ -191,8 +191,9 @@ void cache_columns(const CacheData& cache, Replica& home, const PageRow& pages, 
 }
 
 // The columns of a run now have a place in the tree, which already had some of them.
-void settle_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, std::int32_t first,
-                std::int32_t end, bool is_shared, std::int32_t row) noexcept {
+[[gnu::noinline]] void settle_run(CacheData& cache, Sequence& sequence, SequenceHandle handle,
+                                  std::int32_t first, std::int32_t end, bool is_shared,
+                                  std::int32_t row) noexcept {
     Replica& home = cache.home_of(sequence);
     PageRow& pages = sequence.pages;
     const auto num_duplicates = static_cast<std::int32_t>(cache.commit_memory.duplicates.size());
@@ -224,12 +225,12 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     Replica& home = cache.home_of(sequence);
     PageRow& pages = sequence.pages;
     const std::int32_t first = pages.committed();
-    if (is_shared) {
+    if (unlikely(is_shared)) {
         for_each_other_holder(cache, sequence, end - 1, [&](PageRow& other) {
             other.make_room_for_duplicates(static_cast<std::size_t>(end - 1 - other.committed()));
         });
     }
-    if (home.owners != nullptr) {
+    if (unlikely(home.owners != nullptr)) {
         const std::int64_t n = std::int64_t{end - first} * cache.config.page_size;
         const TokenId* from = tokens + std::ptrdiff_t{first} * cache.config.page_size;
         const TreePosition known = home.tree.match(pages.node(), from, n).at;
@@ -238,19 +239,20 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     cache.commit_memory.duplicates.clear();
     const auto lanes = static_cast<std::size_t>(cache.grouping.num_lanes());
     make_room(cache.commit_memory.swapped, static_cast<std::size_t>(end - first) * lanes);
-    if (home.columns != nullptr) {
+    if (unlikely(home.columns != nullptr)) {
         make_room(cache.commit_memory.replaced, static_cast<std::size_t>(end - first));
         home.make_room_to_cache(end - first, home.num_sequences);
     }
-    if (!cache.config.dedup) pages.make_room_for_duplicates(static_cast<std::size_t>(end - first));
-    if (is_shared && home.columns != nullptr) pages.make_room_for_duplicates(1);
+    if (unlikely(!cache.config.dedup))
+        pages.make_room_for_duplicates(static_cast<std::size_t>(end - first));
+    if (unlikely(is_shared && home.columns != nullptr)) pages.make_room_for_duplicates(1);
     pages.commit(home.tree, tokens, end, cache.commit_memory.duplicates, retention);
     // Nothing below can fail.
     cache.ledger.flights.note_commit(sequence, first, end, cache.commit_memory.duplicates);
-    if (home.columns != nullptr) cache_columns(cache, home, pages, first, end);
-    if (is_shared || !cache.commit_memory.duplicates.empty())
+    if (unlikely(home.columns != nullptr)) cache_columns(cache, home, pages, first, end);
+    if (unlikely(is_shared || !cache.commit_memory.duplicates.empty()))
         settle_run(cache, sequence, handle, first, end, is_shared, row);
-    if (home.owners != nullptr) share_out_adopted(cache.commit_memory, home);
+    if (unlikely(home.owners != nullptr)) share_out_adopted(cache.commit_memory, home);
     return true;
 }
 
@@ -271,7 +273,7 @@ void commit_pages(CacheData& cache, Sequence& sequence, const RequestView& reque
         const std::int32_t found = pages.find_shared(pool, end);
         const std::int32_t shared = found < end ? found : written;
         Priorities::Segment kept;
-        if (home.keeps_by_priority)
+        if (unlikely(home.keeps_by_priority))
             kept = cache.priorities.segment(request.sequence, pages.committed());
         const std::int32_t piece = std::min({shared + 1, written, kept.end});
         if (!commit_run(cache, sequence, request.sequence, request.tokens, piece, shared < piece,
@@ -326,7 +328,7 @@ template <bool kHasWindows>
 
 // Written tokens have moved windows on. Pages that windows have passed are given back; if they were
 // committed before, the tree keeps them.
-void advance_windows(CacheData& cache, const RequestBatch& batch) noexcept {
+[[gnu::noinline]] void advance_windows(CacheData& cache, const RequestBatch& batch) noexcept {
     for (std::size_t k = 0; k < cache.commit_memory.passing.size(); ++k) {
         if (k + 2 < cache.commit_memory.passing.size()) {
             const SequenceHandle later = batch[cache.commit_memory.passing[k + 2]].sequence;
@@ -361,7 +363,8 @@ void make_checkpoint(CacheData& cache, Sequence& sequence, SequenceHandle handle
 }
 
 // Makes no checkpoint if memory or slots are missing.
-void advance_states(CacheData& cache, const RequestBatch& batch, Transfers* transfers) {
+[[gnu::noinline]] void advance_states(CacheData& cache, const RequestBatch& batch,
+                                      Transfers* transfers) {
     for (std::int64_t i = 0; i < batch.size(); ++i) {
         const RequestView& request = batch[i];
         const RecurrentState& row = cache.states.of(request.sequence);
@@ -381,7 +384,8 @@ void advance_states(CacheData& cache, const RequestBatch& batch, Transfers* tran
 }
 
 // Runs after the checkpoints of the call, because a checkpoint also stores the pages before it.
-void store_rows(CacheData& cache, const RequestBatch& batch, Transfers& transfers) noexcept {
+[[gnu::noinline]] void store_rows(CacheData& cache, const RequestBatch& batch,
+                                  Transfers& transfers) noexcept {
     for (const std::int64_t row : cache.commit_memory.rows) {
         const SequenceHandle handle = batch[row].sequence;
         try {
@@ -397,7 +401,8 @@ void store_rows(CacheData& cache, const RequestBatch& batch, Transfers& transfer
 void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& swaps,
             Transfers* transfers) {
     const bool copies_states = cache.has_states && transfers != nullptr;
-    if (cache.config.host_pages > 0 || copies_states) rules::require_transfers(cache, transfers);
+    if (unlikely(cache.config.host_pages > 0 || copies_states))
+        rules::require_transfers(cache, transfers);
     const StoreRules& rules = cache.ledger.flights.rules();
     const bool stores = cache.config.host_pages > 0 && transfers != nullptr && !rules.writes_back();
     const bool is_late = rules.has_marks() && cache.has_states;
@@ -423,7 +428,7 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
         if (!cache.config.prefix_caching || !(has_new || is_due)) continue;
         try {
             if (has_new) commit_pages(cache, sequence, request, static_cast<std::int32_t>(row));
-            if (stores && !is_late) {
+            if (unlikely(stores && !is_late)) {
                 cache.ledger.flights.owe_stores(request.sequence, sequence, *transfers);
             }
         } catch (const std::bad_alloc&) {
@@ -432,12 +437,12 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
             continue;
         }
     }
-    advance_windows(cache, batch);
-    if (cache.has_states) advance_states(cache, batch, transfers);
-    if (stores && is_late) store_rows(cache, batch, *transfers);
+    if (unlikely(!cache.commit_memory.passing.empty())) advance_windows(cache, batch);
+    if (unlikely(cache.has_states)) advance_states(cache, batch, transfers);
+    if (unlikely(stores && is_late)) store_rows(cache, batch, *transfers);
     // Memory for swaps is kept from call to call, because few calls swap pages.
     swaps.clear();
-    if (!cache.commit_memory.swapped.empty()) swaps.swap(cache.commit_memory.swapped);
+    if (unlikely(!cache.commit_memory.swapped.empty())) swaps.swap(cache.commit_memory.swapped);
 }
 
 }  // namespace kvcore::verbs

@@ -62,21 +62,26 @@ struct Part {
     template <bool kHasGroups>
     void write(const RequestView& request, const Sequence& sequence, std::int64_t row,
                const CacheData& cache, const WindowView& windows) {
-        const RowPages pages = sequence.pages.view();
+        const std::int32_t n = sequence.pages.size();
         const std::int64_t num_new = request.active - request.start;
         // Few rows are the longest, so a row usually stores nothing.
-        if (pages.n > target->width) target->width = pages.n;
-        if (num_new > target->longest_new) target->longest_new = num_new;
-        if (request.active > target->longest_active) target->longest_active = request.active;
-        if (row >= room->rows || pages.n > room->columns) return;
+        if (unlikely(n > target->width)) target->width = n;
+        if (unlikely(num_new > target->longest_new)) target->longest_new = num_new;
+        if (unlikely(request.active > target->longest_active)) {
+            target->longest_active = request.active;
+        }
+        if (unlikely(row >= room->rows) || unlikely(n > room->columns)) return;
         if constexpr (kHasGroups) {
             const SequenceHandle& handle = request.sequence;
-            const RowState now{pages.version, windows.of(handle).version};
+            const RowState now{sequence.pages.version(), windows.of(handle).version};
             if (!target->table->shows(row, handle, now)) {
                 write_bundles(*target, handle, sequence, row, cache);
             }
         } else {
-            target->table->write_row(row, request.sequence, pages);
+            LookupTable& table = *target->table;
+            if (unlikely(!table.shows(row, request.sequence, sequence.pages.version(), n))) {
+                table.write_row(row, request.sequence, sequence.pages.view());
+            }
         }
         target->cache_lengths[row] = static_cast<std::uint32_t>(request.start);
         if (target->new_lengths == nullptr) return;
@@ -113,7 +118,7 @@ void begin_fetch(CacheData& cache, FetchTarget* targets, const FetchTarget* end)
         target->width = 0;
         cache.fetch_memory.rooms.push_back(room_of(cache, *target));
         const std::size_t bundles = cache.grouping.bundles().size();
-        if (bundles > 1 && cache.fetch_memory.rooms.back().rows > 0)
+        if (unlikely(bundles > 1) && cache.fetch_memory.rooms.back().rows > 0)
             target->table->lead(target->more, bundles - 1);
     }
     cache.fetch_memory.prompts.clear();
@@ -241,7 +246,7 @@ void count_rows(CacheData& cache, const RequestBatch& batch) noexcept {
 
 FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps,
                   FetchTarget* targets, Transfers* transfers) {
-    if (transfers != nullptr || cache.config.host_pages > 0) {
+    if (unlikely(transfers != nullptr || cache.config.host_pages > 0)) {
         rules::require_transfers(cache, transfers);
     }
     const OwedCopies::Call scope(cache.ledger.copies);
@@ -249,7 +254,7 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
     begin_fetch(cache, targets, end);
     CountedEnds counted(cache.fetch_memory.undo, batch.size());
     FetchResult result;
-    if (cache.has_states) {
+    if (unlikely(cache.has_states)) {
         cache.is_plain
             ? write_ready_rows<false, true>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, true>(cache, batch, num_steps, targets, counted, result);
@@ -258,17 +263,17 @@ FetchResult fetch(CacheData& cache, const RequestBatch& batch, std::int64_t num_
             ? write_ready_rows<false, false>(cache, batch, num_steps, targets, counted, result)
             : write_ready_rows<true, false>(cache, batch, num_steps, targets, counted, result);
     }
-    if (result.status != FetchStatus::kOk) return result;
+    if (unlikely(result.status != FetchStatus::kOk)) return result;
     if (!cache.fetch_memory.missing.empty() &&
         !reserve_rows(cache, batch, cache.fetch_memory.missing, num_steps, transfers, result)) {
         return result;
     }
-    if (transfers != nullptr && !transfers->empty()) {
+    if (unlikely(transfers != nullptr && !transfers->empty())) {
         result.status = FetchStatus::kPending;
         return result;
     }
     write_late_rows(cache, batch, targets);
-    if (!have_room(cache, targets)) {
+    if (unlikely(!have_room(cache, targets))) {
         result.status = FetchStatus::kGrow;
         return result;
     }

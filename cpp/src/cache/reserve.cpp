@@ -41,7 +41,7 @@ std::int64_t searched(const Replica& home, const RequestView& request, std::int6
 // missing although pages are available.
 bool has_columns(const Replica& home, const Plan& plan) {
     const std::int64_t wanted = plan.new_columns();
-    if (home.columns == nullptr || home.pool.num_free() >= wanted) return true;
+    if (!unlikely(home.columns != nullptr) || home.pool.num_free() >= wanted) return true;
     std::int64_t evictable = home.tree.num_evictable();
     const FoundHit& hit = plan.hit;
     if (hit.shares()) evictable -= home.tree.num_unprotected(hit.match.at);
@@ -51,8 +51,8 @@ bool has_columns(const Replica& home, const Plan& plan) {
 
 // Prompts branch where whole pages continue without a checkpoint. A checkpoint is made at the
 // branch, even if `limit` makes the hit shorter.
-void narrow_to_state(const CacheData& cache, FoundHit& hit, TreePosition& whole,
-                     const Replica& home, std::int64_t limit) {
+[[gnu::noinline]] void narrow_to_state(const CacheData& cache, FoundHit& hit, TreePosition& whole,
+                                       const Replica& home, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
     whole = hit.match.at;
     hit.branch = whole.depth * page;
@@ -67,8 +67,8 @@ void narrow_to_state(const CacheData& cache, FoundHit& hit, TreePosition& whole,
 
 // If the tier has whole pages after the hit, the hit continues with them. Then no tokens of a
 // partly equal page are copied.
-void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
-                const RequestView& request, std::int64_t limit) {
+[[gnu::noinline]] void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
+                                  const RequestView& request, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
     const TreePosition below = host.find(request.name_space, request.tokens, limit);
@@ -81,8 +81,9 @@ void find_below(const CacheData& cache, FoundHit& hit, const Level& host,
 
 // The same for columns with pages of each bundle, or with checkpoints. Pages that the tier has
 // before the end of the device's hit also count, because the tree may lack them.
-void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whole,
-                        const Replica& home, const RequestView& request, std::int64_t limit) {
+[[gnu::noinline]] void find_columns_below(const CacheData& cache, FoundHit& hit, TreePosition whole,
+                                          const Replica& home, const RequestView& request,
+                                          std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
     if (hit.match.at.depth >= limit / page) return;
     TreePosition below =
@@ -126,9 +127,9 @@ void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
             match.partial = {};
             match.partial_tokens = 0;
         }
-        if (home.states != nullptr) {
+        if (unlikely(home.states != nullptr)) {
             narrow_to_state(cache, hit, whole, home, limit);
-        } else if (home.columns != nullptr) {
+        } else if (unlikely(home.columns != nullptr)) {
             whole = match.at;
             const HitSearch search(*home.columns, home.tree, request.tokens, limit);
             const bool has_declined = sequence.reuse == Reuse::kDeclined;
@@ -136,18 +137,14 @@ void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
         }
     }
     hit.tokens = std::int64_t{match.at.depth} * cache.config.page_size + match.partial_tokens;
-    if (home.host != nullptr) {
+    if (unlikely(home.host != nullptr)) {
         if (home.narrows_hits()) {
             find_columns_below(cache, hit, whole, home, request, limit);
         } else {
             find_below(cache, hit, *home.host, request, limit);
         }
     }
-    if (hit.tokens > sequence.hit_tokens) return;
-    FoundHit none;
-    none.branch = hit.branch;
-    none.wanted = hit.wanted;
-    hit = none;
+    if (hit.tokens <= sequence.hit_tokens) hit.drop();
 }
 
 std::int64_t count_adopted(const CacheData& cache, const Replica& home, const FoundHit& hit) {
@@ -160,8 +157,8 @@ namespace {
 
 // Finds the state that the request continues from, and the end of the next run: the token where a
 // checkpoint is due, or the end of the tokens that run again after rejected drafts.
-void place_state(const CacheData& cache, Plan& plan, const Sequence& sequence,
-                 const RequestView& request, const ReserveArgs& args) {
+[[gnu::noinline]] void place_state(const CacheData& cache, Plan& plan, const Sequence& sequence,
+                                   const RequestView& request, const ReserveArgs& args) {
     const RecurrentStates& states = cache.states;
     RecurrentState row;
     if (is_claimed(request)) row = states.of(request.sequence);
@@ -224,7 +221,7 @@ void count_pages(const CacheData& cache, Plan& plan, const Sequence& sequence,
                  const RequestView& request, std::int64_t num_steps) {
     plan.pages = plan.appended + plan.replaced;
     const Replica& home = cache.home_of(sequence);
-    if (home.columns == nullptr) return;
+    if (!unlikely(home.columns != nullptr)) return;
     const Grouping& grouping = cache.grouping;
     const PageRow& row = sequence.pages;
     const std::int64_t tokens = plan.active + num_steps - 1;
@@ -280,8 +277,9 @@ std::int64_t count_shared(const CacheData& cache, std::size_t window, const Plan
 // can cover, wherever they begin. A present column with other readers makes no room for later
 // columns, because it stays after the request has passed it. A page of another tenant makes no room
 // in the quota of `owner`.
-std::int64_t count_ahead(const CacheData& cache, const Plan& plan, const Sequence& sequence,
-                         const RequestView& request, const ReserveArgs& args, const Owner* owner) {
+[[gnu::noinline]] std::int64_t count_ahead(const CacheData& cache, const Plan& plan,
+                                           const Sequence& sequence, const RequestView& request,
+                                           const ReserveArgs& args, const Owner* owner) {
     const PageRow& row = sequence.pages;
     const Grouping& grouping = cache.grouping;
     const std::int64_t column = cache.config.page_size;
@@ -346,8 +344,8 @@ void for_each_returned_page(const Replica& home, const PageRow& row, const Plan&
 }
 
 // Applies quotas to a plan: it fits only if quotas allow it with `ahead` more pages.
-void apply_quotas(const Replica& home, const Sequence& sequence, Owner owner, std::int64_t ahead,
-                  Plan& plan) {
+[[gnu::noinline]] void apply_quotas(const Replica& home, const Sequence& sequence, Owner owner,
+                                    std::int64_t ahead, Plan& plan) {
     const FoundHit& hit = plan.hit;
     const std::int64_t taken = plan.pages + ahead;
     if (taken == 0 && !hit.shares()) return;
@@ -376,18 +374,18 @@ void count_needs(const CacheData& cache, Plan& plan, const Sequence& sequence,
     if (hit.tokens >= request.active) {
         plan.active = std::min(request.end, hit.tokens + (request.active - begin));
     }
-    if (cache.has_states) place_state(cache, plan, sequence, request, args);
+    if (unlikely(cache.has_states)) place_state(cache, plan, sequence, request, args);
     const std::int64_t tokens = cache.tokens_to_hold(request, plan.active, args.num_steps);
     count_columns(cache, plan, sequence, ceil_div(tokens, cache.config.page_size));
     count_returned(cache, plan, sequence);
     count_pages(cache, plan, sequence, request, args.num_steps);
     std::int64_t ahead = 0;
-    if (args.options.has_margin()) {
+    if (unlikely(args.options.has_margin())) {
         ahead = count_ahead(cache, plan, sequence, request, args, nullptr);
         plan.kept = args.options.keep_free + ahead;
     }
     count_available(cache, plan, sequence);
-    if (cache.home_of(sequence).owners != nullptr) {
+    if (unlikely(cache.home_of(sequence).owners != nullptr)) {
         const Owner owner =
             is_claimed(request) ? cache.tenants.of(request.sequence) : args.stranger;
         if (ahead > 0 || args.options.must_fit > 0) {
@@ -481,7 +479,7 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     if (hit.shares()) {
         reservation.place = TreePin(tree, tree.split(hit.match.at));
         // A hold on the source page holds its whole run, so the run is cut.
-        if (home.owners != nullptr && hit.is_partial()) {
+        if (unlikely(home.owners != nullptr) && hit.is_partial()) {
             reservation.partial.node = tree.split(hit.match.partial);
         }
         if (!hit.ends_below()) reservation.checkpoint = home.hold_state(hit.match.at);
@@ -495,7 +493,7 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     }
     const auto first = static_cast<std::int32_t>(plan.start / cache.config.page_size);
     const bool writes_read_only = row.read_only_end() > first;
-    if (!reservation.place && writes_read_only) {
+    if (unlikely(writes_read_only) && !reservation.place) {
         reservation.cut.emplace(cache, request.sequence, sequence, first);
     }
     // At most one page is copied: the last page of a hit, or a page that is written again.
@@ -503,9 +501,9 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
         plan.resumes) {
         make_room_for_copies(cache, 1, transfers);
     }
-    if (transfers != nullptr) make_room(transfers->moved, 1);
+    if (unlikely(transfers != nullptr)) make_room(transfers->moved, 1);
     if (hit.shares()) cache.ledger.flights.expect_hit(request.sequence);
-    if (hit.below.node != nullptr) {
+    if (unlikely(hit.below.node != nullptr)) {
         reservation.load = cache.ledger.flights.prepare_load(
             request.sequence, sequence.replica, hit, !reservation.checkpoint, *transfers);
     }
@@ -521,7 +519,7 @@ bool store_before_eviction(CacheData& cache, const Reservation& reservation,
 void evict_for(CacheData& cache, const Reservation& reservation, const Sequence& sequence,
                SequenceHandle handle) {
     Replica& home = cache.home_of(sequence);
-    if (home.states != nullptr) {
+    if (unlikely(home.states != nullptr)) {
         const bool has_slot = cache.states.of(handle).slot != RecurrentSlots::kNone ||
                               home.states->num_available() > 0 || reservation.checkpoint.is_sole();
         detail::require_law(has_slot, "reserve: an admitted state slot is available");
@@ -572,8 +570,9 @@ void fill_column(CacheData& cache, Replica& home, SequenceHandle handle, const P
 // The next tokens go into pages that the tree or forks may read. The sequence gets pages of its own
 // for these columns; the first page begins with a copy of the tokens that the sequence keeps. The
 // sequence drops its shared pages after the columns that it needs.
-void copy_on_write(CacheData& cache, Reservation& reservation, SequenceHandle handle,
-                   Sequence& sequence, Transfers* transfers) {
+[[gnu::noinline]] void copy_on_write(CacheData& cache, Reservation& reservation,
+                                     SequenceHandle handle, Sequence& sequence,
+                                     Transfers* transfers) {
     Replica& home = cache.home_of(sequence);
     PageRow& row = sequence.pages;
     const Departures::Writer writer = cache.writer(sequence, reservation.plan.start);
@@ -610,7 +609,8 @@ void copy_on_write(CacheData& cache, Reservation& reservation, SequenceHandle ha
 }
 
 // Appends the row's new columns, and pages of windows for the tokens that run next.
-void append_columns(CacheData& cache, const Plan& plan, SequenceHandle handle, Sequence& sequence) {
+[[gnu::noinline]] void append_columns(CacheData& cache, const Plan& plan, SequenceHandle handle,
+                                      Sequence& sequence) {
     Replica& home = cache.home_of(sequence);
     PageRow& row = sequence.pages;
     const std::int32_t size = row.size();
@@ -621,8 +621,9 @@ void append_columns(CacheData& cache, const Plan& plan, SequenceHandle handle, S
     cache.windows.fill(home, handle, row, plan.hit_pages, end);
 }
 
-void copy_partial_page(CacheData& cache, const Reservation& reservation, SequenceHandle handle,
-                       Sequence& sequence, Transfers* transfers) noexcept {
+[[gnu::noinline]] void copy_partial_page(CacheData& cache, const Reservation& reservation,
+                                         SequenceHandle handle, Sequence& sequence,
+                                         Transfers* transfers) noexcept {
     const FoundHit& hit = reservation.plan.hit;
     Replica& home = cache.home_of(sequence);
     const TreePosition& source = reservation.partial;
@@ -650,8 +651,9 @@ void keep_state(CacheData& cache, const Reservation& reservation, const Sequence
 
 // Takes the slot that the request computes in from now on, with the state at the end of its hit. If
 // only the checkpoint of the hit is available, the request takes over its slot.
-void take_state(CacheData& cache, Reservation& reservation, const Sequence& sequence,
-                const RequestView& request, Transfers* transfers) {
+[[gnu::noinline]] void take_state(CacheData& cache, Reservation& reservation,
+                                  const Sequence& sequence, const RequestView& request,
+                                  Transfers* transfers) {
     RecurrentSlots& states = *cache.home_of(sequence).states;
     const Plan& plan = reservation.plan;
     RecurrentState& row = cache.states.of(request.sequence);
@@ -722,16 +724,16 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
         const TreePosition hit{reservation.place.node(), plan.hit.match.at.depth};
         const std::int32_t columns = plan.hit_pages;
         home.tree.use(hit, pages.committed());
-        if (home.keeps_by_priority) {
+        if (unlikely(home.keeps_by_priority)) {
             cache.priorities.retain(home.tree, handle, hit, pages.committed());
         }
-        if (home.columns != nullptr) {
+        if (unlikely(home.columns != nullptr)) {
             cache.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
         }
         const std::int32_t first = pages.committed();
         pages.take_hit(home, std::move(reservation.place), columns);
         cache.ledger.flights.note_hit(handle, sequence, first);
-        if (home.columns != nullptr) {
+        if (unlikely(home.columns != nullptr)) {
             const bool takes_over =
                 pages.own_duplicates().empty();  // own duplicates differ from the hit's columns
             cache.windows.take_hit(home, handle, pages, columns, plan.start, takes_over);
@@ -741,11 +743,11 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     } else {
         if (pages.node() == nullptr) pages.place_at(std::move(reservation.place));
         const bool is_all_below = home.columns != nullptr && plan.hit.is_taken();
-        if (is_all_below) {
+        if (unlikely(is_all_below)) {
             cache.windows.take_hit(home, handle, pages, 0, plan.start, false);
         }
     }
-    if (home.columns != nullptr) {
+    if (unlikely(home.columns != nullptr)) {
         append_columns(cache, plan, handle, sequence);
         if (!sequence.is_sealed()) {
             cache.windows.set_prompt(handle, request.end);
@@ -753,17 +755,18 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     } else if (plan.appended > 0) {
         pages.take(home, plan.appended);
     }
-    if (pages.read_only_end() > plan.start / cache.config.page_size) {
+    if (unlikely(pages.read_only_end() > plan.start / cache.config.page_size)) {
         copy_on_write(cache, reservation, handle, sequence, transfers);
     }
     home.note_peak();  // before a copy holds its source for a moment
-    if (plan.hit.is_partial()) {
+    if (unlikely(plan.hit.is_partial())) {
         copy_partial_page(cache, reservation, handle, sequence, transfers);
     }
-    if (!reservation.idle.empty())
+    if (unlikely(!reservation.idle.empty()))
         quotas::share_out(home, reservation.idle, cache.tenants.of(handle));
-    if (home.states != nullptr) take_state(cache, reservation, sequence, request, transfers);
-    if (reservation.load != nullptr) {
+    if (unlikely(home.states != nullptr))
+        take_state(cache, reservation, sequence, request, transfers);
+    if (unlikely(reservation.load != nullptr)) {
         const bool has_state = home.states != nullptr;
         cache.ledger.flights.owe_load(
             *reservation.load, sequence,
@@ -771,7 +774,7 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     }
     count_tokens(cache, plan, request, sequence);
     const bool has_moved = request.start != plan.start || request.active != plan.active;
-    if (has_moved && transfers != nullptr) {
+    if (unlikely(has_moved && transfers != nullptr)) {
         transfers->moved.push_back({row, request.start, request.active});
     }
     request.start = plan.start;
@@ -798,7 +801,8 @@ void require_one_step(const RequestView& request, const Plan& plan, std::int64_t
 bool carry_out_fitting(CacheData& cache, const Plan& plan, Sequence& sequence, RequestView& request,
                        std::int64_t row, Transfers* transfers, bool& has_moved) {
     Reservation reservation = prepare(cache, plan, sequence, request, transfers);
-    if (transfers != nullptr && store_before_eviction(cache, reservation, sequence, *transfers)) {
+    if (unlikely(transfers != nullptr) &&
+        store_before_eviction(cache, reservation, sequence, *transfers)) {
         return false;
     }
     evict_for(cache, reservation, sequence, request.sequence);
@@ -818,7 +822,8 @@ ReserveStatus carry_out(CacheData& cache, const Plan& plan, Sequence& sequence,
     // Pages and checkpoints that earlier rows copy from are held, but this row may have to take
     // them.
     const bool is_short = plan.evicted > 0 || plan.is_over_quota || plan.lacks_slot;
-    if (is_short && transfers != nullptr && !transfers->empty()) return ReserveStatus::kPending;
+    if (unlikely(transfers != nullptr) && is_short && !transfers->empty())
+        return ReserveStatus::kPending;
     if (plan.fits) {
         bool has_moved = false;
         const bool is_done =
@@ -840,7 +845,7 @@ ReserveStatus reserve_row(CacheData& cache, RequestView& request, const ReserveA
     const std::int64_t num_steps = args.num_steps;
     Sequence& sequence = cache.rows[row];
     if (sequence.num_pending > 0) return ReserveStatus::kPending;
-    if (!cache.ledger.copies.empty()) cache.protect_read_pages(sequence, request.start);
+    if (unlikely(!cache.ledger.copies.empty())) cache.protect_read_pages(sequence, request.start);
     const std::int32_t page_size = cache.config.page_size;
     if (sequence.is_sealed() && !args.options.has_margin() &&
         is_reserved(sequence.pages, request, num_steps, page_size, cache.config.reserve_chunks) &&
@@ -910,16 +915,16 @@ namespace verbs {
 
 BatchReserve reserve(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps,
                      Transfers* transfers, const ReserveOptions& options) {
-    if (transfers != nullptr || cache.config.host_pages > 0) {
+    if (unlikely(transfers != nullptr || cache.config.host_pages > 0)) {
         rules::require_transfers(cache, transfers);
     }
     check_batch(cache, batch, num_steps);
-    if (options.must_fit > 0) {
+    if (unlikely(options.must_fit > 0)) {
         for (std::int64_t i = 0; i < batch.size(); ++i) {
             rules::require_fit(cache, cache.rows[i], batch[i], options, i);
         }
     }
-    if (num_steps > 1 && cache.has_states) require_one_step_each(cache, batch, num_steps);
+    if (unlikely(num_steps > 1 && cache.has_states)) require_one_step_each(cache, batch, num_steps);
     const OwedCopies::Call scope(cache.ledger.copies);
     const ReserveArgs args{num_steps, options};
     for (std::int64_t i = 0; i < batch.size(); ++i) {

@@ -30,6 +30,12 @@ struct FoundHit {
     [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
     /// True if only the host tier has the end of the hit.
     [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
+    /// Takes no page; `branch` and `wanted` stay.
+    void drop() noexcept {
+        match = {};
+        below = {};
+        tokens = 0;
+    }
 };
 
 namespace tiered {

@@ -22,7 +22,7 @@ std::int32_t LookupTable::shown(const Row& known, SequenceHandle occupant, std::
     return changes == nullptr ? 0 : changes->unchanged(known.version, version);
 }
 
-void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, RowPages pages) {
+void LookupTable::rewrite_row(std::int64_t row, SequenceHandle occupant, const RowPages& pages) {
     Row& known = rows_[static_cast<std::size_t>(row)];
     std::uint32_t* columns = data_ + row * stride_;
     const std::int32_t from =

@@ -15,6 +15,10 @@ from libc.string cimport memcpy
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
+cdef extern from *:
+    # Cython's macro: keeps rare code away from the code of every call.
+    bint unlikely(bint condition) noexcept nogil
+
 from kvcore.cpp cimport (
     BatchReserve,
     BlockId,

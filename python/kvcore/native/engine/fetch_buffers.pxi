@@ -82,7 +82,7 @@ cdef class FetchBuffer:
         """Return True if the caller has dropped all arrays returned earlier."""
         if self.busy:
             return False
-        if self.memory is not None:  # 3 references: `memory`, and the bases of table and lengths
+        if unlikely(self.memory is not None):  # 3 references: `memory`, and the bases of table and lengths
             return Py_REFCNT(<PyObject*>self.memory) == 3
         return (
             is_left(<PyObject*>self.last_table, <PyObject*>self.held)
@@ -105,7 +105,7 @@ cdef class FetchBuffer:
     cdef int take(self) except -1:
         """Take the buffer for a fetch; the fetch writes all entries if the table was exported."""
         self.busy = True
-        if self.held is not None and self.held.is_exported:
+        if unlikely(self.held is not None and self.held.is_exported):
             self.rows.forget()
             self.held.is_exported = False
         return 0
@@ -188,7 +188,7 @@ cdef inline bint is_same(
 
 cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
     """Return the table of a fetch, over the start of a buffer's table."""
-    if buffer.held is None:  # pinned memory: only copies to devices read it
+    if unlikely(buffer.held is None):  # pinned memory: only copies to devices read it
         return uint32_view(buffer.table, 2, shape, strides)
     if is_same(buffer.last_table, 2, shape, strides, cnp.NPY_ARRAY_ALIGNED):
         return buffer.last_table
@@ -203,7 +203,7 @@ cdef cnp.ndarray table_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp*
 
 cdef cnp.ndarray lengths_of(FetchBuffer buffer, cnp.npy_intp* shape, cnp.npy_intp* strides):
     """Return the lengths of a fetch, over the start of a buffer's lengths."""
-    if buffer.held is None:
+    if unlikely(buffer.held is None):
         return uint32_view(buffer.lengths, 1, shape, strides)
     if not is_same(
         buffer.last_lengths, 1, shape, strides, cnp.NPY_ARRAY_ALIGNED | cnp.NPY_ARRAY_WRITEABLE

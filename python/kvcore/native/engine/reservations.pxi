@@ -45,7 +45,7 @@ cdef int reserve_once(Settler settler, Call* call, object context) except -1:
     if isinstance(context, TextGenerationContext):
         own = <TextGenerationContext>context
         _held = own._buffer if own._keys is None else own._keys.shown  # while other threads run
-    if request.end - request.start > RELEASE_GIL_TOKENS:
+    if unlikely(request.end - request.start > RELEASE_GIL_TOKENS):
         with nogil:
             status = settler.native.reserve(
                 request[0], call.steps, room_for(settler, call), call.options[0]
@@ -54,7 +54,7 @@ cdef int reserve_once(Settler settler, Call* call, object context) except -1:
         status = settler.native.reserve(
             request[0], call.steps, room_for(settler, call), call.options[0]
         )
-    if status == ReserveStatus.kPending:
+    if unlikely(status == ReserveStatus.kPending):
         call.waits_for = request.sequence
         return WAIT
     call.done = status == ReserveStatus.kOk
@@ -89,7 +89,7 @@ cdef bint reserve(
         contexts = [context]
     call.options = options
     cdef SequenceHandle sequence = request.sequence
-    if settler.below is not None:
+    if unlikely(settler.below is not None):
         bring(settler, request, context, False, options.max_hit)
     settler.carry_out(reserve_once, &call, contexts, context)
     if not call.done:

@@ -152,9 +152,9 @@ cdef class Settler:
                 if call.explain == NULL:
                     raise
                 raise call.explain(error, contexts, call, own) from None
-            if call.transfers.ticket != 0:
+            if unlikely(call.transfers.ticket != 0):
                 contexts = self.settle(&call.transfers, call.rows + call.first, contexts)
-            if call.foreign != NULL:
+            if unlikely(call.foreign != NULL):
                 self.write_back_all(call, contexts)
             if answer == DONE:
                 return contexts

@@ -40,6 +40,7 @@ cdef class InputMaker:
     cdef int32_t num_bundles
     cdef int32_t state_groups
     cdef object states
+    cdef bint is_extended  # on GPUs, with groups, or with states
 
     def __cinit__(self, list shards not None, object gpus, int64_t total_pages, object layers,
                   tuple pages_per_column not None, int32_t state_groups, object states):
@@ -51,6 +52,7 @@ cdef class InputMaker:
         self.shards = shards
         self.views = [PoolViews() for replica in shards for _ in replica]
         self.gpus = gpus
+        self.is_extended = gpus is not None or layers is not None or state_groups > 0
         self.total_pages = total_pages
         self.num_replicas = <int32_t>len(shards)
         self.buffers = FetchBuffers(
@@ -66,22 +68,23 @@ cdef class InputMaker:
         cdef int32_t r, b
         cdef int32_t others = self.num_bundles - 1
         cdef int64_t pages
-        if others > 0:
+        if unlikely(others > 0):
             more.resize(self.num_replicas * others)
         for r in range(self.num_replicas):
-            for b in range(1, self.num_bundles):
-                pages = targets[r].width * self.pages_per_column[b]
-                buffer = self.buffers.take(r * self.num_bundles + b, targets[r].rows, pages)
-                taken.append(buffer)
-                more[r * others + b - 1] = buffer.rows
-            targets[r].more = more.data() + r * others
+            if unlikely(others > 0):
+                for b in range(1, self.num_bundles):
+                    pages = targets[r].width * self.pages_per_column[b]
+                    buffer = self.buffers.take(r * self.num_bundles + b, targets[r].rows, pages)
+                    taken.append(buffer)
+                    more[r * others + b - 1] = buffer.rows
+                targets[r].more = more.data() + r * others
             pages = targets[r].width * self.pages_per_column[0]
             buffer = self.buffers.take(r * self.num_bundles, targets[r].rows, pages)
             taken.append(buffer)
             targets[r].table = buffer.rows
             targets[r].cache_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.lengths)
             targets[r].new_lengths = <uint32_t*>cnp.PyArray_DATA(buffer.unread_new_lengths())
-            if self.state_groups > 0:
+            if unlikely(self.state_groups > 0):
                 targets[r].states = <int32_t*>cnp.PyArray_DATA(buffer.new_states())
         return 0
 
@@ -129,11 +132,36 @@ cdef class InputMaker:
             tables.append(table)
         return tuple(tables)
 
+    cdef int add_more(
+        self, RaggedKVCacheInputs inputs, list taken, Py_ssize_t first, const FetchTarget& target,
+        int32_t shard
+    ) except -1:
+        """Move inputs to the GPU of a shard; add the tables of all bundles, and states."""
+        cdef FetchBuffer buffer = <FetchBuffer>taken[first + self.num_bundles - 1]
+        if self.gpus is not None:
+            inputs.cache_lengths, inputs.lookup_table, inputs._fetched = self.gpus.stage(
+                shard, inputs.cache_lengths, inputs.lookup_table
+            )
+            inputs._loads = self.gpus.arriving(shard)
+        if self.layers is not None:
+            inputs._layers = self.layers
+            more = self.more_tables(taken, first, target, shard)
+            inputs._tables = (inputs.lookup_table, *more)
+        if self.state_groups > 0:
+            slots = buffer.states[:target.rows]
+            if self.gpus is not None:
+                slots = self.states.on_device(shard, slots)
+            inputs._states = (slots,) * self.state_groups
+        if self.gpus is not None and (self.num_bundles > 1 or self.state_groups > 0):
+            inputs._fetched = self.gpus.mark(shard)  # after these copies also
+        return 0
+
     cdef list outputs(self, list taken, vector[FetchTarget]& targets, int64_t num_steps):
         """Return the inputs of every device, over the buffers that were taken last."""
         cdef list inputs = []
         cdef RaggedKVCacheInputs each
         cdef FetchBuffer buffer
+        cdef tuple pool
         cdef cnp.npy_intp shape[2]
         cdef cnp.npy_intp strides[2]
         cdef Py_ssize_t first = len(taken) - self.num_replicas * self.num_bundles
@@ -146,28 +174,13 @@ cdef class InputMaker:
             shape[0] = targets[r].rows
             lengths = lengths_of(buffer, shape, strides + 1)
             limits = make_max_lengths(targets[r].longest_new, targets[r].longest_active, num_steps)
-            for blocks, scales in <list>self.shards[r]:
-                if self.gpus is None:
-                    each = new_inputs(blocks, lengths, table, limits, scales)
-                else:
-                    on_device, pages, fetched = self.gpus.stage(shard, lengths, table)
-                    each = new_inputs(blocks, on_device, pages, limits, scales)
-                    each._fetched = fetched
-                    each._loads = self.gpus.arriving(shard)
+            for pool in <list>self.shards[r]:
+                each = new_inputs(pool[0], lengths, table, limits, pool[1])
                 each._views = <PoolViews>self.views[shard]
-                if self.layers is not None:
-                    each._layers = self.layers
-                    more = self.more_tables(taken, first, targets[r], shard)
-                    each._tables = (each.lookup_table, *more)
-                if self.state_groups > 0:
-                    slots = buffer.states[:targets[r].rows]
-                    if self.gpus is not None:
-                        slots = self.states.on_device(shard, slots)
-                    each._states = (slots,) * self.state_groups
-                if self.gpus is not None and (self.num_bundles > 1 or self.state_groups > 0):
-                    each._fetched = self.gpus.mark(shard)  # after these copies also
-                shard += 1
                 each._new_lengths = buffer.new_lengths
+                if unlikely(self.is_extended):
+                    self.add_more(each, taken, first, targets[r], shard)
+                shard += 1
                 inputs.append(each)
             first += self.num_bundles
         return inputs
@@ -189,10 +202,30 @@ cdef int fetch_once(Settler settler, Call* call, object taken) except -1:
         RequestBatch(call.rows, call.n), call.steps, fetch.targets.data(),
         room_for(settler, call),
     )
-    if fetch.result.status == FetchStatus.kPending:
+    if unlikely(fetch.result.status == FetchStatus.kPending):
         call.waits_for = call.rows[fetch.result.row].sequence
         return WAIT
     return AGAIN if fetch.result.status == FetchStatus.kGrow else DONE
+
+
+cdef object no_space(FetchResult* result, list contexts, Settler settler, InputMaker maker):
+    """Return the error for the row that gets no pages or no slot."""
+    request_id = contexts[result.row].request_id
+    if result.is_over_quota:
+        return InsufficientBlocksError(
+            f"request {request_id!r} needs {result.needed} more pages, quotas leave its tenant "
+            f"{result.available} of {maker.total_pages}; release one of its requests first"
+        )
+    if result.lacks_slot:
+        return InsufficientBlocksError(
+            f"request {request_id!r} needs a slot for its state, all "
+            f"{settler.native.config().num_state_slots} of its replica are in use; release a "
+            f"request or a pin first"
+        )
+    return InsufficientBlocksError(
+        f"request {request_id!r} needs {result.needed} more pages, {result.available} of "
+        f"{maker.total_pages} are free; release a request first"
+    )
 
 
 cdef list fetch_batch(
@@ -207,13 +240,13 @@ cdef list fetch_batch(
     begin_call(
         &fetch.call, name_row, requests.rows.data(), <int64_t>requests.rows.size(), steps
     )
-    if keep:
+    if unlikely(len(keep) > 0):
         expect_moves(contexts, &requests, &fetch.call)
-    if maker.gpus is not None or reader.order is not None:
+    if unlikely(maker.gpus is not None or reader.order is not None):
         contexts = contexts[:]  # Python code runs, for example to allocate pinned memory
-    if reader.order is not None:
+    if unlikely(reader.order is not None):
         reader.order.before_fetch(placed(&requests, contexts))
-    if settler.below is not None:
+    if unlikely(settler.below is not None):
         contexts = contexts[:]
         bring_all(settler, requests.rows, contexts, True)
     fetch.maker = <PyObject*>maker
@@ -221,29 +254,13 @@ cdef list fetch_batch(
     fetch.result.status = FetchStatus.kGrow  # take the first buffers
     try:
         contexts = settler.carry_out(fetch_once, &fetch.call, contexts, taken)
-        if fetch.result.status == FetchStatus.kNoSpace and fetch.result.is_over_quota:
-            raise InsufficientBlocksError(
-                f"request {contexts[fetch.result.row].request_id!r} needs {fetch.result.needed} "
-                f"more pages, quotas leave its tenant {fetch.result.available} of "
-                f"{maker.total_pages}; release one of its requests first"
-            )
-        if fetch.result.status == FetchStatus.kNoSpace and fetch.result.lacks_slot:
-            raise InsufficientBlocksError(
-                f"request {contexts[fetch.result.row].request_id!r} needs a slot for its state, "
-                f"all {settler.native.config().num_state_slots} of its replica are in use; release "
-                f"a request or a pin first"
-            )
-        if fetch.result.status == FetchStatus.kNoSpace:
-            raise InsufficientBlocksError(
-                f"request {contexts[fetch.result.row].request_id!r} needs {fetch.result.needed} "
-                f"more pages, {fetch.result.available} of {maker.total_pages} are free; "
-                f"release a request first"
-            )
+        if unlikely(fetch.result.status == FetchStatus.kNoSpace):
+            raise no_space(&fetch.result, contexts, settler, maker)
         inputs = maker.outputs(taken, fetch.targets, steps)
     finally:
         for buffer in taken:
             buffer.busy = False
-    if reader.order is not None:
+    if unlikely(reader.order is not None):
         reader.order.fetched(placed(&requests, contexts))
     reader.record(&requests, contexts, fetch.call.n)
     return inputs
@@ -273,7 +290,7 @@ cdef struct CommitCall:
 cdef int commit_once(Settler settler, Call* call, object own) except -1:
     cdef CommitCall* commit = <CommitCall*>call
     cdef Transfers* stores = NULL
-    if settler.mover is not None or settler.states is not None:
+    if unlikely(settler.mover is not None or settler.states is not None):
         stores = &commit.stores
     settler.native.commit(RequestBatch(call.rows, call.n), commit.swaps, stores)
     return DONE
@@ -284,16 +301,16 @@ cdef cnp.ndarray commit_batch(BatchReader reader, Settler settler, object batch)
     cdef CommitCall commit
     cdef list keep = []
     cdef list contexts = reader.read(batch, &requests, keep)
-    if reader.order is not None:
+    if unlikely(reader.order is not None):
         contexts = contexts[:]  # Python code runs
         reader.order.before_step(placed(&requests, contexts))
     begin_call(
         &commit.call, name_row, requests.rows.data(), <int64_t>requests.rows.size(), 0
     )
     contexts = settler.carry_out(commit_once, &commit.call, contexts, None)
-    if commit.stores.ticket != 0:
+    if unlikely(commit.stores.ticket != 0):
         store(settler, &commit.stores, contexts)
-    if reader.order is not None:
+    if unlikely(reader.order is not None):
         reader.order.stepped(placed(&requests, contexts))
     reader.record(&requests, contexts, commit.call.n)
     return swaps_array(commit.swaps, settler.num_bundles > 1)
