@@ -26,7 +26,7 @@ CPP = (
     ),
     Mutant(
         "heirs are found only right after their committed columns",
-        "cpp/src/request/page_row.hpp",
+        "cpp/src/request/sequence.hpp",
         "return committed_ <= column && has(column, page);",
         "return committed_ == column && has(column, page);",
         "explore/heirs",
@@ -107,7 +107,7 @@ CPP = (
     ),
     Mutant(
         "windows leave a token early",
-        "cpp/src/request/window_rows.cpp",
+        "cpp/src/request/sequence.cpp",
         "tokens - kept_tokens_);",
         "tokens + 1 - kept_tokens_);",
         "explore/groups",
@@ -269,14 +269,14 @@ CPP = (
     ),
     Mutant(
         "a handle that was released finds the next request",
-        "cpp/src/request/sequence_table.cpp",
+        "cpp/src/request/sequence.cpp",
         "fresh.generation = sequence.generation + 1;",
         "fresh.generation = sequence.generation;",
         "request/sequence_table",
     ),
     Mutant(
         "a row that is cut keeps its pages allocated",
-        "cpp/src/request/page_row.cpp",
+        "cpp/src/request/sequence.cpp",
         "    free_own_pages(pool, from);\n",
         "",
         "request/page_row",

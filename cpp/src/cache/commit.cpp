@@ -9,7 +9,7 @@
 #include "cache/verbs.hpp"
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
-#include "request/undo_log.hpp"
+#include "request/sequence.hpp"
 #include "support/make_room.hpp"
 #include "support/memory.hpp"
 

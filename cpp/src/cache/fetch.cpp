@@ -4,7 +4,7 @@
 #include "cache/validate_requests.hpp"
 #include "cache/verbs.hpp"
 #include "level/quotas.hpp"
-#include "request/undo_log.hpp"
+#include "request/sequence.hpp"
 #include "support/memory.hpp"
 
 namespace kvcore::verbs {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "transfer/column_moves.hpp"
 
 namespace kvcore {

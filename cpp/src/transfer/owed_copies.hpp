@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "level/page_ref.hpp"
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "transfer/column_moves.hpp"
 #include "transfer/tickets.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "layers/recurrent_slots.hpp"
 #include "level/replica.hpp"
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "transfer/tickets.hpp"
 
 namespace kvcore {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "store/store_queue.hpp"
 #include "transfer/copy_list.hpp"
 #include "transfer/owed_copies.hpp"
