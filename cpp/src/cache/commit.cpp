@@ -10,7 +10,6 @@
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
 #include "request/sequence.hpp"
-#include "support/make_room.hpp"
 #include "support/memory.hpp"
 
 namespace kvcore::verbs {

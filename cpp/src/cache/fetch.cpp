@@ -5,7 +5,6 @@
 #include "cache/verbs.hpp"
 #include "level/quotas.hpp"
 #include "request/sequence.hpp"
-#include "support/memory.hpp"
 
 namespace kvcore::verbs {
 namespace {

@@ -11,7 +11,7 @@
 #include "kvcore/errors.hpp"
 #include "layers/hit_search.hpp"
 #include "level/quotas.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -11,6 +11,15 @@ namespace kvcore {
 // Sequences this far ahead in a batch are prefetched.
 constexpr std::int64_t kAhead = 8;
 
+/// The condition, with the side of the branch that walks over hundreds of rows seldom take.
+[[nodiscard]] inline bool unlikely(bool condition) noexcept {
+#if defined(__GNUC__)
+    return __builtin_expect(static_cast<long>(condition), 0) != 0;
+#else
+    return condition;
+#endif
+}
+
 namespace rules {
 
 [[nodiscard]] inline bool has_legal_indices(const RequestView& request) noexcept {

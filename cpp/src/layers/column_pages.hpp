@@ -16,6 +16,7 @@
 #include "layers/window_policy.hpp"
 #include "pages/late_reads.hpp"
 #include "pages/page_owners.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

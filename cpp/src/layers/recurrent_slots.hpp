@@ -11,6 +11,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "layers/evictable_window_pages.hpp"
 #include "layers/unreachable_tails.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -21,7 +21,6 @@
 #include "layers/recurrent_slots.hpp"
 #include "level/replica.hpp"
 #include "pages/page_owners.hpp"
-#include "support/make_room.hpp"
 #include "support/memory.hpp"
 #include "tree/tree_pin.hpp"
 

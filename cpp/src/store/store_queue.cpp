@@ -6,7 +6,7 @@
 
 #include "kvcore/errors.hpp"
 #include "support/end_ticket.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

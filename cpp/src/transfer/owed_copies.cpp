@@ -2,7 +2,7 @@
 #include "transfer/owed_copies.hpp"
 
 #include "support/end_ticket.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "support/end_ticket.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -10,7 +10,7 @@
 
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -14,7 +14,7 @@
 #include <unordered_set>
 
 #include "kvcore/errors.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 #include "tree/child_index.hpp"
 #include "tree/children.hpp"
 #include "tree/policies/lru.hpp"

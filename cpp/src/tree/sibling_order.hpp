@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvcore/types.hpp"
-#include "tree/slot_arena.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

@@ -10,7 +10,7 @@
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/types.hpp"
-#include "tree/slot_arena.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
