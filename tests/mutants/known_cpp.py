@@ -226,7 +226,7 @@ CPP = (
     ),
     Mutant(
         "an index that shrinks loses the nodes of its last bucket",
-        "cpp/src/tree/child_index.cpp",
+        "cpp/src/tree/tree_node.cpp",
         "    *link = bucket(num_buckets_);\n    bucket(num_buckets_) = nullptr;\n",
         "    bucket(num_buckets_) = nullptr;\n",
         "tree/child_index",

@@ -8,7 +8,7 @@
 #include "kvcore/request.hpp"
 #include "level/replica.hpp"
 #include "level/window_hold.hpp"
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 namespace kvcore {
 

@@ -18,7 +18,7 @@
 #include "level/window_hold.hpp"
 #include "pages/page_owners.hpp"
 #include "transfer/tier_flights.hpp"
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 namespace kvcore {
 

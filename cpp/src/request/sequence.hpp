@@ -22,7 +22,7 @@
 #include "level/replica.hpp"
 #include "pages/page_owners.hpp"
 #include "support/memory.hpp"
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 namespace kvcore {
 
