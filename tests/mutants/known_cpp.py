@@ -93,7 +93,7 @@ CPP = (
     ),
     Mutant(
         "a copy does not keep the windows of its pages",
-        "cpp/src/level/page_ref.hpp",
+        "cpp/src/level/refs.hpp",
         "        home.enter(column);\n",
         "",
         "explore/groups",

@@ -8,7 +8,7 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"

@@ -477,8 +477,8 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
     Reservation reservation(plan);
     reservation.partial = hit.match.partial;
-    quotas::find_idle(home, hit, reservation.idle);
     if (hit.shares()) {
+        quotas::find_idle(home, hit, reservation.idle);
         reservation.place = TreePin(tree, tree.split(hit.match.at));
         // A hold on the source page holds its whole run, so the run is cut.
         if (home.owners != nullptr && hit.is_partial()) {

@@ -19,7 +19,7 @@
 #include "kvcore/types.hpp"
 #include "layers/grouping.hpp"
 #include "layers/recurrent_slots.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 #include "pages/page_owners.hpp"
 #include "support/memory.hpp"
 #include "tree/pins.hpp"

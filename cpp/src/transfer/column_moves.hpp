@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kvcore/page_moves.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 
 namespace kvcore {
 

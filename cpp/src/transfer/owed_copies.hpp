@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "level/page_ref.hpp"
+#include "level/refs.hpp"
 #include "request/sequence.hpp"
 #include "transfer/column_moves.hpp"
 #include "transfer/tickets.hpp"

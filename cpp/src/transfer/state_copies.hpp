@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "layers/recurrent_slots.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 #include "request/sequence.hpp"
 #include "transfer/tickets.hpp"
 

@@ -9,8 +9,8 @@
 #include "kvcore/store_moves.hpp"
 #include "layers/column_pages.hpp"
 #include "layers/grouping.hpp"
-#include "level/hit.hpp"
-#include "level/prefix_ref.hpp"
+#include "level/level.hpp"
+#include "level/refs.hpp"
 
 namespace kvcore {
 

@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "kvcore/store_moves.hpp"
-#include "level/hit.hpp"
-#include "level/prefix_ref.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
+#include "level/refs.hpp"
 #include "request/sequence.hpp"
 #include "store/store_queue.hpp"
 #include "support/end_ticket.hpp"
