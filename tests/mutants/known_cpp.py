@@ -12,14 +12,14 @@ HELD_COPY = "copies_.push_back({copy, std::move(source), std::move(destination),
 CPP = (
     Mutant(
         "destination not held",
-        "cpp/src/transfer/owed_copies.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().destination = PageRef();",
         "explore/plain",
     ),
     Mutant(
         "source not held",
-        "cpp/src/transfer/owed_copies.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().source = PageRef();",
         "explore/plain",
@@ -33,7 +33,7 @@ CPP = (
     ),
     Mutant(
         "a failed copy counts as done",
-        "cpp/src/transfer/owed_copies.cpp",
+        "cpp/src/transfer/pool_copies.cpp",
         "if (sequence != nullptr && !done) {",
         "if (sequence != nullptr && !done && ticket == 0) {",
         "explore/plain",
@@ -78,14 +78,14 @@ CPP = (
     ),
     Mutant(
         "a fork writes a page that another request still copies",
-        "cpp/src/transfer/owed_copies.cpp",
+        "cpp/src/transfer/pool_copies.cpp",
         "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "explore/forks",
     ),
     Mutant(
         "a fork writes a page that others of its batch copy",
-        "cpp/src/transfer/departures.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         "return holders == 1 && std::max(going.reach, gone.reach) <= "
         "std::max<std::int64_t>(0, kept);",
         "return holders == 1 && kept < 1000;",

@@ -13,7 +13,7 @@
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
 #include "request/sequence.hpp"
-#include "transfer/departures.hpp"
+#include "transfer/pool_copies.hpp"
 #include "transfer/transfer_ledger.hpp"
 
 namespace kvcore {

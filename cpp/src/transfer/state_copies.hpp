@@ -10,7 +10,7 @@
 #include "layers/recurrent_slots.hpp"
 #include "level/level.hpp"
 #include "request/sequence.hpp"
-#include "transfer/tickets.hpp"
+#include "support/tickets.hpp"
 
 namespace kvcore {
 
