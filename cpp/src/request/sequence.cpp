@@ -217,8 +217,8 @@ void note_change(WindowRow& reader) noexcept {
 
 }  // namespace
 
-void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                       std::int32_t to) noexcept {
+void WindowRows::enter_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                               std::int32_t from, std::int32_t to) noexcept {
     WindowRow& reader = of(handle);
     note_change(reader);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
@@ -227,8 +227,8 @@ void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row,
     }
 }
 
-void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                       std::int32_t to) const noexcept {
+void WindowRows::leave_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                               std::int32_t from, std::int32_t to) const noexcept {
     home.columns->begin_leaving();
     leave_columns(home, handle, row, from, to);
 }
@@ -298,8 +298,8 @@ void WindowRows::enter_one(Replica& home, SequenceHandle handle, std::int32_t in
     }
 }
 
-void WindowRows::leave_one(Replica& home, SequenceHandle handle, const PageRow& row,
-                           std::int32_t index, BlockId column) const noexcept {
+void WindowRows::leave_column(Replica& home, SequenceHandle handle, const PageRow& row,
+                              std::int32_t index, BlockId column) const noexcept {
     const WindowRow& reader = of(handle);
     home.columns->begin_leaving();
     home.columns->leave_from({row.node(), std::min(index + 1, row.committed())});
@@ -338,7 +338,7 @@ void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row, 
 
 void WindowRows::cut_windows(Replica& home, SequenceHandle handle, const PageRow& row,
                              std::int32_t from) noexcept {
-    leave(home, handle, row, from, row.size());
+    leave_windows(home, handle, row, from, row.size());
     WindowRow& reader = of(handle);
     note_change(reader);
     reader.reserved = std::min(reader.reserved, from);
@@ -398,8 +398,8 @@ void WindowRows::clear_windows(Replica& home, SequenceHandle handle, const PageR
     note_change(reader);
 }
 
-void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
-                          std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
+void WindowRows::take_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                              std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
@@ -412,7 +412,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         reader.first[w] = first;
     }
     note_first(reader);
-    if (!is_reader) enter(home, handle, row, 0, columns);
+    if (!is_reader) enter_windows(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
 
@@ -483,7 +483,7 @@ void WindowRows::share_windows(Replica& home, SequenceHandle parent, SequenceHan
     WindowRow& reader = of(child);
     reader = of(parent);
     reader.reserved = std::min(reader.reserved, row.size());
-    enter(home, child, row, 0, row.size());
+    enter_windows(home, child, row, 0, row.size());
 }
 
 namespace {

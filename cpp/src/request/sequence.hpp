@@ -422,8 +422,8 @@ struct WindowView {
 /// The columns that sequences read through their windows, and the treatment of columns that they
 /// leave.
 ///
-/// Null form: in a cache without groups `make_room`, `set_prompt`, `cut`, `clear` and `share` do
-/// nothing, and the other methods are not called.
+/// Null form: in a cache without groups `make_room`, `set_prompt`, `enter`, `leave`, `leave_one`,
+/// `cut`, `clear`, `take_hit` and `share` do nothing, and the other methods are not called.
 ///
 /// Owns: a row per entry of the SequenceTable.
 /// Invariant: in each window, each sequence counts as one reader of its columns from `first` on.
@@ -468,16 +468,22 @@ class WindowRows {
     }
     /// Makes the sequence a reader of columns `from` .. `to` - 1 of its row, which are new to it.
     void enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-               std::int32_t to) noexcept;
+               std::int32_t to) noexcept {
+        if (home.columns != nullptr) enter_windows(home, handle, row, from, to);
+    }
     /// Leaves columns `from` .. `to` - 1, which the sequence is about to lose.
     void leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-               std::int32_t to) const noexcept;
+               std::int32_t to) const noexcept {
+        if (home.columns != nullptr) leave_windows(home, handle, row, from, to);
+    }
     /// For a column that replaces another column of the row: `enter_one` begins to read the new
     /// column, `leave_one` leaves the old column.
     void enter_one(Replica& home, SequenceHandle handle, std::int32_t index,
                    BlockId column) const noexcept;
     void leave_one(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t index,
-                   BlockId column) const noexcept;
+                   BlockId column) const noexcept {
+        if (home.columns != nullptr) leave_column(home, handle, row, index, column);
+    }
     /// Gives columns `from` .. `end` - 1 of the row the window pages that they lack. Throws
     /// IntegrityError if the pool has too few pages.
     void fill(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
@@ -490,17 +496,19 @@ class WindowRows {
     void grow(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from);
     /// Leaves all columns from `from` on, which the sequence is about to lose.
     void cut(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from) noexcept {
-        if (!grouping_.is_plain()) cut_windows(home, handle, row, from);
+        if (home.columns != nullptr) cut_windows(home, handle, row, from);
     }
     /// Leaves all columns, which the sequence is about to lose. The row may be used again.
     void clear(Replica& home, SequenceHandle handle, const PageRow& row) noexcept {
-        if (!grouping_.is_plain()) clear_windows(home, handle, row);
+        if (home.columns != nullptr) clear_windows(home, handle, row);
     }
     /// Records a hit of `tokens`, whose first `columns` are the tree's. The caller has called
     /// `leave` for the columns that the hit replaced. `is_reader`: the sequence already reads the
     /// columns of the hit.
     void take_hit(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t columns,
-                  std::int64_t tokens, bool is_reader) noexcept;
+                  std::int64_t tokens, bool is_reader) noexcept {
+        if (home.columns != nullptr) take_windows(home, handle, row, columns, tokens, is_reader);
+    }
     /// Prefetches the data that `advance` reads of the next column to leave.
     void prefetch(const Replica& home, SequenceHandle handle, const PageRow& row) const noexcept {
         const std::int32_t first = of(handle).first[0];
@@ -512,10 +520,18 @@ class WindowRows {
     /// Starts a fork with the first columns of its parent, which are in its row.
     void share(Replica& home, SequenceHandle parent, SequenceHandle child,
                const PageRow& row) noexcept {
-        if (!grouping_.is_plain()) share_windows(home, parent, child, row);
+        if (home.columns != nullptr) share_windows(home, parent, child, row);
     }
 
    private:
+    void enter_windows(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                       std::int32_t to) noexcept;
+    void leave_windows(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
+                       std::int32_t to) const noexcept;
+    void leave_column(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t index,
+                      BlockId column) const noexcept;
+    void take_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                      std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept;
     void cut_windows(Replica& home, SequenceHandle handle, const PageRow& row,
                      std::int32_t from) noexcept;
     void clear_windows(Replica& home, SequenceHandle handle, const PageRow& row) noexcept;
@@ -599,8 +615,6 @@ class RecurrentStates {
         }
     }
 
-    /// Returns true if the cache has layers with states.
-    [[nodiscard]] bool exist() const noexcept { return exist_; }
     /// Resets the row of a new sequence; does nothing without states. Throws std::bad_alloc.
     void begin(SequenceHandle handle) {
         if (!exist_) return;
@@ -614,6 +628,11 @@ class RecurrentStates {
     /// Returns the row of an entry of the SequenceTable.
     [[nodiscard]] const RecurrentState& at(std::size_t entry) const noexcept {
         return rows_[entry];
+    }
+
+    /// Returns the slot in which a sequence computes; kNone without states.
+    [[nodiscard]] RecurrentSlots::Slot slot_of(SequenceHandle handle) const noexcept {
+        return exist_ ? of(handle).slot : RecurrentSlots::kNone;
     }
 
     /// Returns the last boundary of columns below the end of a prompt.
@@ -648,6 +667,7 @@ class RecurrentStates {
     /// Returns the token from which a request with this `start` runs: an earlier token after
     /// rejected drafts.
     [[nodiscard]] std::int64_t begin_of(SequenceHandle handle, std::int64_t start) const noexcept {
+        if (!exist_) return start;
         const RecurrentState& row = of(handle);
         return resumes(row, start) ? row.kept_at : start;
     }
