@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps pages of a level from eviction for transfers and callers, beside the requests.
+// References that keep pages of a level from eviction for transfers and for callers.
 #pragma once
 
 #include <algorithm>
