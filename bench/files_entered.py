@@ -120,7 +120,8 @@ def files_of(driver: Path, verb: str) -> tuple[set[str], int]:
         )  # fmt: skip
         text = out.read_text()
     names: dict[str, str] = {}
-    own = f"{ROOT / 'cpp'}/"
+    # The compiler cache can return names of another checkout's files.
+    own = re.compile(r"(?:^|/)cpp/((?:include|src)/.*)")
     entered: set[str] = set()
     calls = 0
     is_own = is_callee = False
@@ -132,11 +133,12 @@ def files_of(driver: Path, verb: str) -> tuple[set[str], int]:
                 names[number] = name
             name = names[number]
             if kind in {"fl", "fi", "fe"}:
-                is_own = is_callee = name.startswith(own)
-                if is_own:
-                    entered.add(name.removeprefix(own))
+                path = own.search(name)
+                is_own = is_callee = path is not None
+                if path:
+                    entered.add(path[1])
             else:
-                is_callee = name.startswith(own)
+                is_callee = own.search(name) is not None
         elif line.startswith("calls="):
             calls += int(line[6:].split()[0]) if is_callee else 0
             is_callee = is_own  # callgrind names the file of a callee only where it differs

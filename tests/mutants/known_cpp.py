@@ -12,28 +12,28 @@ HELD_COPY = "copies_.push_back({copy, std::move(source), std::move(destination),
 CPP = (
     Mutant(
         "destination not held",
-        "cpp/src/transfer/owed_copies.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().destination = PageRef();",
         "explore/plain",
     ),
     Mutant(
         "source not held",
-        "cpp/src/transfer/owed_copies.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         HELD_COPY,
         HELD_COPY + " copies_.back().source = PageRef();",
         "explore/plain",
     ),
     Mutant(
         "heirs are found only right after their committed columns",
-        "cpp/src/request/page_row.hpp",
+        "cpp/src/request/sequence.hpp",
         "return committed_ <= column && has(column, page);",
         "return committed_ == column && has(column, page);",
         "explore/heirs",
     ),
     Mutant(
         "a failed copy counts as done",
-        "cpp/src/transfer/owed_copies.cpp",
+        "cpp/src/transfer/pool_copies.cpp",
         "if (sequence != nullptr && !done) {",
         "if (sequence != nullptr && !done && ticket == 0) {",
         "explore/plain",
@@ -78,14 +78,14 @@ CPP = (
     ),
     Mutant(
         "a fork writes a page that another request still copies",
-        "cpp/src/transfer/owed_copies.cpp",
+        "cpp/src/transfer/pool_copies.cpp",
         "if (is_it && copy.copy.num_tokens > kept) row.make_read_only(c + 1);",
         "static_cast<void>(is_it && kept > 0);",
         "explore/forks",
     ),
     Mutant(
         "a fork writes a page that others of its batch copy",
-        "cpp/src/transfer/departures.hpp",
+        "cpp/src/transfer/pool_copies.hpp",
         "return holders == 1 && std::max(going.reach, gone.reach) <= "
         "std::max<std::int64_t>(0, kept);",
         "return holders == 1 && kept < 1000;",
@@ -93,7 +93,7 @@ CPP = (
     ),
     Mutant(
         "a copy does not keep the windows of its pages",
-        "cpp/src/level/page_ref.hpp",
+        "cpp/src/level/refs.hpp",
         "        home.enter(column);\n",
         "",
         "explore/groups",
@@ -107,7 +107,7 @@ CPP = (
     ),
     Mutant(
         "windows leave a token early",
-        "cpp/src/request/window_rows.cpp",
+        "cpp/src/request/sequence.cpp",
         "tokens - kept_tokens_);",
         "tokens + 1 - kept_tokens_);",
         "explore/groups",
@@ -226,7 +226,7 @@ CPP = (
     ),
     Mutant(
         "an index that shrinks loses the nodes of its last bucket",
-        "cpp/src/tree/child_index.cpp",
+        "cpp/src/tree/tree_node.cpp",
         "    *link = bucket(num_buckets_);\n    bucket(num_buckets_) = nullptr;\n",
         "    bucket(num_buckets_) = nullptr;\n",
         "tree/child_index",
@@ -269,14 +269,14 @@ CPP = (
     ),
     Mutant(
         "a handle that was released finds the next request",
-        "cpp/src/request/sequence_table.cpp",
+        "cpp/src/request/sequence.cpp",
         "fresh.generation = sequence.generation + 1;",
         "fresh.generation = sequence.generation;",
         "request/sequence_table",
     ),
     Mutant(
         "a row that is cut keeps its pages allocated",
-        "cpp/src/request/page_row.cpp",
+        "cpp/src/request/sequence.cpp",
         "    free_own_pages(pool, from);\n",
         "",
         "request/page_row",

@@ -8,17 +8,12 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/token_counts.hpp"
-#include "request/priorities.hpp"
-#include "request/recurrent_states.hpp"
-#include "request/sequence_table.hpp"
-#include "request/sequence_tenants.hpp"
-#include "request/undo_log.hpp"
-#include "request/window_rows.hpp"
-#include "transfer/departures.hpp"
+#include "request/sequence.hpp"
+#include "transfer/pool_copies.hpp"
 #include "transfer/transfer_ledger.hpp"
 
 namespace kvcore {

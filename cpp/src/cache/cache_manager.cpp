@@ -270,8 +270,7 @@ std::vector<StateMove> CacheManager::take_state_copies() {
 std::int32_t CacheManager::state_of(SequenceHandle sequence) const {
     const Lock lock(impl_->mutex);
     static_cast<void>(impl_->cache.sequences.at(sequence));
-    const RecurrentStates& states = impl_->cache.states;
-    return states.exist() ? states.of(sequence).slot : RecurrentSlots::kNone;
+    return impl_->cache.states.slot_of(sequence);
 }
 
 StateStats CacheManager::state_stats(std::int32_t replica) const {

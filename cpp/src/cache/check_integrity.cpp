@@ -7,8 +7,7 @@
 
 #include "cache/queries.hpp"
 #include "kvcore/errors.hpp"
-#include "level/page_ref.hpp"
-#include "level/prefix_ref.hpp"
+#include "level/refs.hpp"
 
 namespace kvcore::queries {
 namespace {

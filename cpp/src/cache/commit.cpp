@@ -9,8 +9,7 @@
 #include "cache/verbs.hpp"
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
-#include "request/undo_log.hpp"
-#include "support/make_room.hpp"
+#include "request/sequence.hpp"
 #include "support/memory.hpp"
 
 namespace kvcore::verbs {
@@ -27,8 +26,7 @@ namespace {
 // The number of tokens of a request that stay written. With states it is less than `start` if some
 // tokens run again after rejected drafts.
 std::int64_t written_tokens(const CacheData& cache, const RequestView& request) noexcept {
-    return cache.has_states ? cache.states.begin_of(request.sequence, request.start)
-                            : request.start;
+    return cache.states.begin_of(request.sequence, request.start);
 }
 
 bool has_new_page(const CacheData& cache, const Sequence& sequence,

@@ -4,8 +4,7 @@
 #include "cache/validate_requests.hpp"
 #include "cache/verbs.hpp"
 #include "level/quotas.hpp"
-#include "request/undo_log.hpp"
-#include "support/memory.hpp"
+#include "request/sequence.hpp"
 
 namespace kvcore::verbs {
 namespace {

@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include "cache/cache_data.hpp"
+#include "layers/residency.hpp"
 #include "level/quotas.hpp"
-#include "level/window_hold.hpp"
 
 namespace kvcore {
 

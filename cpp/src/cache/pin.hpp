@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "kvcore/request.hpp"
-#include "level/replica.hpp"
-#include "level/window_hold.hpp"
-#include "tree/tree_pin.hpp"
+#include "layers/residency.hpp"
+#include "level/level.hpp"
+#include "tree/pins.hpp"
 
 namespace kvcore {
 

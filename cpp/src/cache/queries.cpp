@@ -12,7 +12,7 @@
 #include "cache/validate_requests.hpp"
 #include "kvcore/errors.hpp"
 #include "layers/hit_search.hpp"
-#include "level/hit.hpp"
+#include "level/level.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore::queries {

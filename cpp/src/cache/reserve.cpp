@@ -11,7 +11,7 @@
 #include "kvcore/errors.hpp"
 #include "layers/hit_search.hpp"
 #include "level/quotas.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -405,10 +405,7 @@ void complete_plan(const CacheData& cache, Plan& plan, const Sequence& sequence,
     FoundHit whole;
     const TreePosition all = whole.match.at = hit.match.at;
     const Replica& home = cache.home_of(sequence);
-    if (home.columns != nullptr) {
-        whole.match.at =
-            PrefixTree::position(whole.match.at.node, home.columns->longest_hit(whole.match.at));
-    }
+    whole.match.at = PrefixTree::position(whole.match.at.node, home.longest_hit(whole.match.at));
     whole.tokens = std::int64_t{whole.match.at.depth} * cache.config.page_size;
     if (home.host != nullptr && home.columns != nullptr) {
         const std::int64_t limit = cache.hit_limit(request, args.options.max_hit);
@@ -475,8 +472,8 @@ Reservation prepare(CacheData& cache, const Plan& plan, Sequence& sequence,
     if (length > row.size()) row.make_room(static_cast<std::size_t>(length - row.size()));
     Reservation reservation(plan);
     reservation.partial = hit.match.partial;
-    quotas::find_idle(home, hit, reservation.idle);
     if (hit.shares()) {
+        quotas::find_idle(home, hit, reservation.idle);
         reservation.place = TreePin(tree, tree.split(hit.match.at));
         // A hold on the source page holds its whole run, so the run is cut.
         if (unlikely(home.owners != nullptr) && hit.is_partial()) {
@@ -560,7 +557,7 @@ void owe_shared_copy(CacheData& cache, const PageMove& copy, Transfers* transfer
 // Fills a new column of a row, which reads it from now on, with pages of all bundles.
 void fill_column(CacheData& cache, Replica& home, SequenceHandle handle, const PageRow& row,
                  std::int32_t column) {
-    home.columns->fill_full(row[column]);
+    home.fill_full(row[column]);
     for (std::size_t w = 0; w < cache.grouping.windows().size(); ++w) {
         home.columns->fill(row[column], w);
     }
@@ -582,7 +579,7 @@ void fill_column(CacheData& cache, Replica& home, SequenceHandle handle, const P
         return cache.departures.is_sole_holder(writer, column);
     };
     const auto give_up = [&](std::int32_t column, BlockId source) {
-        if (home.columns != nullptr) fill_column(cache, home, handle, row, column);
+        fill_column(cache, home, handle, row, column);
         const bool is_copied = column == first && kept_tokens > 0;
         const PageMove copy{sequence.replica, source, row[column], kept_tokens, handle};
         if (is_copied && transfers != nullptr) ++sequence.num_pending;
@@ -595,16 +592,11 @@ void fill_column(CacheData& cache, Replica& home, SequenceHandle handle, const P
         } else if (is_copied) {
             owe_cached_copy(cache, copy, {row.node(), column + 1}, transfers);
         }
-        if (home.columns != nullptr) cache.windows.leave_one(home, handle, row, column, source);
+        cache.windows.leave_one(home, handle, row, column, source);
     };
-    if (home.columns != nullptr) {
-        const std::int32_t needed = reservation.plan.needed;
-        if (row.read_only_end() > needed) {
-            cache.windows.cut(home, handle, row, needed);
-            row.drop(home.pool, needed);
-        }
-    }
-    row.copy_on_write(home, first, reservation.plan.needed, is_sole, give_up);
+    const std::int32_t needed = reservation.plan.needed;
+    if (row.read_only_end() > needed) cache.windows.cut(home, handle, row, needed);
+    row.copy_on_write(home, first, needed, is_sole, give_up);
     if (reservation.cut) reservation.cut->apply(cache, handle, sequence);
 }
 
@@ -727,25 +719,20 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
         if (unlikely(home.keeps_by_priority)) {
             cache.priorities.retain(home.tree, handle, hit, pages.committed());
         }
-        if (unlikely(home.columns != nullptr)) {
-            cache.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
-        }
+        cache.windows.leave(home, handle, pages, 0, std::min(columns, pages.size()));
         const std::int32_t first = pages.committed();
         pages.take_hit(home, std::move(reservation.place), columns);
         cache.ledger.flights.note_hit(handle, sequence, first);
-        if (unlikely(home.columns != nullptr)) {
-            const bool takes_over =
-                pages.own_duplicates().empty();  // own duplicates differ from the hit's columns
-            cache.windows.take_hit(home, handle, pages, columns, plan.start, takes_over);
-            if (takes_over) reservation.windows.hand_over();
-            reservation.windows.leave();
-        }
+        // Own duplicates differ from the hit's columns.
+        const bool takes_over = pages.own_duplicates().empty();
+        cache.windows.take_hit(home, handle, pages, columns, plan.start, takes_over);
+        if (takes_over) reservation.windows.hand_over();
+        reservation.windows.leave();
     } else {
         if (pages.node() == nullptr) pages.place_at(std::move(reservation.place));
-        const bool is_all_below = home.columns != nullptr && plan.hit.is_taken();
-        if (unlikely(is_all_below)) {
+        const bool is_all_below = plan.hit.is_taken();
+        if (unlikely(is_all_below))
             cache.windows.take_hit(home, handle, pages, 0, plan.start, false);
-        }
     }
     if (unlikely(home.columns != nullptr)) {
         append_columns(cache, plan, handle, sequence);
@@ -767,10 +754,8 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
     if (unlikely(home.states != nullptr))
         take_state(cache, reservation, sequence, request, transfers);
     if (unlikely(reservation.load != nullptr)) {
-        const bool has_state = home.states != nullptr;
-        cache.ledger.flights.owe_load(
-            *reservation.load, sequence,
-            has_state ? cache.states.of(handle).slot : RecurrentSlots::kNone, *transfers);
+        cache.ledger.flights.owe_load(*reservation.load, sequence, cache.states.slot_of(handle),
+                                      *transfers);
     }
     count_tokens(cache, plan, request, sequence);
     const bool has_moved = request.start != plan.start || request.active != plan.active;

@@ -14,11 +14,11 @@
 #include "cache/cache_data.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
-#include "level/hit.hpp"
-#include "level/window_hold.hpp"
+#include "layers/residency.hpp"
+#include "level/level.hpp"
 #include "pages/page_owners.hpp"
 #include "transfer/tier_flights.hpp"
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 namespace kvcore {
 
@@ -197,20 +197,6 @@ bool apply(CacheData& cache, Reservation& reservation, Sequence& sequence, Reque
 /// Carries out a plan if it fits.
 [[nodiscard]] ReserveStatus carry_out(CacheData& cache, const Plan& plan, Sequence& sequence,
                                       RequestView& request, std::int64_t row, Transfers* transfers);
-
-/// Returns true if the row has all pages that the next steps write into, and shares none with
-/// others.
-[[nodiscard]] inline bool is_reserved(const PageRow& row, const RequestView& request,
-                                      std::int64_t num_steps, std::int64_t page_size,
-                                      bool reserves_chunks) noexcept {
-    const std::int64_t held = row.size() * page_size;
-    // Usually the row has pages up to the end, whatever the call needs.
-    const bool has_pages =
-        request.end + num_steps - 1 <= held ||
-        (reserves_chunks ? request.active + num_steps - 1
-                         : request.tokens_to_hold(request.active, num_steps)) <= held;
-    return has_pages && request.start >= row.read_only_end() * page_size;
-}
 
 /// Reserves the rows `missing` of a fetch, which ascend, or no row. If their pages are not all
 /// available, sets `result` and returns false. If it throws std::bad_alloc, nothing has changed.

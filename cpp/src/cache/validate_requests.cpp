@@ -62,6 +62,17 @@ void refuse_pending(std::int64_t row) {
     throw InRow<PendingTransfersError>(row, "copies into its pages are pending; finish them first");
 }
 
+void refuse_steps(std::int64_t num_steps) {
+    throw std::invalid_argument(detail::concat("num_steps is ", num_steps, ", must be at least 1"));
+}
+
+void refuse_namespace(std::int64_t row) {
+    throw InRow<std::invalid_argument>(
+        row,
+        "the claim began in another namespace and has pages of it; "
+        "release it and claim again to change extra_key or cache_salt");
+}
+
 void refuse_options(const ReserveOptions& options) {
     const bool is_hit = options.max_hit < 0;
     const bool is_free = options.keep_free < 0;
@@ -86,22 +97,6 @@ void require_fit(const CacheData& cache, const Sequence& sequence, const Request
         quotas::require_ceiling(cache, sequence, request, std::max(tokens, request.end), row,
                                 options.max_hit);
     }
-}
-
-void require_steps(std::int64_t num_steps) {
-    if (num_steps >= 1) return;
-    throw std::invalid_argument(detail::concat("num_steps is ", num_steps, ", must be at least 1"));
-}
-
-void require_namespace(const CacheConfig& config, const Sequence& sequence,
-                       const RequestView& request, std::int64_t row) {
-    TreeNode* node = sequence.pages.node();
-    if (sequence.is_sealed() || node == nullptr || !config.prefix_caching) return;
-    if (PrefixTree::name_of(node) == request.name_space) return;
-    throw InRow<std::invalid_argument>(
-        row,
-        "the claim began in another namespace and has pages of it; "
-        "release it and claim again to change extra_key or cache_salt");
 }
 
 void require_windows(const CacheData& cache, const Sequence& sequence, std::int64_t start,
@@ -216,30 +211,5 @@ void require_ceiling(const CacheData& cache, const Sequence& sequence, const Req
 }
 
 }  // namespace quotas
-
-BatchRules begin_batch(CacheData& cache, std::int64_t num_steps) {
-    rules::require_steps(num_steps);
-    const SequenceTable::Live sequences = cache.sequences.live();
-    std::uint32_t& stamp = cache.rows.stamp;
-    if (++stamp == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
-        for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
-        stamp = 1;
-    }
-    return {cache, sequences, num_steps, cache.most_tokens(num_steps), stamp};
-}
-
-void check_batch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps) {
-    const BatchRules known = begin_batch(cache, num_steps);
-    cache.rows.resize(batch.size());
-    for (std::int64_t row = 0; row < batch.size(); ++row) {
-        Sequence& sequence = known.checked(batch[row], row);
-        rules::require_namespace(cache.config, sequence, batch[row], row);
-        rules::require_windows(cache, sequence, batch[row], row);
-        if (!cache.config.quotas.empty()) {
-            quotas::require_ceiling(cache, sequence, batch[row], batch[row].end, row);
-        }
-        cache.rows.set(row, sequence);
-    }
-}
 
 }  // namespace kvcore

@@ -1,15 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a request before anything is done for it. Errors name the row of the batch.
+// Checks of a request before anything is done for it. validate_requests.cpp has the errors, which
+// name the row of the batch, and the checks that few requests need.
 #pragma once
 
 #include <cstdint>
 
 #include "cache/cache_data.hpp"
+#include "kvcore/prefix_tree.hpp"
+#include "kvcore/request.hpp"
 
 namespace kvcore {
 
 // Sequences this far ahead in a batch are prefetched.
 constexpr std::int64_t kAhead = 8;
+
+/// The condition, with the side of the branch that walks over hundreds of rows seldom take.
+[[nodiscard]] inline bool unlikely(bool condition) noexcept {
+#if defined(__GNUC__)
+    return __builtin_expect(static_cast<long>(condition), 0) != 0;
+#else
+    return condition;
+#endif
+}
 
 namespace rules {
 
@@ -22,11 +34,19 @@ namespace rules {
 [[noreturn]] void refuse_repetition(std::int64_t row);
 [[noreturn]] void refuse_pending(std::int64_t row);
 /// Throws std::invalid_argument if `num_steps` is below 1.
-void require_steps(std::int64_t num_steps);
+[[noreturn]] void refuse_steps(std::int64_t num_steps);
+inline void require_steps(std::int64_t num_steps) {
+    if (num_steps < 1) refuse_steps(num_steps);
+}
+[[noreturn]] void refuse_namespace(std::int64_t row);
 /// A claim that has pages but was not fetched yet must not continue in another namespace: its
 /// tokens would be found in the namespace in which it began. O(runs of its hit).
-void require_namespace(const CacheConfig& config, const Sequence& sequence,
-                       const RequestView& request, std::int64_t row);
+inline void require_namespace(const CacheConfig& config, const Sequence& sequence,
+                              const RequestView& request, std::int64_t row) {
+    TreeNode* node = sequence.pages.node();
+    if (sequence.is_sealed() || node == nullptr || !config.prefix_caching) return;
+    if (PrefixTree::name_of(node) != request.name_space) refuse_namespace(row);
+}
 /// A request that restarts at `start` without `truncate`, or a fork that begins at `start`, must
 /// not read pages that its windows have left, nor continue from the state of another token. Called
 /// only with groups.
@@ -93,9 +113,30 @@ struct BatchRules {
 };
 
 /// The rules of a call. Throws std::invalid_argument if `num_steps` is below 1.
-[[nodiscard]] BatchRules begin_batch(CacheData& cache, std::int64_t num_steps);
+[[nodiscard]] inline BatchRules begin_batch(CacheData& cache, std::int64_t num_steps) {
+    rules::require_steps(num_steps);
+    const SequenceTable::Live sequences = cache.sequences.live();
+    std::uint32_t& stamp = cache.rows.stamp;
+    if (++stamp == 0) {  // once in 2^32 calls; 0 is the stamp of a sequence in no batch yet
+        for (Sequence& sequence : sequences) sequence.batch_stamp = 0;
+        stamp = 1;
+    }
+    return {cache, sequences, num_steps, cache.most_tokens(num_steps), stamp};
+}
 /// Finds the sequences of a batch, and checks everything that can be wrong with its rows before any
 /// row is changed.
-void check_batch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps);
+inline void check_batch(CacheData& cache, const RequestBatch& batch, std::int64_t num_steps) {
+    const BatchRules known = begin_batch(cache, num_steps);
+    cache.rows.resize(batch.size());
+    for (std::int64_t row = 0; row < batch.size(); ++row) {
+        Sequence& sequence = known.checked(batch[row], row);
+        rules::require_namespace(cache.config, sequence, batch[row], row);
+        rules::require_windows(cache, sequence, batch[row], row);
+        if (!cache.config.quotas.empty()) {
+            quotas::require_ceiling(cache, sequence, batch[row], batch[row].end, row);
+        }
+        cache.rows.set(row, sequence);
+    }
+}
 
 }  // namespace kvcore

@@ -7,7 +7,7 @@
 
 #include "keys/hashed_items.hpp"
 #include "kvcore/errors.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 namespace {

@@ -16,6 +16,7 @@
 #include "layers/window_policy.hpp"
 #include "pages/late_reads.hpp"
 #include "pages/page_owners.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
@@ -102,6 +103,8 @@ class ColumnPages final : public PoolListener, public ProtectionListener {
     void set_window_listener(WindowListener* listener) noexcept { listener_ = listener; }
 
     [[nodiscard]] const Grouping& grouping() const noexcept { return grouping_; }
+    /// The tree that has the cached columns.
+    [[nodiscard]] const PrefixTree& tree() const noexcept { return tree_; }
     [[nodiscard]] const BlockPool& pages() const noexcept { return pages_; }
     [[nodiscard]] BlockId page(BlockId column, std::int32_t lane) const noexcept {
         return ids_[slot(column, lane)] - 1;

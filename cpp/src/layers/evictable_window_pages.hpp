@@ -12,27 +12,9 @@
 #include <vector>
 
 #include "layers/window_policy.hpp"
-#include "support/make_room.hpp"
 #include "support/memory.hpp"
 
 namespace kvcore {
-
-/// An array of zeros in address space that is backed on first touch.
-template <class T>
-class ZeroedArray {
-   public:
-    /// Throws std::bad_alloc.
-    explicit ZeroedArray(std::size_t n) : memory_(static_cast<T*>(std::calloc(n, sizeof(T)))) {
-        if (memory_ == nullptr) throw std::bad_alloc();
-    }
-    [[nodiscard]] T& operator[](std::size_t i) const noexcept { return memory_.get()[i]; }
-
-   private:
-    struct CFree {
-        void operator()(T* memory) const noexcept { std::free(memory); }
-    };
-    std::unique_ptr<T[], CFree> memory_;
-};
 
 /// The order of eviction of idle window pages: the tree has them and no reader does. An entry may
 /// have a reader again; a caller that meets the entry removes it.

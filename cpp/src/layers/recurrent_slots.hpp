@@ -11,6 +11,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "layers/evictable_window_pages.hpp"
 #include "layers/unreachable_tails.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -143,54 +144,6 @@ class RecurrentSlots final : public PoolListener {
     std::int64_t num_made_ = 0;
     std::int64_t num_evicted_ = 0;
     EvictionCounts evicted_;
-};
-
-/// Keeps a slot and its content for a reader or writer.
-///
-/// Owns: a hold on the slot, or nothing. Threads: no locks of its own. Cost: O(1).
-class StateHold {
-   public:
-    StateHold() noexcept = default;
-    StateHold(RecurrentSlots& states, RecurrentSlots::Slot slot) noexcept
-        : states_(&states), slot_(slot) {
-        enter();
-    }
-    StateHold(StateHold&& other) noexcept
-        : states_(std::exchange(other.states_, nullptr)),
-          slot_(other.slot_),
-          is_held_(std::exchange(other.is_held_, false)) {}
-    StateHold& operator=(StateHold&& other) noexcept {
-        StateHold moved(std::move(other));
-        std::swap(states_, moved.states_);
-        std::swap(slot_, moved.slot_);
-        std::swap(is_held_, moved.is_held_);
-        return *this;
-    }
-    ~StateHold() { leave(); }
-
-    [[nodiscard]] explicit operator bool() const noexcept { return states_ != nullptr; }
-    [[nodiscard]] RecurrentSlots::Slot slot() const noexcept { return slot_; }
-    /// True if the slot has no other hold.
-    [[nodiscard]] bool is_sole() const noexcept {
-        return is_held_ && states_->num_holds(slot_) == 1;
-    }
-    /// Ends the hold, and counts a use of the checkpoint.
-    void end_use() noexcept {
-        if (is_held_ && states_->is_checkpoint(slot_)) states_->renew(slot_);
-        leave();
-    }
-    void leave() noexcept {
-        const bool was_held = states_ != nullptr && std::exchange(is_held_, false);
-        if (was_held) states_->let_go(slot_);
-    }
-    void enter() noexcept {
-        if (states_ != nullptr && !std::exchange(is_held_, true)) states_->hold(slot_);
-    }
-
-   private:
-    RecurrentSlots* states_ = nullptr;  // nullptr: holds nothing
-    RecurrentSlots::Slot slot_ = RecurrentSlots::kNone;
-    bool is_held_ = false;
 };
 
 }  // namespace kvcore

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// The parts that the columns have now, and the holds that keep parts for a reader.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +21,54 @@
 #include "tree/policies/lru.hpp"
 
 namespace kvcore {
+
+/// Keeps a slot and its content for a reader or writer.
+///
+/// Owns: a hold on the slot, or nothing. Threads: no locks of its own. Cost: O(1).
+class StateHold {
+   public:
+    StateHold() noexcept = default;
+    StateHold(RecurrentSlots& states, RecurrentSlots::Slot slot) noexcept
+        : states_(&states), slot_(slot) {
+        enter();
+    }
+    StateHold(StateHold&& other) noexcept
+        : states_(std::exchange(other.states_, nullptr)),
+          slot_(other.slot_),
+          is_held_(std::exchange(other.is_held_, false)) {}
+    StateHold& operator=(StateHold&& other) noexcept {
+        StateHold moved(std::move(other));
+        std::swap(states_, moved.states_);
+        std::swap(slot_, moved.slot_);
+        std::swap(is_held_, moved.is_held_);
+        return *this;
+    }
+    ~StateHold() { leave(); }
+
+    [[nodiscard]] explicit operator bool() const noexcept { return states_ != nullptr; }
+    [[nodiscard]] RecurrentSlots::Slot slot() const noexcept { return slot_; }
+    /// True if the slot has no other hold.
+    [[nodiscard]] bool is_sole() const noexcept {
+        return is_held_ && states_->num_holds(slot_) == 1;
+    }
+    /// Ends the hold, and counts a use of the checkpoint.
+    void end_use() noexcept {
+        if (is_held_ && states_->is_checkpoint(slot_)) states_->renew(slot_);
+        leave();
+    }
+    void leave() noexcept {
+        const bool was_held = states_ != nullptr && std::exchange(is_held_, false);
+        if (was_held) states_->let_go(slot_);
+    }
+    void enter() noexcept {
+        if (states_ != nullptr && !std::exchange(is_held_, true)) states_->hold(slot_);
+    }
+
+   private:
+    RecurrentSlots* states_ = nullptr;  // nullptr: holds nothing
+    RecurrentSlots::Slot slot_ = RecurrentSlots::kNone;
+    bool is_held_ = false;
+};
 
 /// The parts that the columns of a pool and a tree have now: pages of each bundle and checkpoints.
 ///
@@ -247,6 +297,108 @@ class Residency {
    private:
     const Grouping& grouping_;
     WindowPolicy* policy_ = nullptr;  // of the tree; nullptr in the null form
+};
+
+/// Keeps the window pages of a cached prefix for a caller that may take it: is a reader of all
+/// columns that a hit of `tokens` tokens reads. A pin keeps the other pages.
+///
+/// Owns: one reader in these columns, or nothing. The end of the hold does not count as a use of
+/// the pages. While the hold is a reader, its owner must pin the run where the prefix ends.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: O(columns that windows read). Only the constructor throws: std::bad_alloc.
+class WindowHold {
+   public:
+    WindowHold() noexcept = default;
+    /// Holds the columns from `from` on; another holder must hold the columns before. Holds no
+    /// column if a column is a page.
+    WindowHold(Residency& home, TreePosition at, std::int64_t tokens, std::int32_t from = 0) {
+        if (home.columns != nullptr && at.depth > 0)
+            held_ = std::make_unique<Held>(*home.columns, at, tokens, from);
+    }
+
+    /// The pages may be evicted between `leave` and `enter`.
+    void leave() noexcept {
+        if (held_ != nullptr) held_->leave();
+    }
+    void enter() noexcept {
+        if (held_ != nullptr) held_->enter();
+    }
+
+    /// Sets where the prefix ends, in the run that the caller pins from now on.
+    void move_to(TreePosition end) noexcept {
+        if (held_ != nullptr) held_->move_to(end);
+    }
+
+    /// Ends the hold.
+    void reset() noexcept { held_.reset(); }
+    /// Ends the hold but keeps its reader: another owner takes the reader over.
+    void hand_over() noexcept {
+        if (held_ != nullptr) held_->hand_over();
+        held_.reset();
+    }
+
+   private:
+    class Held {
+       public:
+        Held(ColumnPages& columns, TreePosition at, std::int64_t tokens, std::int32_t from)
+            : home_(columns), at_(at) {
+            const Grouping& grouping = columns.grouping();
+            first_column_ = at.depth;
+            for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+                first_[w] = std::max(from, grouping.first_column(grouping.windows()[w], tokens));
+                first_column_ = std::min(first_column_, first_[w]);
+            }
+            columns_.resize(static_cast<std::size_t>(at.depth - first_column_));
+            columns.tree().copy_pages(at, first_column_, columns_.data());
+            enter();
+        }
+        Held(const Held&) = delete;
+        Held& operator=(const Held&) = delete;
+        ~Held() { leave(); }
+
+        void leave() noexcept {
+            if (!std::exchange(is_reader_, false)) return;
+            home_.begin_leaving();
+            home_.leave_from(at_);
+            for_each([&](const BlockId* columns, std::int64_t n, std::size_t window) {
+                home_.leave(columns, n, window, ColumnPages::Departure::kUnused);
+                home_.count_holds(-n);
+            });
+        }
+        void hand_over() noexcept {
+            is_reader_ = false;
+            for_each([&](const BlockId*, std::int64_t n, std::size_t) { home_.count_holds(-n); });
+        }
+        void move_to(TreePosition end) noexcept { at_ = end; }
+        void enter() noexcept {
+            if (std::exchange(is_reader_, true)) return;
+            at_ = PrefixTree::position(at_.node, at_.depth);  // the run may have been cut
+            for_each([&](const BlockId* columns, std::int64_t n, std::size_t window) {
+                home_.enter(columns, n, window);
+                home_.count_holds(n);
+            });
+        }
+
+       private:
+        // Calls visit(columns, n, window) for the columns of each window.
+        template <class Visit>
+        void for_each(const Visit& visit) const {
+            for (std::size_t w = 0; w < home_.grouping().windows().size(); ++w) {
+                const std::int64_t begin = first_[w] - first_column_;
+                const std::int64_t n = static_cast<std::int64_t>(columns_.size()) - begin;
+                if (n > 0) visit(columns_.data() + begin, n, w);
+            }
+        }
+
+        ColumnPages& home_;
+        TreePosition at_;  // where the prefix ends
+        bool is_reader_ = false;
+        std::int32_t first_column_ = 0;
+        std::array<std::int32_t, Grouping::kMaxWindows> first_{};
+        std::vector<BlockId> columns_;  // from first_column_ on
+    };
+
+    std::unique_ptr<Held> held_;  // nullptr: holds nothing; cheap to move
 };
 
 }  // namespace kvcore

@@ -7,7 +7,7 @@
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

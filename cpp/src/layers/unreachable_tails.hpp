@@ -10,7 +10,7 @@
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/run_marks.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layers/window_policy.hpp"
 
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

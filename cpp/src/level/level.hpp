@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// A level of pages, the two levels of a replica, and the hits that both serve.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -10,16 +12,121 @@
 #include <vector>
 
 #include "kvcore/block_pool.hpp"
+#include "kvcore/cache_config.hpp"
 #include "kvcore/errors.hpp"
+#include "kvcore/metrics.hpp"
+#include "kvcore/page_keys.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/types.hpp"
+#include "layers/column_pages.hpp"
+#include "layers/grouping.hpp"
 #include "layers/residency.hpp"
-#include "level/record_keys.hpp"
-#include "level/ref_list.hpp"
 #include "pages/late_reads.hpp"
 #include "pages/page_owners.hpp"
 
 namespace kvcore {
+
+// ---- a level ------------------------------------------------------------------------------------
+
+/// The place of a reference in the RefList of its level. Empty references are in no list.
+///
+/// Threads: no locks of its own. Cost: O(1); allocates nothing and never throws.
+class RefLink {
+   public:
+    RefLink(const RefLink&) = delete;
+    RefLink& operator=(const RefLink&) = delete;
+
+   protected:
+    RefLink() noexcept = default;
+    ~RefLink() { unlink(); }
+
+    void link_before(RefLink& next) noexcept {
+        next_ = &next;
+        prev_ = next.prev_;
+        prev_->next_ = this;
+        next.prev_ = this;
+    }
+    void unlink() noexcept {
+        if (next_ == nullptr) return;
+        prev_->next_ = next_;
+        next_->prev_ = prev_;
+        prev_ = next_ = nullptr;
+    }
+    /// Takes the place of a link that leaves its list.
+    void replace(RefLink& other) noexcept {
+        if (other.next_ == nullptr) return;
+        link_before(*other.next_);
+        other.unlink();
+    }
+
+   private:
+    template <class Ref>
+    friend class RefList;
+
+    RefLink* prev_ = nullptr;
+    RefLink* next_ = nullptr;
+};
+
+/// The references of one kind to the pages of a level, in the order in which they began.
+///
+/// Owns: nothing; each reference enters and leaves the list itself, and the list outlives it.
+/// Threads: no locks of its own. Cost: O(1), `for_each` O(references); allocates nothing.
+template <class Ref>
+class RefList : private RefLink {
+   public:
+    RefList() noexcept { prev_ = next_ = this; }
+    ~RefList() { prev_ = next_ = nullptr; }
+
+    [[nodiscard]] bool empty() const noexcept { return next_ == this; }
+    void add(RefLink& ref) noexcept { ref.link_before(*this); }
+    /// Calls visit(ref) for each reference. `visit` may end the reference.
+    template <class Visit>
+    void for_each(const Visit& visit) {
+        for (RefLink* each = next_; each != this;) {
+            Ref& ref = static_cast<Ref&>(*each);
+            each = each->next_;
+            visit(ref);
+        }
+    }
+    template <class Visit>
+    void for_each(const Visit& visit) const {
+        for (const RefLink* each = next_; each != this; each = each->next_) {
+            visit(static_cast<const Ref&>(*each));
+        }
+    }
+};
+
+/// The keys of the records in the host tier of a replica, as far as a caller asked for them.
+///
+/// Owns: a key for each record, by its id. Invariant: a known key is the key of the record's tokens
+/// in the tier's tree, and the keys of all records on the path to it are also known; a newly taken
+/// record has no key.
+/// Threads: no locks of its own; CacheManager locks around it. Cost: O(1); 33 bytes per record.
+class RecordKeys {
+   public:
+    explicit RecordKeys(std::int64_t num_records)
+        : keys_(static_cast<std::size_t>(num_records)),
+          is_known_(static_cast<std::size_t>(num_records)) {}
+
+    /// Returns nullptr if the key is not known.
+    [[nodiscard]] const PageKey* find(BlockId record) const noexcept {
+        const auto i = static_cast<std::size_t>(record);
+        return is_known_[i] != 0 ? &keys_[i] : nullptr;
+    }
+    void set(BlockId record, const PageKey& key) noexcept {
+        const auto i = static_cast<std::size_t>(record);
+        keys_[i] = key;
+        is_known_[i] = 1;
+    }
+    void forget(const BlockId* records, std::int64_t n) noexcept {
+        std::for_each(records, records + n,
+                      [this](BlockId each) { is_known_[static_cast<std::size_t>(each)] = 0; });
+    }
+
+   private:
+    std::vector<PageKey> keys_;
+    std::vector<std::uint8_t> is_known_;
+};
 
 class PageRef;
 class PrefixRef;
@@ -313,4 +420,207 @@ class Level : public Residency, private ForgottenListener {
     std::int64_t num_evicted_ = 0;
 };
 
+// ---- the two levels of a replica ----------------------------------------------------------------
+
+/// The level of a replica's device, and the level of its host tier.
+///
+/// Owns: both levels, and the replica's counters.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: that of the methods of Level.
+struct Replica : Level {
+    /// Uses LRU unless a policy is given.
+    Replica(const CacheConfig& config, const Grouping& grouping,
+            std::unique_ptr<EvictionPolicy> policy = nullptr)
+        : Level(grouping,
+                {config.num_pages, config.num_state_slots, config.first_page,
+                 count_columns(config, grouping, config.num_pages)},
+                std::move(policy), config.quotas) {
+        if (config.host_pages > 0) make_host(config, grouping);
+    }
+
+    std::unique_ptr<Level> host;     // nullptr without a host tier
+    std::int64_t num_sequences = 0;  // claimed
+    Metrics metrics;
+
+    /// Calls visit(level) for the device's level, and for the host tier's level if it exists.
+    template <class Visit>
+    void for_each_level(const Visit& visit) {
+        visit(static_cast<Level&>(*this));
+        if (host != nullptr) visit(*host);
+    }
+    /// The longest prefix that the host tier has: see `find`. No node without a host tier.
+    [[nodiscard]] TreePosition find_stored(std::string_view name_space, const TokenId* tokens,
+                                           std::int64_t n) const noexcept {
+        return host == nullptr ? TreePosition{} : host->find(name_space, tokens, n);
+    }
+    /// Holds the checkpoint at the end of a prefix in the host tier if it is ready; otherwise
+    /// returns an empty hold.
+    [[nodiscard]] StateHold hold_stored_state(TreePosition below) noexcept {
+        return host == nullptr ? StateHold() : host->hold_state(below);
+    }
+    /// A sequence with a hit of `n` tokens is removed: records where the hit ended, unless the
+    /// sequence was cut to fewer committed tokens.
+    void note_hit(TreePosition committed, std::int64_t n) noexcept {
+        const std::int64_t whole = n / tree.page_size();
+        if (!stores_states() || whole == 0 || whole > committed.depth) return;
+        unreachable().note_hit({committed.node, static_cast<std::int32_t>(whole)});
+    }
+    /// True if the host tier keeps checkpoints.
+    [[nodiscard]] bool stores_states() const noexcept {
+        return host != nullptr && host->states != nullptr;
+    }
+    /// True if pages of the host tier are written to lower stores.
+    [[nodiscard]] bool has_stores() const noexcept {
+        return host != nullptr && host->keys != nullptr;
+    }
+    /// Pages that the host tier holds.
+    [[nodiscard]] std::int64_t num_stored() const noexcept {
+        return host == nullptr ? 0 : host->num_cached();
+    }
+    /// The counters, including the counters of both levels.
+    [[nodiscard]] Metrics counted() const noexcept {
+        Metrics sum = metrics;
+        sum.evicted_pages += num_evicted();
+        sum.evicted += evicted();
+        if (host != nullptr) sum.host_evicted += host->evicted();
+        return sum;
+    }
+    void reset_counts() noexcept {
+        metrics = {};
+        reset_level_counts();
+        if (host != nullptr) host->reset_level_counts();
+        note_peak();
+    }
+    /// Updates the peak of used pages. Counts evictable pages only if the peak may change.
+    void note_peak() noexcept {
+        std::int64_t& peak = metrics.peak_used_pages;
+        const std::int64_t not_free = num_pages() - num_free();
+        if (not_free > peak) peak = std::max(peak, not_free - num_evictable());
+    }
+    /// All zeros without states.
+    [[nodiscard]] StateStats state_stats() const noexcept {
+        if (states == nullptr) return {};
+        StateStats stats = states->stats();
+        if (!stores_states()) return stats;
+        const StateStats below = host->states->stats();
+        stats.host_slots = below.total_slots;
+        stats.host_checkpoints = below.checkpoints;
+        stats.stored_checkpoints = below.checkpoints_made;
+        stats.loaded_checkpoints = below.checkpoint_hits;
+        return stats;
+    }
+
+   private:
+    [[nodiscard]] static std::int64_t count_columns(const CacheConfig& config,
+                                                    const Grouping& grouping,
+                                                    std::int64_t num_pages) noexcept {
+        return grouping.most_columns(num_pages, config.max_sequences, config.max_seq_len);
+    }
+    void make_host(const CacheConfig& config, const Grouping& grouping) {
+        host =
+            std::make_unique<Level>(grouping,
+                                    Level::Size{config.host_pages, config.num_host_state_slots, 0,
+                                                count_columns(config, grouping, config.host_pages)},
+                                    make_policy(config.host_eviction, config.page_size));
+        if (config.has_stores) host->keys = std::make_unique<RecordKeys>(host->pool.num_blocks());
+        if (config.num_host_state_slots > 0) unreachable().assume_tier();
+    }
+};
+
+// ---- hits that both levels serve together, with groups of layers or states ----------------------
+
+/// The longest prefix that a claim can take from the cache: whole pages of the tree and, after
+/// them, either a page whose start is copied or pages of the host tier. The host tier also has
+/// window pages that columns of the tree miss, or the checkpoint at the end. No group reads pages
+/// that are in neither tier.
+struct FoundHit {
+    PrefixMatch match;
+    TreePosition below;       // in the host tier; no node: no page of the tier is needed
+    std::int64_t tokens = 0;  // of the whole hit; 0: not longer than the claim's hit
+    // With states: whole pages continued up to this token without a checkpoint; -1: not searched.
+    std::int64_t branch = -1;
+    std::int64_t wanted = 0;  // whole pages that were searched for
+
+    [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
+    /// True if the hit takes over pages of the tree.
+    [[nodiscard]] bool shares() const noexcept { return is_taken() && match.at.node != nullptr; }
+    [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
+    /// True if only the host tier has the end of the hit.
+    [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
+    /// Takes no page; `branch` and `wanted` stay.
+    void drop() noexcept {
+        match = {};
+        below = {};
+        tokens = 0;
+    }
+};
+
+namespace tiered {
+
+static_assert(Grouping::kMaxWindows < 8, "a window has a bit");
+
+[[nodiscard]] inline bool has_window(std::uint8_t windows, std::size_t window) noexcept {
+    return (windows >> window & 1) != 0;
+}
+
+}  // namespace tiered
+
+/// A column of the device's tree that gets window pages from the host tier. Another column (the
+/// bringer) has them until they arrive.
+struct Patch {
+    std::int32_t index = 0;    // of the column in the row
+    std::uint8_t windows = 0;  // a bit for each
+    BlockId bringer = -1;
+
+    [[nodiscard]] bool has(std::size_t window) const noexcept {
+        return tiered::has_window(windows, window);
+    }
+};
+
+namespace tiered {
+
+/// The longest prefix, in columns, that the device and the tier can serve together to every group:
+/// full groups need each column, windows the columns that they read, and states a checkpoint at the
+/// end. O(columns after it + windows).
+[[nodiscard]] std::int32_t longest_hit(const Replica& home, TreePosition at,
+                                       TreePosition below) noexcept;
+/// Columns of a prompt that the device or the tier has. Also for replicas without groups.
+[[nodiscard]] std::int64_t count_columns(const Replica& home, std::string_view name_space,
+                                         const TokenId* tokens, std::int64_t n) noexcept;
+
+/// Pages of a column in these windows, a bit each.
+[[nodiscard]] inline std::int64_t count_pages(const Grouping& grouping,
+                                              std::uint8_t windows) noexcept {
+    std::int64_t pages = 0;
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        if (has_window(windows, w)) pages += grouping.windows()[w].num_lanes;
+    }
+    return pages;
+}
+
+/// Calls visit(patch), from the end, for each column on the path to `at` that misses pages which a
+/// hit of `tokens` tokens reads. O(columns that windows read).
+template <class Visit>
+void for_each_patch(const Replica& home, TreePosition at, std::int64_t tokens, const Visit& visit) {
+    const Grouping& grouping = home.grouping();
+    std::array<std::int32_t, Grouping::kMaxWindows> first{};
+    std::int32_t lowest = at.depth;
+    for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+        first[w] = grouping.first_column(grouping.windows()[w], tokens);
+        lowest = std::min(lowest, first[w]);
+    }
+    if (lowest == at.depth) return;
+    Patch patch{at.depth, 0, -1};
+    home.columns->for_each_column(at, lowest, [&](BlockId column) {
+        --patch.index;
+        patch.windows = 0;
+        for (std::size_t w = 0; w < grouping.windows().size(); ++w) {
+            const bool is_missed = patch.index >= first[w] && !home.columns->has(column, w);
+            if (is_missed) patch.windows |= static_cast<std::uint8_t>(1U << w);
+        }
+        if (patch.windows != 0) visit(patch);
+    });
+}
+
+}  // namespace tiered
 }  // namespace kvcore

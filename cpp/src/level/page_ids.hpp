@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "level/replica.hpp"
+#include "level/level.hpp"
 
 namespace kvcore::page_ids {
 

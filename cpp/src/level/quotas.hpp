@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "kvcore/cache_config.hpp"
-#include "level/hit.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 #include "pages/page_owners.hpp"
 
 namespace kvcore {

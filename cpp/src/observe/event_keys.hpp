@@ -10,6 +10,7 @@
 #include "keys/path_keys.hpp"
 #include "kvcore/cache_events.hpp"
 #include "observe/event_log.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

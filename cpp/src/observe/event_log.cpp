@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

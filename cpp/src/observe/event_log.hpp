@@ -10,7 +10,7 @@
 #include "kvcore/page_keys.hpp"
 #include "kvcore/prefix_tree.hpp"
 #include "layers/window_listener.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
 
 namespace kvcore {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "kvcore/cached_columns.hpp"
-#include "level/prefix_ref.hpp"
-#include "level/replica.hpp"
-#include "support/make_room.hpp"
+#include "level/level.hpp"
+#include "level/refs.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 

@@ -10,7 +10,7 @@
 #include "kvcore/metrics.hpp"
 #include "kvcore/request.hpp"
 #include "pages/page_owners.hpp"
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 
 namespace kvcore {
 

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
 #include "kvcore/types.hpp"
 #include "support/memory.hpp"
@@ -26,10 +24,7 @@ class LateReads {
     using Mark = std::uint64_t;
 
     /// For pages with ids below `end`. Throws std::bad_alloc.
-    explicit LateReads(std::int64_t end)
-        : marks_(static_cast<Mark*>(std::calloc(static_cast<std::size_t>(end), sizeof(Mark)))) {
-        if (marks_ == nullptr) throw std::bad_alloc();
-    }
+    explicit LateReads(std::int64_t end) : marks_(static_cast<std::size_t>(end)) {}
 
     /// Notes a read of a page. The page is still held, and is released after this call.
     void note(BlockId page, Mark mark) noexcept { marks_[static_cast<std::size_t>(page)] = mark; }
@@ -43,7 +38,7 @@ class LateReads {
     [[nodiscard]] Mark highest() const noexcept { return highest_; }
 
    private:
-    std::unique_ptr<Mark[], CFree> marks_;
+    ZeroedArray<Mark> marks_;
     Mark highest_ = 0;
 };
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "kvcore/errors.hpp"
-#include "support/end_ticket.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
+#include "support/tickets.hpp"
 
 namespace kvcore {
 

@@ -10,8 +10,8 @@
 #include "keys/path_keys.hpp"
 #include "kvcore/cache_config.hpp"
 #include "kvcore/store_moves.hpp"
-#include "level/prefix_ref.hpp"
-#include "level/replica.hpp"
+#include "level/level.hpp"
+#include "level/refs.hpp"
 
 namespace kvcore {
 

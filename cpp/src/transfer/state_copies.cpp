@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "support/end_ticket.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
+#include "support/tickets.hpp"
 
 namespace kvcore {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "layers/recurrent_slots.hpp"
-#include "level/replica.hpp"
-#include "request/sequence_table.hpp"
-#include "transfer/tickets.hpp"
+#include "level/level.hpp"
+#include "request/sequence.hpp"
+#include "support/tickets.hpp"
 
 namespace kvcore {
 

@@ -10,7 +10,7 @@
 
 #include "kvcore/errors.hpp"
 #include "level/quotas.hpp"
-#include "support/make_room.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -1144,9 +1144,8 @@ bool TierFlights::finish_fill(std::uint64_t ticket, std::int64_t arrived, bool f
 // over. After that, the caller repeats its call, which finds that the pages were offered, and
 // evicts them.
 
-void TierFlights::note_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
+void TierFlights::mark_commit(const Sequence& sequence, std::int32_t first, std::int32_t end,
                               const std::vector<DuplicatePage>& duplicates) noexcept {
-    if (!rules_.has_marks()) return;
     auto duplicate = duplicates.begin();
     for (std::int32_t c = first; c < end; ++c) {
         if (duplicate != duplicates.end() && first + duplicate->index == c) {

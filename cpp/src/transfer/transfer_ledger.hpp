@@ -6,12 +6,11 @@
 #include <thread>
 #include <vector>
 
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "store/store_queue.hpp"
-#include "transfer/copy_list.hpp"
-#include "transfer/owed_copies.hpp"
+#include "support/tickets.hpp"
+#include "transfer/pool_copies.hpp"
 #include "transfer/state_copies.hpp"
-#include "transfer/tickets.hpp"
 #include "transfer/tier_flights.hpp"
 
 namespace kvcore {

@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "tree/node_array.hpp"
+#include "kvcore/eviction.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -144,8 +145,8 @@ class IndexedHeap {
         set(place, entry);
     }
 
-    NodeArray<Entry> entries_;
-    NodeArray<std::uint32_t> places_;
+    GrowingArray<Entry> entries_;
+    GrowingArray<std::uint32_t> places_;
     std::uint32_t size_ = 0;
 };
 

@@ -14,12 +14,9 @@
 #include <unordered_set>
 
 #include "kvcore/errors.hpp"
-#include "support/make_room.hpp"
-#include "tree/child_index.hpp"
-#include "tree/children.hpp"
+#include "support/memory.hpp"
+#include "tree/pins.hpp"
 #include "tree/policies/lru.hpp"
-#include "tree/protection.hpp"
-#include "tree/sibling_order.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {

@@ -6,7 +6,7 @@
 
 #include "kvcore/eviction.hpp"
 #include "kvcore/prefix_tree.hpp"
-#include "tree/children.hpp"
+#include "tree/tree_node.hpp"
 
 /// The nodes of the default namespace of a tree, parents first, siblings in their order.
 class TreeNodes {

@@ -9,7 +9,7 @@
 #include "kvcore/block_pool.hpp"
 #include "kvcore/errors.hpp"
 #include "level/level.hpp"
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 #include "support/claims.hpp"
 #include "support/failing_memory.hpp"
 #include "support/plain_level.hpp"

@@ -11,7 +11,7 @@
 #include "support/failing_memory.hpp"
 #include "support/random.hpp"
 #include "support/tree_text.hpp"
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 namespace tests::faults::prefix_tree {
 

@@ -10,7 +10,6 @@
 
 #include "kvcore/prefix_tree.hpp"
 #include "layers/grouping.hpp"
-#include "tree/children.hpp"
 #include "tree/tree_node.hpp"
 
 /// Checkpoints by their columns, least recently used first.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "request/page_row.hpp"
+#include "request/sequence.hpp"
 
 #include <utility>
 #include <vector>

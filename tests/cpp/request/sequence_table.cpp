@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 
 #include <limits>
 #include <vector>

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "request/sequence_table.hpp"
+#include "request/sequence.hpp"
 
 /// The number of claimed sequences.
 inline std::int64_t num_claimed(const kvcore::SequenceTable& table) {

@@ -10,7 +10,7 @@
 #include "kvcore/cache_manager.hpp"
 #include "support/manager_probe.hpp"
 #include "support/request.hpp"
-#include "tree/children.hpp"
+#include "tree/tree_node.hpp"
 
 /// A column of the tree, by the digest of all tokens up to its end.
 struct CachedColumn {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvcore/prefix_tree.hpp"
-#include "tree/children.hpp"
+#include "tree/tree_node.hpp"
 
 /// The whole content of a PrefixTree, as text without addresses: trees with equal texts behave in
 /// the same way. Reads no count, because a count would settle the waiting pins.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "support/page_nodes.hpp"
-#include "tree/child_index.hpp"
+#include "tree/tree_node.hpp"
 
 namespace tests::tree::child_index {
 

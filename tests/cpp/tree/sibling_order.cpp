@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "support/page_nodes.hpp"
-#include "tree/sibling_order.hpp"
+#include "tree/tree_node.hpp"
 
 namespace tests::tree::sibling_order {
 

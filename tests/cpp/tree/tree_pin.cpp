@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tree/tree_pin.hpp"
+#include "tree/pins.hpp"
 
 #include <type_traits>
 #include <utility>

@@ -154,7 +154,7 @@ def test_every_room_is_known() -> None:
         ("src/transfer/tier_flights.cpp", "cache/queries.hpp"),
         ("src/store/store_queue.hpp", "store/disk/slot_index.hpp"),
         ("src/support/memory.hpp", "kvcore/prefix_tree.hpp"),
-        ("src/request/page_row.hpp", "kvcore/host_store.hpp"),
+        ("src/request/sequence.hpp", "kvcore/host_store.hpp"),
         ("include/kvcore/types.hpp", "kvcore/metrics.hpp"),
         ("include/kvcore/page_bytes.hpp", "kvcore/block_pool.hpp"),
     ],

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kvcore/eviction.hpp"
-#include "tree/node_array.hpp"
+#include "support/memory.hpp"
 #include "tree/policies/ghosts.hpp"
 #include "tree/policies/rings.hpp"
 
@@ -59,7 +59,7 @@ class ArcPolicy final : public EvictionPolicy {
     void set_reused(Run& run) noexcept;
     void adapt(bool to_reused, std::int64_t pages) noexcept;
 
-    NodeArray<Run> runs_;
+    GrowingArray<Run> runs_;
     Rings rings_;
     Ghosts ghosts_;
     std::int64_t pages_[2] = {0, 0};  // of runs used once, of runs used again

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "tree/node_array.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -48,8 +48,8 @@ class Ghosts {
     void remove(std::uint32_t at) noexcept;
     void spread(std::uint32_t mask) noexcept;
 
-    NodeArray<Entry> entries_;
-    NodeArray<std::uint32_t> buckets_;
+    GrowingArray<Entry> entries_;
+    GrowingArray<std::uint32_t> buckets_;
     std::uint32_t num_entries_ = 0;
     std::uint32_t mask_ = 0;  // buckets in use - 1; their number is a power of two
     std::uint32_t free_ = kNone;

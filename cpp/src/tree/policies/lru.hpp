@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kvcore/eviction.hpp"
-#include "tree/node_array.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -43,7 +43,7 @@ class LruPolicy final : public EvictionPolicy {
     void put_between(NodeId prev, NodeId node, NodeId next) noexcept;
     void take_out(NodeId node) noexcept;
 
-    NodeArray<Link> links_;
+    GrowingArray<Link> links_;
 };
 
 }  // namespace kvcore

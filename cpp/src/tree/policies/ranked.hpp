@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kvcore/eviction.hpp"
+#include "support/memory.hpp"
 #include "tree/indexed_heap.hpp"
 
 namespace kvcore {
@@ -84,7 +85,7 @@ class RankedPolicy : public EvictionPolicy {
     }
 
     Rank rank_;
-    NodeArray<Run> runs_;
+    GrowingArray<Run> runs_;
     IndexedHeap<typename Rank::Key> order_;
 };
 

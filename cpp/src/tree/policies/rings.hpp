@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kvcore/eviction.hpp"
-#include "tree/node_array.hpp"
+#include "support/memory.hpp"
 
 namespace kvcore {
 
@@ -64,7 +64,7 @@ class Rings {
         links_[next].prev = at;
     }
 
-    NodeArray<Link> links_;
+    GrowingArray<Link> links_;
 };
 
 }  // namespace kvcore

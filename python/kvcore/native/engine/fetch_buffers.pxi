@@ -82,7 +82,8 @@ cdef class FetchBuffer:
         """Return True if the caller has dropped all arrays returned earlier."""
         if self.busy:
             return False
-        if unlikely(self.memory is not None):  # 3 references: `memory`, and the bases of table and lengths
+        if unlikely(self.memory is not None):
+            # 3 references: `memory`, and the bases of table and lengths
             return Py_REFCNT(<PyObject*>self.memory) == 3
         return (
             is_left(<PyObject*>self.last_table, <PyObject*>self.held)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "level/page_ref.hpp"
+#include "level/refs.hpp"
 
 #include <algorithm>
 #include <cstddef>
 
 #include "kvcore/errors.hpp"
+#include "level/level.hpp"
 #include "level/page_ids.hpp"
-#include "level/replica.hpp"
 
 namespace kvcore {
 namespace {
@@ -55,6 +55,16 @@ std::vector<PageRef> hold_pages(Replica& home, const BlockId* pages, std::int64_
     require_lawful(home, refs);
     home.note_peak();
     return refs;
+}
+
+void PrefixRef::end_with(bool touch) noexcept {
+    if (home_ == nullptr) return;
+    unlink();
+    windows_.reset();
+    if (TreeNode* node = std::exchange(node_, nullptr)) home_->tree.unpin(node, touch);
+    const Pages pages = std::exchange(references_, {});
+    if (pages.n > 0) home_->pool.free(pages.ids, pages.n);
+    home_ = nullptr;
 }
 
 }  // namespace kvcore

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tickets: the numbers by which a caller ends what a call gave out.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +7,24 @@
 #include <limits>
 #include <vector>
 
+#include "kvcore/page_moves.hpp"
+
 namespace kvcore {
+
+/// Numbers the copies that a call gives out: one ticket for all copies of a call, no ticket for a
+/// call without copies.
+class Tickets {
+   public:
+    /// The ticket of the transfers of a call; a new ticket for its first transfer.
+    [[nodiscard]] std::uint64_t of(Transfers& transfers) noexcept {
+        if (transfers.ticket == 0) transfers.ticket = next();
+        return transfers.ticket;
+    }
+    [[nodiscard]] std::uint64_t next() noexcept { return ++last_; }
+
+   private:
+    std::uint64_t last_ = 0;
+};
 
 /// The ticket of an entry that `remove_ended` removes.
 constexpr std::uint64_t kEnded = std::numeric_limits<std::uint64_t>::max();

@@ -1,12 +1,196 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "request/window_rows.hpp"
+#include "request/sequence.hpp"
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
+#include <utility>
 
+#include "kvcore/errors.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
+
+std::int32_t PageRow::find_shared(const BlockPool& pool, std::int32_t end) const {
+    for (std::int32_t column = committed_; column < end; ++column) {
+        if (pool.ref_count((*this)[column]) > 1) return column;
+    }
+    return end;
+}
+
+void PageRow::take_hit(Replica& home, TreePin place, std::int32_t columns) noexcept {
+    place_ = std::move(place);
+    const std::int32_t first = committed_;
+    if (columns <= first) return;
+    home.pool.free(pages_.data() + first, std::min(size(), columns) - first);
+    if (!pages_.empty()) note_change(first);
+    if (size() < columns) pages_.resize(static_cast<std::size_t>(columns));
+    home.tree.copy_pages({place_.node(), columns}, first, pages_.data() + first);
+    committed_ = read_only_end_ = columns;
+}
+
+TreePin PageRow::find_cut(PrefixTree& tree, std::int32_t columns) const {
+    if (committed_ <= columns) return {};
+    return {tree, tree.split({node(), columns})};
+}
+
+void PageRow::free_own_pages(BlockPool& pool, std::int32_t from) const noexcept {
+    const auto first_duplicate =
+        std::lower_bound(own_duplicates_.begin(), own_duplicates_.end(), from);
+    for (auto column = first_duplicate; column != own_duplicates_.end(); ++column) {
+        pool.free(&pages_[static_cast<std::size_t>(*column)], 1);
+    }
+    const std::int32_t first = std::max(from, committed_);
+    if (first < size()) pool.free(pages_.data() + first, size() - first);
+}
+
+void PageRow::drop_own_duplicates(std::int32_t from) noexcept {
+    own_duplicates_.erase(std::lower_bound(own_duplicates_.begin(), own_duplicates_.end(), from),
+                          own_duplicates_.end());
+}
+
+void PageRow::drop(BlockPool& pool, std::int32_t from) noexcept {
+    if (from >= size()) return;
+    free_own_pages(pool, from);
+    pages_.resize(static_cast<std::size_t>(from));
+    drop_own_duplicates(from);
+    note_change(from);
+}
+
+void PageRow::move_back(std::int32_t columns, TreePin cut) noexcept {
+    committed_ = columns;
+    std::swap(place_, cut);
+    cut.end_use();
+}
+
+void PageRow::clear(BlockPool& pool) noexcept {
+    if (!pages_.empty()) note_change(0);
+    free_own_pages(pool, 0);
+    pages_.clear();
+    own_duplicates_.clear();
+    place_.end_use();
+    committed_ = read_only_end_ = 0;
+    commit_limit_ = kNoLimit;
+}
+
+void PageRow::commit(PrefixTree& tree, const TokenId* tokens, std::int32_t end,
+                     std::vector<DuplicatePage>& duplicates, const Retention& retention) {
+    const std::int32_t first = committed_;
+    TreeNode* last = tree.insert(node(), tokens + std::ptrdiff_t{first} * tree.page_size(),
+                                 pages_.data() + first, end - first, duplicates, retention);
+    if (last != node()) place_ = TreePin(tree, last);
+    committed_ = end;
+    make_read_only(end);
+}
+
+void PageRow::swap_duplicates(BlockPool& pool, std::int32_t first,
+                              const std::vector<DuplicatePage>& duplicates) noexcept {
+    if (duplicates.empty()) return;
+    std::int32_t changed = size();
+    for (const DuplicatePage& duplicate : duplicates) {
+        const std::int32_t column = first + duplicate.index;
+        changed = std::min(changed, column);
+        BlockId& page = pages_[static_cast<std::size_t>(column)];
+        pool.free(&page, 1);
+        page = duplicate.cached;
+    }
+    note_change(changed);
+}
+
+void PageRow::entrust(BlockPool& pool, std::int32_t column, TreePin end) noexcept {
+    pool.free(&pages_[static_cast<std::size_t>(column)], 1);
+    place_ = std::move(end);
+    for (std::int32_t c = committed_; c < column; ++c) own_duplicates_.push_back(c);
+    committed_ = column + 1;
+    make_read_only(committed_);
+}
+
+void PageRow::make_room_to_share(const PageRow& from, std::int32_t columns) {
+    pages_.reserve(static_cast<std::size_t>(columns));
+    own_duplicates_.reserve(from.own_duplicates_.size());
+}
+
+void PageRow::share(BlockPool& pool, PageRow& from, std::int32_t columns, TreePin place) noexcept {
+    pages_.assign(from.pages_.begin(), from.pages_.begin() + columns);
+    committed_ = std::min(from.committed_, columns);
+    place_ = std::move(place);
+    own_duplicates_.assign(
+        from.own_duplicates_.begin(),
+        std::lower_bound(from.own_duplicates_.begin(), from.own_duplicates_.end(), committed_));
+    for (const std::int32_t column : own_duplicates_) {
+        pool.share(&pages_[static_cast<std::size_t>(column)], 1);
+    }
+    pool.share(pages_.data() + committed_, columns - committed_);
+    read_only_end_ = columns;
+    commit_limit_ = from.commit_limit_;
+    from.make_read_only(columns);
+}
+
+void PageRow::check_integrity(const PrefixTree& tree) const {
+    using detail::require_law;
+    require_law(committed_ <= size(), "sequence: commits pages it holds");
+    require_law(read_only_end_ >= committed_ && read_only_end_ <= std::max(committed_, size()),
+                "sequence: committed and shared columns are read-only");
+    require_law(node() != nullptr || pages_.empty(),
+                "sequence: has a place in the tree once it holds pages");
+    if (node() == nullptr) return;
+    require_law(
+        !PrefixTree::is_forgotten(node()) || commit_limit_ <= PrefixTree::findable_depth(node()),
+        "sequence: forgotten columns are beyond the commit limit");
+    const std::int32_t depth = PrefixTree::depth_of(node());
+    require_law(depth == committed_, "sequence: its place is the end of its columns in the tree");
+    std::vector<BlockId> cached(static_cast<std::size_t>(depth));
+    tree.copy_pages({node(), depth}, 0, cached.data());
+    for (std::int32_t column = 0; column < depth; ++column) {
+        const bool is_own_duplicate =
+            std::binary_search(own_duplicates_.begin(), own_duplicates_.end(), column);
+        require_law(
+            (cached[static_cast<std::size_t>(column)] != (*this)[column]) == is_own_duplicate,
+            "sequence: only own duplicates differ from the pages of the tree");
+    }
+}
+
+namespace {
+
+// An entry retires at this generation: after a wrap-around, old handles would be valid again.
+constexpr std::uint32_t kLastGeneration = std::numeric_limits<std::uint32_t>::max();
+
+}  // namespace
+
+SequenceHandle SequenceTable::claim(std::int32_t replica) {
+    if (free_.empty()) {
+        // Makes room for the release of the entry, which must not allocate.
+        if (free_.capacity() <= entries_.size()) free_.reserve(2 * entries_.size() + 1);
+        entries_.emplace_back();
+        free_.push_back(static_cast<std::uint32_t>(entries_.size() - 1));
+    }
+    const std::uint32_t index = free_.back();
+    free_.pop_back();
+    entries_[index].replica = static_cast<std::int16_t>(replica);
+    return {index, entries_[index].generation};
+}
+
+void SequenceTable::release(SequenceHandle handle) noexcept {
+    Sequence& sequence = entries_[handle.index];
+    Sequence fresh;
+    if (sequence.generation == kLastGeneration) {
+        fresh.generation = kLastGeneration;
+    } else {
+        fresh.generation = sequence.generation + 1;
+        fresh.pages.take_memory(sequence.pages);  // reused by the next sequence of the entry
+        free_.push_back(handle.index);
+    }
+    sequence = std::move(fresh);
+}
+
+void SequenceTable::refuse(SequenceHandle handle, std::int64_t row) {
+    const std::string text =
+        detail::concat("sequence ", handle.index, " (generation ", handle.generation,
+                       ") is not claimed; claim it before use");
+    if (row < 0) throw RequestNotFoundError(text);
+    throw InRow<RequestNotFoundError>(row, text);
+}
+
 namespace {
 
 /// The next branch of prompts, at most a reach after a column. `branch` is 0 without a branch in
@@ -33,8 +217,8 @@ void note_change(WindowRow& reader) noexcept {
 
 }  // namespace
 
-void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                       std::int32_t to) noexcept {
+void WindowRows::enter_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                               std::int32_t from, std::int32_t to) noexcept {
     WindowRow& reader = of(handle);
     note_change(reader);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
@@ -43,8 +227,8 @@ void WindowRows::enter(Replica& home, SequenceHandle handle, const PageRow& row,
     }
 }
 
-void WindowRows::leave(Replica& home, SequenceHandle handle, const PageRow& row, std::int32_t from,
-                       std::int32_t to) const noexcept {
+void WindowRows::leave_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                               std::int32_t from, std::int32_t to) const noexcept {
     home.columns->begin_leaving();
     leave_columns(home, handle, row, from, to);
 }
@@ -114,8 +298,8 @@ void WindowRows::enter_one(Replica& home, SequenceHandle handle, std::int32_t in
     }
 }
 
-void WindowRows::leave_one(Replica& home, SequenceHandle handle, const PageRow& row,
-                           std::int32_t index, BlockId column) const noexcept {
+void WindowRows::leave_column(Replica& home, SequenceHandle handle, const PageRow& row,
+                              std::int32_t index, BlockId column) const noexcept {
     const WindowRow& reader = of(handle);
     home.columns->begin_leaving();
     home.columns->leave_from({row.node(), std::min(index + 1, row.committed())});
@@ -154,7 +338,7 @@ void WindowRows::grow(Replica& home, SequenceHandle handle, const PageRow& row, 
 
 void WindowRows::cut_windows(Replica& home, SequenceHandle handle, const PageRow& row,
                              std::int32_t from) noexcept {
-    leave(home, handle, row, from, row.size());
+    leave_windows(home, handle, row, from, row.size());
     WindowRow& reader = of(handle);
     note_change(reader);
     reader.reserved = std::min(reader.reserved, from);
@@ -214,8 +398,8 @@ void WindowRows::clear_windows(Replica& home, SequenceHandle handle, const PageR
     note_change(reader);
 }
 
-void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& row,
-                          std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
+void WindowRows::take_windows(Replica& home, SequenceHandle handle, const PageRow& row,
+                              std::int32_t columns, std::int64_t tokens, bool is_reader) noexcept {
     WindowRow& reader = of(handle);
     for (std::size_t w = 0; w < grouping_.windows().size(); ++w) {
         const std::int32_t first = grouping_.first_column(grouping_.windows()[w], tokens);
@@ -228,7 +412,7 @@ void WindowRows::take_hit(Replica& home, SequenceHandle handle, const PageRow& r
         reader.first[w] = first;
     }
     note_first(reader);
-    if (!is_reader) enter(home, handle, row, 0, columns);
+    if (!is_reader) enter_windows(home, handle, row, 0, columns);
     reader.reserved = std::max(reader.reserved, columns);
 }
 
@@ -299,7 +483,85 @@ void WindowRows::share_windows(Replica& home, SequenceHandle parent, SequenceHan
     WindowRow& reader = of(child);
     reader = of(parent);
     reader.reserved = std::min(reader.reserved, row.size());
-    enter(home, child, row, 0, row.size());
+    enter_windows(home, child, row, 0, row.size());
+}
+
+namespace {
+
+void check_priority(std::int32_t priority, std::int64_t duration) {
+    if (priority < 0 || priority > 100) {
+        throw std::invalid_argument(detail::concat("priority is ", priority, ", must be 0 .. 100"));
+    }
+    if (duration < 1) {
+        throw std::invalid_argument(
+            detail::concat("a priority lasts ", duration, " units of time, must be at least 1"));
+    }
+}
+
+void check_request(const RequestPriority& priority) {
+    check_priority(priority.priority, priority.duration);
+    std::int64_t last = 0;
+    for (const RetainedTokens& range : priority.ranges) {
+        check_priority(range.priority, range.duration);
+        if (range.start < last || range.end <= range.start) {
+            throw std::invalid_argument(detail::concat(
+                "retained tokens are ", range.start, " .. ", range.end,
+                ", must be at least 1 token and start at ", last, " or later; sort the ranges"));
+        }
+        last = range.end;
+    }
+}
+
+}  // namespace
+
+void Priorities::set(SequenceHandle sequence, const RequestPriority& priority) {
+    check_request(priority);
+    auto own = std::make_unique<RequestPriority>(priority);
+    if (sequence.index >= all_.size()) all_.resize(sequence.index + std::size_t{1});
+    all_[sequence.index] = std::move(own);
+}
+
+void Priorities::forget(SequenceHandle sequence) noexcept {
+    if (sequence.index < all_.size()) all_[sequence.index].reset();
+}
+
+Retention Priorities::lasting(std::int32_t priority, std::int64_t duration) const noexcept {
+    const std::int64_t left = Retention::kForever - std::max<std::int64_t>(now_, 0);
+    return {priority, duration < left ? now_ + duration : Retention::kForever};
+}
+
+Priorities::Segment Priorities::segment_of(const RequestPriority& priority,
+                                           std::int32_t column) const noexcept {
+    constexpr std::int64_t kLast = std::numeric_limits<std::int32_t>::max();
+    const auto column_of = [&](std::int64_t token) {
+        return static_cast<std::int32_t>(std::min(ceil_div(token, page_size_), kLast));
+    };
+    for (const RetainedTokens& range : priority.ranges) {
+        const std::int32_t start = column_of(range.start);
+        const std::int32_t end = column_of(range.end);
+        if (column >= end || start == end) continue;
+        if (column < start) return {start, lasting(priority.priority, priority.duration)};
+        return {end, lasting(range.priority, range.duration)};
+    }
+    return {static_cast<std::int32_t>(kLast), lasting(priority.priority, priority.duration)};
+}
+
+void Priorities::retain(PrefixTree& tree, SequenceHandle sequence, TreePosition at,
+                        std::int32_t first) const noexcept {
+    while (first < at.depth) {
+        const Segment kept = segment(sequence, first);
+        tree.retain(at, first, std::min(kept.end, at.depth), kept.retention);
+        first = kept.end;
+    }
+}
+
+Owner quotas::owner_of(const CacheConfig& config, std::int32_t tenant) {
+    const auto n = static_cast<std::int64_t>(config.quotas.size());
+    if (tenant < RequestPriority::kNoTenant || tenant >= n) {
+        throw std::invalid_argument(detail::concat("tenant is ", tenant, ", must be one of ", n,
+                                                   " quotas, counted from 0, or kNoTenant"));
+    }
+    return static_cast<Owner>(tenant + 1);
 }
 
 }  // namespace kvcore
