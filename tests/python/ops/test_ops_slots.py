@@ -124,6 +124,10 @@ def test_latent_rows_in_two_arrays_come_as_one() -> None:
     assert np.array_equal(latents[2], rows[:, 0, :16])
     assert np.array_equal(rope[2], rows[:, 0, 16:])
     assert not latents[:2].any()
+    with pytest.raises(ValueError, match=r"k has shape \(2, 1, 19\), must be .* 16 \+ 4"):
+        ops.append_slots(batch, 0, rows[..., :19], None, slots)
+    with pytest.raises(ValueError, match=r"v is given for a pool of latent rows, .* pass None"):
+        ops.append_slots(batch, 0, rows, rows, slots)
 
 
 def test_torch_tensors_are_read_and_written_in_place() -> None:
