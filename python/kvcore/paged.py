@@ -291,8 +291,8 @@ class PagedKVCacheManager(StepEngine):
         ValueError
             The batch is not sorted by replica.
         """
-        homes = [self.get_replica(context) for context in context_batch]
-        return data_parallel_splits(homes, self.num_replicas)
+        replicas = [self.get_replica(context) for context in context_batch]
+        return data_parallel_splits(replicas, self.num_replicas)
 
     def fetch_collection(
         self, batch: Iterable[Any], num_steps: int = 1
@@ -324,8 +324,8 @@ class PagedKVCacheManager(StepEngine):
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
         contexts = list(batch)
         inputs = self.fetch(contexts, num_steps)
-        homes = [self.get_replica(context) for context in contexts]
-        names = by_replica([each.request_id for each in contexts], homes, self.num_replicas)
+        replicas = [self.get_replica(context) for context in contexts]
+        names = by_replica([each.request_id for each in contexts], replicas, self.num_replicas)
         each_bundle = range(len(pages_per_column(self.params)))
         claims = [tuple(self._row_claims(rows, bundle) for bundle in each_bundle) for rows in names]
         shards = self.params.tensor_parallel_degree
@@ -1171,9 +1171,9 @@ def require_target(file: Any) -> None:
 Item = TypeVar("Item")
 
 
-def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.int64]:
-    """Return the offsets of the replicas in a batch; `homes` has the replica of each row."""
-    rows = np.asarray(homes, dtype=np.int64)
+def data_parallel_splits(replicas: Sequence[int], num_replicas: int) -> NDArray[np.int64]:
+    """Return the offsets of the replicas in a batch; `replicas` has the replica of each row."""
+    rows = np.asarray(replicas, dtype=np.int64)
     if np.any(rows[1:] < rows[:-1]):
         row = int(np.argmax(rows[1:] < rows[:-1])) + 1
         raise ValueError(
@@ -1183,9 +1183,9 @@ def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.
     return np.searchsorted(rows, np.arange(num_replicas + 1)).astype(np.int64)
 
 
-def by_replica(items: Sequence[Item], homes: Sequence[int], num_replicas: int) -> list[list[Item]]:
-    """Return the items of each replica, in the order of `items`."""
+def by_replica(items: Sequence[Item], rows: Sequence[int], num_replicas: int) -> list[list[Item]]:
+    """Return the items of each replica, in order; `rows` has the replica of each item."""
     parts: list[list[Item]] = [[] for _ in range(num_replicas)]
-    for item, home in zip(items, homes, strict=True):
-        parts[home].append(item)
+    for item, replica in zip(items, rows, strict=True):
+        parts[replica].append(item)
     return parts

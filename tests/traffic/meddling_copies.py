@@ -176,7 +176,7 @@ class Stage:
                 PAGE, num_pages, blocks="allocate", params=tier, **layout
             )
         self.pages = Pages(self.manager)
-        self.home = setup.replicas - 1
+        self.replica = setup.replicas - 1
         self.contexts: list[Any] = []
         mover: Any = self.manager._mover
         if mover is not None:
@@ -206,7 +206,7 @@ class Stage:
 
     def claimed(self, tokens: Sequence[int]) -> Any:
         context = self.new(tokens)
-        self.manager.external_claim(context.request_id, replica_idx=self.home)
+        self.manager.external_claim(context.request_id, replica_idx=self.replica)
         return context
 
     def served(self, tokens: Sequence[int]) -> Any:
@@ -252,7 +252,7 @@ class Stage:
         self.manager.reset_prefix_cache()
         for context in self.contexts:
             tokens = context.tokens.tolist()
-            assert self.manager.match_prefix(tokens, replica_idx=self.home) == 0
+            assert self.manager.match_prefix(tokens, replica_idx=self.replica) == 0
         assert self.manager.host_committed_block_pct == 0
 
 

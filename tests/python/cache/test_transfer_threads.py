@@ -106,8 +106,8 @@ class Worker:
         prompt = [draw.randrange(2)] * draw.randint(1, 15) + [draw.randrange(3, 9)] * 3
         kind = Context if draw.random() < 0.3 else kvcore.TextGenerationContext
         served = Served(kind(self.name(), prompt))
-        home = draw.randrange(self.shop.replicas)
-        self.manager.external_claim(served.context.request_id, replica_idx=home)
+        replica = draw.randrange(self.shop.replicas)
+        self.manager.external_claim(served.context.request_id, replica_idx=replica)
         self.adopt(served)
 
     def adopt(self, served: Served) -> None:
