@@ -12,6 +12,7 @@ import pytest
 import kvcore
 from builders import in_groups, make_manager, make_params
 from kvcore import KVCacheParams
+from kvcore.support.dtypes import NARROW, WIDE
 from tables import table
 
 
@@ -186,9 +187,7 @@ def test_scales_have_a_place_of_their_own() -> None:
     assert entry.blocks.nbytes + entry.kv_scales.nbytes == 3 * manager.params.bytes_per_page
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
-)
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_every_dtype_has_a_pool(dtype: str) -> None:
     (entry,) = make_manager(4, 3, blocks="allocate", params={"dtype": dtype}).fetch([])
     assert entry.blocks.dtype.name == dtype

@@ -12,11 +12,12 @@ import pytest
 import kvcore
 from builders import claimed, make_manager, prefilled
 from kvcore import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection, RaggedKVCacheInputs
+from kvcore.support.dtypes import NARROW, WIDE
 from slot_managers import LAYERS, ROOM, SLOTS, slot_manager
 from tables import table
 
 HEADS = {"n_kv_heads": 3, "head_dim": 4}
-DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
+DTYPES = [*WIDE, *NARROW]
 
 
 def slot_view(**params: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from kvcore import (
     PagedKVCacheCollection,
     RaggedKVCacheInputs,
 )
+from kvcore.support.dtypes import NARROW, WIDE
 from slot_managers import ROOM, slot_manager
 from tables import table
 
@@ -88,7 +89,7 @@ def test_cache_is_empty_when_all_lengths_are_0(lengths: tuple[int, int], empty: 
 
 # -- place of a layer in the pool ----------------------------------------------------------------
 @pytest.mark.parametrize("make", [slots, pages])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_layer_is_at_the_documented_offset_and_strides(make: Any, dtype: str) -> None:
     manager = make_manager(4, 5, blocks="allocate", params={"dtype": dtype, **HEADS})
     (pool,) = (entry.blocks for entry in manager.fetch([]))

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from kvcore import KVCacheParams, PagedBatch, ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import decoded
 from nvfp4_pools import LENGTHS, NEW, PAGE, PAGES, Pools
 from tables import table
 
-WIDE = ("float32", "float16", "bfloat16")
 OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
 KINDS: list[dict[str, Any]] = [
     {},

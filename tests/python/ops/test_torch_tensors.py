@@ -16,6 +16,7 @@ from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
 from kvcore.backends.arrays import host_array
 from kvcore.backends.selection import any_array, call_array
 from kvcore.native.contexts import host_tensor
+from kvcore.support.dtypes import WIDE
 from torch_exchange import require_exchange
 from toy_engine import make_manager
 
@@ -120,7 +121,7 @@ def test_mapped_tensors_are_refused() -> None:
 
 
 # -- operations ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 def test_a_step_is_what_it_is_with_numpy(dtype: str) -> None:
     rng = np.random.default_rng(7)
     qkv = torch.from_numpy(rng.normal(size=(3, 8, 16)).astype(np.float32)).to(getattr(torch, dtype))
