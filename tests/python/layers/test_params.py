@@ -241,7 +241,10 @@ def test_pages_follow_available_memory(memory: int, pages: int) -> None:
 
 
 def test_memory_for_no_page_is_refused_with_the_bytes_of_one() -> None:
-    with pytest.raises(kvcore.CapacityError, match="128"):
+    with pytest.raises(
+        kvcore.CapacityError,
+        match=r"available_cache_memory is 127 bytes .* one page needs 128 bytes",
+    ):
         kvcore.PagedKVCacheManager(make_params(4), 4, 64, available_cache_memory=127)
 
 

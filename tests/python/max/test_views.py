@@ -140,7 +140,7 @@ def test_values_of_their_own_width(make: Any) -> None:
     assert view.get_value_cache(2).blocks.shape == (5, 4, 2, 3)
     block = int(view.lookup_table.flat[0])
     assert view.get_value_cache(2).load(0, 1, 3, 2) == values[block, 0, 2, 3, 1, 2]
-    with pytest.raises(IndexError, match="dim is 3"):
+    with pytest.raises(IndexError, match="dim is 3, must be at least 0 and below 3"):
         view.get_value_cache(2).load(0, 1, 3, 3)
 
 
@@ -288,7 +288,7 @@ def test_collection_of_an_empty_batch() -> None:
     for view in make_manager(4, 16, replicas=2, blocks="allocate").fetch_collection([]):
         assert (view.max_seq_length, view.max_cache_length) == (0, 0)
         assert view.get_key_cache(0).empty_cache()
-        with pytest.raises(IndexError, match="bs is 0"):
+        with pytest.raises(IndexError, match="bs is 0, must be at least 0 and below 0"):
             view.get_key_cache(0).load(0, 0, 0, 0)
 
 
