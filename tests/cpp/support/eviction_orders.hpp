@@ -3,8 +3,6 @@
 #pragma once
 
 #include <array>
-#include <string_view>
-#include <utility>
 
 #include "kvcore/eviction.hpp"
 
