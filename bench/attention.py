@@ -195,7 +195,7 @@ class _Bench:
             return _us(alone, perf_counter_ns), _us(both, perf_counter_ns)
 
         one, two = map(statistics.median, zip(*self.samples(sample), strict=True))
-        label = f"two threads beside one, {shape.text}"
+        label = f"two threads compared with one, {shape.text}"
         return plain_row(f"attention.threads.{shape.key}", label, one / two, "x", self.rounds)
 
     def beside_torch(self, pool: _Pool, shape: _Shape) -> list[Row]:
@@ -230,7 +230,7 @@ class _Bench:
         return [
             _limited(
                 f"attention.{key}.{shape.key}",
-                f"decode beside {name}, {shape.text}",
+                f"decode compared with {name}, {shape.text}",
                 [*zip(own, times, strict=True)],
                 (name,),
             )
@@ -265,7 +265,7 @@ class _Bench:
         for times in other:
             pairs = [*zip(own, times, strict=True)]
             key = f"attention.prefill.torch.{key}"
-            rows.append(_limited(key, f"{label}, beside torch", pairs, ("torch SDPA",)))
+            rows.append(_limited(key, f"{label}, compared with torch", pairs, ("torch SDPA",)))
         return rows
 
     def _torch_prefill(self, pool: _Pool, q: Any, length: int) -> Callable[[], tuple[float]]:

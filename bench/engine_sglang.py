@@ -158,7 +158,7 @@ def checkpoint_rows(quick: bool) -> list[Row]:
         side.checkpoint("r", TOKENS)
 
         bodies[name] = calls(partial(publish, side))
-    return rows_of("checkpoint", "a page more behind 8k tokens", bodies, 10, quick)
+    return rows_of("checkpoint", "one more page after 8k tokens", bodies, 10, quick)
 
 
 def evictions(side: Any, params: Any) -> Body:

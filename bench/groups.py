@@ -184,7 +184,7 @@ def _prefill(tokens: int, chunk: int) -> tuple[list[float], list[int]]:
 def give_back() -> list[Row]:
     """Measure steps that give back pages outside the window, by the number of pages."""
     samples = {f"{n // PAGE}_pages": _prefill(64 * n, n)[0] for n in (512, 2048, 8192)}
-    return _ratio("give_back", "step of a chunk, its windows given back, per page", samples)
+    return _ratio("give_back", "step of a chunk, its windows released, per page", samples)
 
 
 def window_pages(quick: bool) -> list[Row]:

@@ -84,7 +84,7 @@ def _pair(pool: str, rounds: int) -> list[Row]:
             alone = statistics.median(copies.samples(rounds, requests))
             more = {
                 "limit": 1.5 * found[0].median + alone,
-                "limit_name": "(1.5 x without + copy alone)",
+                "limit_name": "(1.5 x without + the copy)",
             }
         found.append(
             make_row(

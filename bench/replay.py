@@ -99,7 +99,7 @@ def measure(options: Namespace) -> list[Row]:
     (rates,) = _rates(online, _inside)
     work = f"replay {name}, admission"
     return [
-        make_row("replay.calls", f"{work}, manager calls alone", calls, **more),
+        make_row("replay.calls", f"{work}, manager calls only", calls, **more),
         make_row("replay.inside", f"{work}, inside", inside, **more),
         make_row("replay.all_in", f"{work}, all in", all_in, **more),
         make_row("replay.online", f"replay {name}, online, {_RUNNING} running", rates, **more),

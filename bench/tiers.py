@@ -108,7 +108,7 @@ def _nothing_found(folder: Path, length: int, rounds: int) -> list[Row]:
             work,
             spent["disk"],
             limit=alone,
-            limit_name="host tier alone",
+            limit_name="without disk",
         )
     ]
 
@@ -253,7 +253,7 @@ def _loads(folder: Path, rounds: int) -> list[Row]:
             limit=statistics.median(alone),
             limit_name="without loads",
         ),
-        plain_row("tiers.decode.ratio", f"the same: {title} / alone", ratio, "x"),
+        plain_row("tiers.decode.ratio", f"the same: {title} / without loads", ratio, "x"),
     ]
 
 

@@ -132,6 +132,13 @@ def require_program(name: str) -> str:
     pytest.skip(f"the program {name!r} is not installed")
 
 
+@pytest.fixture
+def machine() -> Iterator[Any]:
+    """Return two emulated GPUs, a ``cuda_machine.Machine``."""
+    with importlib.import_module("cuda_machine").emulated() as emulated:
+        yield emulated
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _any_order_of_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     """Disable checks of the step order in modules whose calls come in orders that no engine uses.

@@ -26,7 +26,7 @@ def docstring(node: Node, owner: Any) -> str:
     """Return the docstring that an object has at run time; "" for special methods."""
     if node.name.startswith("_"):
         return ""
-    return inspect.getdoc(inspect.getattr_static(owner, node.name, None)) or ""
+    return inspect.getdoc(inspect.getattr_static(owner, node.name)) or ""
 
 
 def is_setter_or_overload(node: Node) -> bool:

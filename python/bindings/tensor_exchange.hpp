@@ -6,8 +6,11 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <new>
 
 namespace kvcore::python {
+
+constexpr std::int32_t kHostMemory = 1;  // a device_type
 
 /// Valid as long as the tensor exists and keeps its memory.
 struct ExchangedTensor {
@@ -33,6 +36,16 @@ struct ExchangedTensor {
     std::uint64_t byte_offset;
 };
 
+/// Memory for a new tensor, which calls `release` at its end.
+struct ManagedTensor {
+    std::uint32_t major;
+    std::uint32_t minor;
+    PyObject* owner;
+    void (*release)(ManagedTensor* tensor);
+    std::uint64_t flags;
+    ExchangedTensor memory;
+};
+
 struct TensorExchange {
     static constexpr std::uint32_t kMajor = 1;
 
@@ -41,13 +54,13 @@ struct TensorExchange {
     TensorExchange* older;
     void* allocate;
     void* take;
-    void* to_object;
+    int (*to_object)(ManagedTensor* tensor, PyObject** out);
     int (*view)(void* object, ExchangedTensor* out);  // may be null
     void* stream;
 };
 
 /// Returns the table of a class; null, without an error, if the class has no table of this version
-/// with `view`.
+/// with `view` and `to_object`.
 [[nodiscard]] inline const TensorExchange* tensor_exchange(PyObject* type) {
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     void* found =
@@ -56,20 +69,63 @@ struct TensorExchange {
     PyErr_Clear();
     const auto* table = static_cast<const TensorExchange*>(found);
     while (table != nullptr && table->major != TensorExchange::kMajor) table = table->older;
-    return table != nullptr && table->view != nullptr ? table : nullptr;
+    const bool is_whole = table != nullptr && table->view != nullptr && table->to_object != nullptr;
+    return is_whole ? table : nullptr;
 }
 
 /// Returns true if a tensor has host memory, and stores its address. Returns false, without an
 /// error, if the table cannot give it.
 [[nodiscard]] inline bool view_host_memory(const TensorExchange& table, PyObject* tensor,
                                            ExchangedTensor& out) {
-    constexpr std::int32_t kHost = 1;
     if (table.view(tensor, &out) != 0) {
         PyErr_Clear();  // another way of access raises it
         return false;
     }
-    return out.device_type == kHost && out.lanes == 1 && out.data != nullptr &&
+    return out.device_type == kHostMemory && out.lanes == 1 && out.data != nullptr &&
            out.strides != nullptr;
+}
+
+/// An array of numpy as a tensor: `memory` points to `shape` and `strides`.
+struct ArrayTensor : ManagedTensor {
+    static constexpr int kMostAxes = 16;
+
+    std::int64_t shape[kMostAxes];
+    std::int64_t strides[kMostAxes];
+
+    /// The last reference to the tensor may end on any thread, and after the interpreter.
+    static void end(ManagedTensor* tensor) {
+        if (Py_IsInitialized() != 0) {
+            const PyGILState_STATE state = PyGILState_Ensure();
+            Py_DECREF(tensor->owner);
+            PyGILState_Release(state);
+        }
+        delete static_cast<ArrayTensor*>(tensor);
+    }
+};
+
+/// Returns a new tensor over the data of `memory` in C order, with its shape and dtype. The tensor
+/// keeps `owner` alive. Returns null and sets an error if memory runs out or the table refuses the
+/// dtype. The table does not report whether it has released a refused tensor, so its memory leaks.
+[[nodiscard]] inline PyObject* tensor_over(const TensorExchange& table, PyObject* owner,
+                                           const ExchangedTensor& memory) {
+    auto* made = new (std::nothrow) ArrayTensor;
+    if (made == nullptr) return PyErr_NoMemory();
+    Py_INCREF(owner);
+    static_cast<ManagedTensor&>(*made) = {TensorExchange::kMajor,
+                                          0,
+                                          owner,
+                                          &ArrayTensor::end,
+                                          0,
+                                          {memory.data, kHostMemory, 0, memory.ndim, memory.code,
+                                           memory.bits, 1, made->shape, made->strides, 0}};
+    std::int64_t stride = 1;
+    for (int axis = memory.ndim - 1; axis >= 0; --axis) {
+        made->shape[axis] = memory.shape[axis];
+        made->strides[axis] = stride;
+        stride *= memory.shape[axis];
+    }
+    PyObject* tensor = nullptr;
+    return table.to_object(made, &tensor) == 0 ? tensor : nullptr;
 }
 
 /// Returns a method without arguments; null, without an error, if the name is anything else.

@@ -124,11 +124,11 @@ if not _typing.TYPE_CHECKING:  # with this function, type checkers would accept 
 
     def __getattr__(name: str) -> object:
         """Import a name of `_AT_FIRST_USE`."""
-        home = _AT_FIRST_USE.get(name)
-        if home is None:
+        module = _AT_FIRST_USE.get(name)
+        if module is None:
             raise AttributeError(f"module 'kvcore' has no attribute {name!r}")
-        module = _importlib.import_module(home)
-        found = module if home == f"kvcore.{name}" else getattr(module, name)
+        imported = _importlib.import_module(module)
+        found = imported if module == f"kvcore.{name}" else getattr(imported, name)
         globals()[name] = found
         return found
 

@@ -20,7 +20,7 @@ __all__ = [
     "read_sequence",
 ]
 
-_HOMES = {
+_MODULES = {
     "RestoredCache": "cache",
     "SavedCache": "cache",
     "SavedLayer": "request",
@@ -35,9 +35,9 @@ if not TYPE_CHECKING:  # with this function, type checkers would accept every na
 
     def __getattr__(name: str) -> object:
         """Import a name at first use: most programs move no requests or caches."""
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'kvcore.moving' has no attribute {name!r}")
-        return getattr(import_module(f"kvcore.snapshots.{_HOMES[name]}"), name)
+        return getattr(import_module(f"kvcore.snapshots.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from kvcore.snapshots.request import Pools, SavedSequence
     from kvcore.stores import BlockStore
     from kvcore.stores.tiers.memory import TierStates
-    from kvcore.stores.tiers.onload import Arrival, Onload
+    from kvcore.stores.tiers.onload import Arrival
     from kvcore.stores.tiers.stack import TierStack
 
 __all__ = ["PagedKVCacheManager"]
@@ -165,8 +165,6 @@ class PagedKVCacheManager(StepEngine):
     _states: tuple[dict[str, list[Any]], ...]
     _fingerprint: bytes
     _tiers: TierStack | None = None
-    _side: StoreSide | None = None
-    _requests: Onload | None = None
     _end: finalize[Any, PagedKVCacheManager] | None = None
 
     def __init__(
@@ -293,8 +291,8 @@ class PagedKVCacheManager(StepEngine):
         ValueError
             The batch is not sorted by replica.
         """
-        homes = [self.get_replica(context) for context in context_batch]
-        return data_parallel_splits(homes, self.num_replicas)
+        replicas = [self.get_replica(context) for context in context_batch]
+        return data_parallel_splits(replicas, self.num_replicas)
 
     def fetch_collection(
         self, batch: Iterable[Any], num_steps: int = 1
@@ -326,8 +324,8 @@ class PagedKVCacheManager(StepEngine):
             raise ValueError("blocks is None: this manager has no pool to see, use fetch")
         contexts = list(batch)
         inputs = self.fetch(contexts, num_steps)
-        homes = [self.get_replica(context) for context in contexts]
-        names = by_replica([each.request_id for each in contexts], homes, self.num_replicas)
+        replicas = [self.get_replica(context) for context in contexts]
+        names = by_replica([each.request_id for each in contexts], replicas, self.num_replicas)
         each_bundle = range(len(pages_per_column(self.params)))
         claims = [tuple(self._row_claims(rows, bundle) for bundle in each_bundle) for rows in names]
         shards = self.params.tensor_parallel_degree
@@ -842,11 +840,8 @@ class PagedKVCacheManager(StepEngine):
         if tiers is None:
             return
         self._tiers = tiers
-        side = StoreSide(self._core)
-        onload = tiers.begin(side)
-        self._requests = onload if chosen.options.async_onload else None
-        self._side = side
-        self._set_below(tiers, tiers.reader, self._requests)
+        onload = tiers.begin(StoreSide(self._core))
+        self._set_below(tiers, tiers.reader, onload if chosen.options.async_onload else None)
         self._end = finalize(self, tiers.stop)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -952,7 +947,7 @@ class PagedKVCacheManager(StepEngine):
             misses=missed,
             bytes_in=stored * size,
             bytes_out=loaded * size,
-            pages_waiting=0 if self._side is None else self._side.waiting,
+            pages_waiting=0 if self._tiers is None else self._tiers.queue.waiting,
             tokens=tokens,
         )
 
@@ -996,14 +991,14 @@ class PagedKVCacheManager(StepEngine):
         pages.
         """
         self._require_open()
-        if self._side is None or self._tiers is None:
+        if self._tiers is None:
             return self.match_prefix(
                 tokens, extra_key, cache_salt, replica_idx, extra_keys=extra_keys
             )
         self._tiers.require_here()
         keys = None if extra_keys is None else list(extra_keys)
         search = search_prefix(
-            self._side, tokens, extra_key, cache_salt, replica_idx, extra_keys=keys
+            self._tiers.queue, tokens, extra_key, cache_salt, replica_idx, extra_keys=keys
         )
         column = column_tokens(self.params)
         if search is None:
@@ -1032,7 +1027,7 @@ class PagedKVCacheManager(StepEngine):
         O(waiting requests).
         """
         self._require_open()
-        arrived = [] if self._requests is None else self._requests.take()
+        arrived = [] if self._onload is None else self._onload.take()
         return [name for name, arrival in arrived if self._reserve_again(arrival)]
 
     def wait(self, ctx: ContextLike, timeout: float | None = None) -> bool:
@@ -1056,9 +1051,9 @@ class PagedKVCacheManager(StepEngine):
             The manager is closed.
         """
         self._require_open()
-        if self._requests is None:
+        if self._onload is None:
             return True
-        found = self._requests.take_one(ctx.request_id, timeout)
+        found = self._onload.take_one(ctx.request_id, timeout)
         if isinstance(found, bool):
             return found
         self._reserve_again(found)
@@ -1083,18 +1078,18 @@ class PagedKVCacheManager(StepEngine):
             raise
 
     def _await(self, context: ContextLike, moved: list[tuple[Arrival, int, int]]) -> None:
-        assert self._requests is not None
-        found = self._requests.take_one(context.request_id, None)
+        assert self._onload is not None
+        found = self._onload.take_one(context.request_id, None)
         if not isinstance(found, bool):
             moved.append((found, found.context.start_idx, found.context.active_idx))
             self._reserve_again(found)
 
     def _wait_again(self, arrival: Arrival, start: int, active: int) -> None:
-        assert self._requests is not None
+        assert self._onload is not None
         with suppress(KVCacheError):  # the request was released, or the manager is closed
             if arrival.context.start_idx != start:
                 self._stand_back(arrival.context, start, active)
-            self._requests.put_back(arrival)
+            self._onload.put_back(arrival)
 
     def _reserve_again(self, arrival: Arrival) -> bool:
         """Reserve a request with pages again for its longer hit; return whether it is claimed."""
@@ -1176,9 +1171,9 @@ def require_target(file: Any) -> None:
 Item = TypeVar("Item")
 
 
-def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.int64]:
-    """Return the offsets of the replicas in a batch; `homes` has the replica of each row."""
-    rows = np.asarray(homes, dtype=np.int64)
+def data_parallel_splits(replicas: Sequence[int], num_replicas: int) -> NDArray[np.int64]:
+    """Return the offsets of the replicas in a batch; `replicas` has the replica of each row."""
+    rows = np.asarray(replicas, dtype=np.int64)
     if np.any(rows[1:] < rows[:-1]):
         row = int(np.argmax(rows[1:] < rows[:-1])) + 1
         raise ValueError(
@@ -1188,9 +1183,9 @@ def data_parallel_splits(homes: Sequence[int], num_replicas: int) -> NDArray[np.
     return np.searchsorted(rows, np.arange(num_replicas + 1)).astype(np.int64)
 
 
-def by_replica(items: Sequence[Item], homes: Sequence[int], num_replicas: int) -> list[list[Item]]:
-    """Return the items of each replica, in the order of `items`."""
+def by_replica(items: Sequence[Item], rows: Sequence[int], num_replicas: int) -> list[list[Item]]:
+    """Return the items of each replica, in order; `rows` has the replica of each item."""
     parts: list[list[Item]] = [[] for _ in range(num_replicas)]
-    for item, home in zip(items, homes, strict=True):
-        parts[home].append(item)
+    for item, replica in zip(items, rows, strict=True):
+        parts[replica].append(item)
     return parts

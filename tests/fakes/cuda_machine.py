@@ -110,3 +110,10 @@ def emulated(devices: int = 2) -> Iterator[Machine]:
     faults = machine.kernels.emulation.faults()
     machine.kernels.emulation.reset(0)
     assert not faults, "pinned memory was freed while copies from it waited"
+
+
+def check_bytes(machine: Machine, found: Any, expected: Any) -> None:
+    """Compare an array of a device with an array of the host: shape, dtype and bytes."""
+    host = machine.host(found)
+    assert (host.dtype, host.shape) == (expected.dtype, expected.shape)
+    assert host.tobytes() == np.ascontiguousarray(expected).tobytes()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -87,3 +87,16 @@ class FrozenContext(Context):
         if self.is_armed and name in ("start_idx", "active_idx"):
             raise AttributeError(f"{name} cannot be set")
         super().__setattr__(name, value)
+
+
+class Calling(Context):
+    """A context that calls a function once while the manager reads its tokens."""
+
+    call: Callable[[], object] | None = None
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        if self.call is not None:
+            call, self.call = self.call, None
+            call()
+        return super().tokens

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import conftest
+from same_arrays import same_bytes
 
 #: Puts an array into the memory of the work.
 Put = Callable[[Any], Any]
@@ -97,14 +98,6 @@ def to_host(array: Any) -> Any:
     return raw.view(array.dtype).reshape(array.shape)
 
 
-def same_bytes(expected: Any, found: Any) -> bool:
-    """Compare shape, dtype and bytes."""
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return False
-    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (expected, found))
-    return bool(np.array_equal(a, b))
-
-
 def check_both(work: Work, seed: int = 0) -> None:
     """Do the work on the host and on the GPU, from the same random numbers, and compare."""
     expected = [to_host(x) for x in work(on_host, np.random.default_rng(seed))]
@@ -112,13 +105,6 @@ def check_both(work: Work, seed: int = 0) -> None:
     assert len(expected) == len(found)
     for i, pair in enumerate(zip(expected, found, strict=True)):
         assert same_bytes(*pair), f"array {i} of seed {seed} differs"
-
-
-def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return elements of any bits, including NaN and infinities."""
-    kind = np.dtype(dtype)
-    raw = rng.integers(0, 256, int(np.prod(shape)) * kind.itemsize, dtype=np.uint8)
-    return raw.view(kind).reshape(shape)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 import kvcore
 from builders import claimed, make_context, make_manager, prefilled, put_in_cache
-from foreign_context import Context, FrozenContext
+from foreign_context import Calling, Context, FrozenContext
 
 
 def test_context_that_cannot_be_written_does_not_break_the_manager() -> None:
@@ -77,19 +77,6 @@ def test_context_that_releases_itself_while_it_is_read(verb: str) -> None:
         call(context if verb in ("maybe_reserve", "plan") else [context])
     manager.check_integrity()
     assert manager.num_free_blocks == 16
-
-
-class Calling(Context):
-    """A context that calls a function while the manager reads its tokens."""
-
-    call: Callable[[], object] | None = None
-
-    @property
-    def tokens(self) -> Any:
-        if self.call is not None:
-            call, self.call = self.call, None
-            call()
-        return super().tokens
 
 
 Meddler = Callable[[kvcore.PagedKVCacheManager, list[Any]], object]

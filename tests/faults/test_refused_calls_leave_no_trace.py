@@ -321,7 +321,9 @@ def test_no_leaves_no_trace(call: Callable[[Scene], object], answer: object) -> 
 def test_ungrouped_batch_has_no_splits() -> None:
     manager = make_manager(replicas=2)
     rows = [claimed(manager, [1, 2], replica_idx=r) for r in (0, 1, 0)]
-    with pytest.raises(ValueError, match="replica"):
+    with pytest.raises(
+        ValueError, match=r"row 2 of the batch is on replica 0, .* sort the batch by get_replica"
+    ):
         manager.get_data_parallel_splits(rows)
     assert manager.get_data_parallel_splits([rows[0], rows[2], rows[1]]).tolist() == [0, 2, 3]
 

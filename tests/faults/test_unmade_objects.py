@@ -98,7 +98,7 @@ def test_manager_that_is_made_twice_stays_what_it_was() -> None:
     context = prefilled(manager, range(10))
     pinned = manager.pin(list(range(8)))
     pages = manager.get_req_blocks(context.request_id)
-    with pytest.raises(RuntimeError, match="already"):
+    with pytest.raises(RuntimeError, match="initialised already; make another one"):
         manager.__init__(make_params(), 4, 64, num_pages=3, blocks=None)
     assert manager.get_req_blocks(context.request_id) == pages
     assert (manager.total_num_pages, manager.max_batch_size) == (16, 64)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import Put, check_both, on_gpu, random_bytes, same_bytes, to_host
+from gpu_arrays import Put, check_both, on_gpu, to_host
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
+from random_arrays import random_bytes
+from same_arrays import same_bytes
 
 gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
 
-WIDE = ("float32", "float16", "bfloat16")
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 ATOL = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import on_gpu, same_bytes, to_host
+from gpu_arrays import on_gpu, to_host
 from graph_steps import SHAPES, Run, wide
 from kvcore import KVCacheParams, RaggedKVCacheInputs, TextGenerationContext, ops
 from kvcore.cuda import GraphBatch
+from same_arrays import same_bytes
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = [pytest.mark.gpu]

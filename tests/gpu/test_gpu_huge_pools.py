@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import normal, on_gpu, same_bytes, to_host
+from gpu_arrays import normal, on_gpu, to_host
 from kvcore import PagedBatch, ops
+from same_arrays import same_bytes
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import on_gpu, same_bytes, to_host
+from gpu_arrays import on_gpu, to_host
 from kvcore import PagedBatch, ops
+from kvcore.support.dtypes import WIDE
+from same_arrays import same_bytes
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
@@ -28,7 +30,7 @@ def batch_of(torch: Any, dtype: Any) -> tuple[PagedBatch, Any]:
     return batch, torch.tensor([0, TOKENS], dtype=torch.int32, device="cuda")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("has_stream", [False, True])
 def test_tensors_are_worked_on_on_torch_s_current_stream(dtype: str, has_stream: bool) -> None:
     """K is written late on torch's stream, so a copy on another stream would read old bytes."""

@@ -12,9 +12,10 @@ import pytest
 import gpu_arrays
 import kvcore
 from builders import make_context, make_params
-from gpu_arrays import Put, normal, on_gpu, on_host, same_bytes, to_host
+from gpu_arrays import Put, normal, on_gpu, on_host, to_host
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
+from same_arrays import same_bytes
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
@@ -112,7 +113,7 @@ def chat(server: Server) -> None:
     server.run([child, second])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.reduced
 def test_a_chat_leaves_the_host_s_bytes(dtype: str) -> None:
     check_lockstep(chat, dtype=dtype)

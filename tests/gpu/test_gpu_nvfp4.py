@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import Put, check_both, random_bytes
+from gpu_arrays import Put, check_both
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import drawn, specials
 from nvfp4_pools import NEW, Pools
+from random_arrays import random_bytes
 
 gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
 
-WIDE = ("float32", "float16", "bfloat16")
 GLOBALS = (1.0, 0.37, 1e-30, 1e-44, 5e37, 3.4e38)
 OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import Put, check_both, on_gpu, random_bytes, same_bytes, to_host
+from gpu_arrays import Put, check_both, on_gpu, to_host
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
 from layout_caches import SHAPES as LAYOUTS
+from random_arrays import random_bytes
+from same_arrays import same_bytes
 
 gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import Put, check_both, on_gpu, random_bytes, to_host
+from gpu_arrays import Put, check_both, on_gpu, to_host
 from kvcore import PagedBatch, ops
 from kvcore.support.dtypes import numpy_dtype
+from random_arrays import random_bytes
 
 gpu_arrays.require_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.reduced]

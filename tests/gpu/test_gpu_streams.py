@@ -11,8 +11,9 @@ import pytest
 import gpu_arrays
 import kvcore
 from builders import make_params
-from gpu_arrays import normal, on_gpu, same_bytes, to_host
+from gpu_arrays import normal, on_gpu, to_host
 from kvcore import PagedBatch, ops
+from same_arrays import same_bytes
 
 cupy = gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu

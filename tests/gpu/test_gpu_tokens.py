@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 import gpu_arrays
-from gpu_arrays import Put, check_both, normal, on_gpu, on_host, random_bytes, to_host
+from gpu_arrays import Put, check_both, normal, on_gpu, on_host, to_host
 from kvcore import PagedBatch, ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
+from random_arrays import random_bytes
+from same_arrays import same_bytes
 
 gpu_arrays.require_gpu()
 pytestmark = pytest.mark.gpu
 
-DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+DTYPES = (*WIDE, *NARROW)
 NARROW = DTYPES[3:]
 #: Page size, heads, head_dim of K and of V.
 SHAPES = [(16, 8, 128, 128), (1, 3, 59, 59), (3, 2, 80, 112), (48, 1, 96, 1), (24, 5, 64, 64)]
@@ -181,4 +183,4 @@ def test_every_shape_of_an_empty_batch_is_nothing() -> None:
             None,
             on_gpu(np.zeros(rows + 1, np.uint32)),
         )
-        assert gpu_arrays.same_bytes(before, to_host(pool))
+        assert same_bytes(before, to_host(pool))

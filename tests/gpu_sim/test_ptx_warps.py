@@ -13,7 +13,6 @@ from ptx_text import Array, Runner, kernel, require_simulation, runner
 require_simulation()
 
 SEEDS = range(24)
-LANES = np.arange(32)
 
 
 @pytest.fixture

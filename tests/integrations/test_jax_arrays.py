@@ -14,13 +14,12 @@ from functional_cache import make_cache
 from kvcore import PagedBatch, ops
 from kvcore.backends.arrays import host_array
 from kvcore.functional import append_kv, gather_kv
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 jax = require("jax")
 jnp = jax.numpy
 
-WIDE = ["float32", "float16", "bfloat16"]
-DTYPES = [*WIDE, "float8_e4m3fn", "float8_e5m2", "int8"]
+DTYPES = [*WIDE, *NARROW]
 
 
 def batch_of(dtype: str, *, heads: int = 2, dim: int = 3) -> PagedBatch:

@@ -21,6 +21,7 @@ from kvcore.stores.mooncake_client import MooncakeClient
 from kvcore.stores.specs import MooncakeTier, parse_tier
 from mooncake_server import MooncakeServer, network_of_its_own
 from programs import printed
+from stored_pages import random_page, read_pages
 from together import run_together
 from waiting import wait_until
 
@@ -66,15 +67,6 @@ def store(lasting: MooncakeServer, open_store: Open, request: Any) -> MooncakeSt
     return open_store(f"{lasting.url}?prefix={request.node.name[:50]}&timeout=20")
 
 
-def page(seed: int, size: int = SIZE) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-
-
-def read(store: MooncakeStore, keys: list[bytes], size: int = SIZE) -> tuple[int, list[Any]]:
-    to = [np.zeros(size, np.uint8) for _ in keys]
-    return store.get_into(keys, to).result(), to
-
-
 def raw(store: MooncakeStore) -> Callable[..., Any]:
     """A function that calls the engine itself."""
     client = store._started()
@@ -97,7 +89,7 @@ def put_raw(store: MooncakeStore, key: bytes, value: bytes) -> None:
 
 def test_what_is_stored_is_served_up_to_the_first_hole(store: MooncakeStore) -> None:
     assert isinstance(store, BlockStore)
-    pages = [page(i, 1 + i * 9973) for i in range(10)]
+    pages = [random_page(i, 1 + i * 9973) for i in range(10)]
     assert store.put_from(KEYS[:10], pages).result() == 10
     assert store.contains([*KEYS[8:12], KEYS[0]]) == [True, True, False, False, True]
     to = [np.zeros_like(each) for each in pages]
@@ -118,24 +110,24 @@ def test_what_is_stored_is_served_up_to_the_first_hole(store: MooncakeStore) -> 
 
 
 def test_the_first_value_of_a_name_stays(store: MooncakeStore) -> None:
-    store.put_from(KEYS[:1], [page(1)])
-    assert store.put_from(KEYS[:1], [page(2)]).result() == 1
-    assert np.array_equal(read(store, KEYS[:1])[1][0], page(1))
+    store.put_from(KEYS[:1], [random_page(1)])
+    assert store.put_from(KEYS[:1], [random_page(2)]).result() == 1
+    assert np.array_equal(read_pages(store, KEYS[:1])[1][0], random_page(1))
 
 
 def test_prefixes_and_tenants_meet_nowhere(lasting: MooncakeServer, open_store: Open) -> None:
     urls = [f"{lasting.url}?{each}" for each in ("prefix=one", "prefix=two.x")]
     one, two = map(open_store, urls)
-    one.put_from(KEYS[:2], [page(1), page(2)])
+    one.put_from(KEYS[:2], [random_page(1), random_page(2)])
     assert two.contains(KEYS[:2]) == [False, False]
-    two.put_from(KEYS[:3], [page(3)] * 3)
+    two.put_from(KEYS[:3], [random_page(3)] * 3)
     assert two.clear() == 3
     assert one.contains(KEYS[:3]) == [True, True, False]
     assert open_store(urls[0]).clear() == 2
 
 
 def test_parts_of_pages_are_one_value(store: MooncakeStore) -> None:
-    parts = [page(i, 100 * i + 1) for i in range(4)]
+    parts = [random_page(i, 100 * i + 1) for i in range(4)]
     assert store.put_from(KEYS[:1], [[None, parts[1], None, parts[3]]]).result() == 1
     exactly = [None, np.zeros_like(parts[1]), None, np.zeros_like(parts[3])]
     assert store.get_into(KEYS[:1], [exactly]).result() == 1
@@ -156,10 +148,10 @@ def test_parts_of_pages_are_one_value(store: MooncakeStore) -> None:
 
 
 def test_values_that_others_have_spoilt_are_misses(store: MooncakeStore) -> None:
-    store.put_from(KEYS[:3], [page(i) for i in range(3)])
+    store.put_from(KEYS[:3], [random_page(i) for i in range(3)])
     for bad in (b"x", b"KVP1\xff\xff\xff\xff", b"KVP1\1\0\0\0" + bytes(8), bytes(SIZE + 16)):
         put_raw(store, KEYS[1], bad)
-        assert read(store, KEYS[:3])[0] == 1
+        assert read_pages(store, KEYS[:3])[0] == 1
         assert store.contains(KEYS[:3]) == [True, False, True]
     assert store.health().corrupt == 4
     assert store.health().errors == 0
@@ -169,14 +161,14 @@ def test_a_batch_may_be_larger_than_the_memory_between(
     lasting: MooncakeServer, open_store: Open
 ) -> None:
     store = open_store(f"{lasting.url}?prefix=small&buffer=1MiB&timeout=20")
-    pages = [page(i, 200 << 10) for i in range(12)]
+    pages = [random_page(i, 200 << 10) for i in range(12)]
     assert store.put_from(KEYS[:12], pages).result() == 12
-    served, to = read(store, KEYS[:12], 200 << 10)
+    served, to = read_pages(store, KEYS[:12], 200 << 10)
     assert served == 12
     assert all(np.array_equal(*each) for each in zip(pages, to, strict=True))
     with pytest.raises(ValueError, match="give the tier a buffer of"):
-        store.put_from(KEYS[:1], [page(1, 600 << 10)])
-    assert store.put_from(KEYS[:1], [page(1, 500 << 10)]).result() == 1
+        store.put_from(KEYS[:1], [random_page(1, 600 << 10)])
+    assert store.put_from(KEYS[:1], [random_page(1, 500 << 10)]).result() == 1
 
 
 def test_pages_in_memory_of_the_store_are_not_copied(
@@ -187,12 +179,12 @@ def test_pages_in_memory_of_the_store_are_not_copied(
     assert all(each is not None for each in mine)
     assert store.new_buffer(100_000) is None  # half is for pages of other requests
     for i, each in enumerate(mine):
-        each[:] = page(i, 100_000)
+        each[:] = random_page(i, 100_000)
     assert store.put_from(KEYS[:5], mine).result() == 5
     for each in mine:
         each[:] = 0
     assert store.get_into(KEYS[:5], mine).result() == 5
-    assert all(np.array_equal(each, page(i, 100_000)) for i, each in enumerate(mine))
+    assert all(np.array_equal(each, random_page(i, 100_000)) for i, each in enumerate(mine))
     # Parts of the buffers, and a buffer for several pages of a batch.
     parts = [mine[0][:50], mine[0][:60], mine[0], mine[0][1:]]
     assert store.put_from(KEYS[5:9], parts).result() == 4
@@ -204,7 +196,7 @@ def test_pages_in_memory_of_the_store_are_not_copied(
     del each
     again = [store.new_buffer(100_000) for _ in range(5)]
     assert sum(one is not None for one in again) == 4  # a view keeps its memory
-    assert np.array_equal(kept, page(0, 100_000)[5:10])
+    assert np.array_equal(kept, random_page(0, 100_000)[5:10])
 
 
 def test_threads(store: MooncakeStore) -> None:
@@ -212,10 +204,10 @@ def test_threads(store: MooncakeStore) -> None:
         draw = np.random.default_rng(number)
         for _ in range(30):
             some = [KEYS[i] for i in sorted({*draw.integers(0, 20, 6).tolist()})]
-            store.put_from(some, [page(key[0]) for key in some])
-            served, to = read(store, some)
+            store.put_from(some, [random_page(key[0]) for key in some])
+            served, to = read_pages(store, some)
             for key, found in zip(some[:served], to, strict=False):
-                assert np.array_equal(found, page(key[0]))
+                assert np.array_equal(found, random_page(key[0]))
 
     run_together(work)
     assert store.health().errors == store.health().timeouts == 0
@@ -228,7 +220,7 @@ def test_a_closed_store_and_wrong_arguments(lasting: MooncakeServer, open_store:
         with pytest.raises(ValueError, match="must be 32 bytes"):
             store.contains([bad])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="give one for each"):
-        store.put_from(KEYS[:2], [page(1)])
+        store.put_from(KEYS[:2], [random_page(1)])
     with pytest.raises(ValueError, match="read-only"):
         store.get_into(KEYS[:1], [b"abc"])
     client = store._started()
@@ -266,17 +258,17 @@ def test_a_child_of_fork_has_to_open_its_own(lasting: MooncakeServer) -> None:
 
 
 def test_the_client_dies_and_comes_back(store: MooncakeStore) -> None:
-    store.put_from(KEYS[:1], [page(0)])
+    store.put_from(KEYS[:1], [random_page(0)])
     store._started()._process.kill()
     store._started()._process.wait()
-    wait_until(lambda: read(store, KEYS[:1])[0] > 0)
+    wait_until(lambda: read_pages(store, KEYS[:1])[0] > 0)
     assert store.health().errors <= 2
 
 
 def test_an_interrupt_ends_the_process_that_uses_the_memory(
     store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put_from(KEYS[:1], [page(0)])
+    store.put_from(KEYS[:1], [random_page(0)])
     client = store._started()
 
     def interrupt(*_: object) -> None:
@@ -284,10 +276,10 @@ def test_an_interrupt_ends_the_process_that_uses_the_memory(
 
     monkeypatch.setattr(client, "_wait_for", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        read(store, KEYS[:1])
+        read_pages(store, KEYS[:1])
     assert client._process.poll() is not None
     assert store._arena._free == [(0, store._arena.size)]
-    assert read(store, KEYS[:1])[0] == 1
+    assert read_pages(store, KEYS[:1])[0] == 1
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -317,14 +309,14 @@ def test_an_interrupt_while_the_client_begins_ends_its_process(
 
 def test_a_client_that_hangs_costs_one_time_out(lasting: MooncakeServer, open_store: Open) -> None:
     store = open_store(f"{lasting.url}?prefix=hung&timeout=0.5", breaker_seconds=2.0)
-    store.put_from(KEYS[:4], [page(i) for i in range(4)])
+    store.put_from(KEYS[:4], [random_page(i) for i in range(4)])
     hang(store._started()._process.pid)
     began = time.monotonic()
     for _ in range(5):
-        assert read(store, KEYS[:4])[0] == 0
+        assert read_pages(store, KEYS[:4])[0] == 0
     assert time.monotonic() - began < 0.5 + 0.5
     assert (store.health().timeouts, store.health().breaker) == (1, "open")
-    wait_until(lambda: read(store, KEYS[:4])[0] > 0)
+    wait_until(lambda: read_pages(store, KEYS[:4])[0] > 0)
     assert store.health().breaker == "closed"
 
 
@@ -357,7 +349,7 @@ def test_nobody_is_there(server: MooncakeServer, open_store: Open) -> None:
     store = open_store()
     for _ in range(3):
         assert store.contains(KEYS[:2]) == [False, False]
-        assert store.put_from(KEYS[:1], [page(0)]).result() == 0
+        assert store.put_from(KEYS[:1], [random_page(0)]).result() == 0
     assert time.monotonic() - began < 1
     health = store.health()
     assert (health.breaker, health.errors, health.timeouts) == ("open", 5, 0)
@@ -387,13 +379,13 @@ def test_a_server_fails_and_comes_back(
     server: MooncakeServer, open_store: Open, who: str, blow: str
 ) -> None:
     store = open_store(f"{server.url}?timeout=0.5", breaker_seconds=0.5)
-    assert store.put_from(KEYS[:8], [page(i) for i in range(8)]).result() == 8
+    assert store.put_from(KEYS[:8], [random_page(i) for i in range(8)]).result() == 8
     victim = getattr(server, who)
     getattr(victim, blow)()
     began = time.monotonic()
     for _ in range(10):
-        served, to = read(store, KEYS[:8])
-        assert all(np.array_equal(to[i], page(i)) for i in range(served))
+        served, to = read_pages(store, KEYS[:8])
+        assert all(np.array_equal(to[i], random_page(i)) for i in range(served))
     assert time.monotonic() - began < 3 * 0.5 + 1  # a time-out, and one for each retry
     health = store.health()
     assert health.timeouts + health.errors > 0
@@ -402,8 +394,8 @@ def test_a_server_fails_and_comes_back(
     number = 100
     while True:  # a half-written value of a killed writer stays for a while
         number += 1
-        key, value = bytes([number]) * 32, page(number)
-        if store.put_from([key], [value]).result() and read(store, [key])[0]:
+        key, value = bytes([number]) * 32, random_page(number)
+        if store.put_from([key], [value]).result() and read_pages(store, [key])[0]:
             break
         assert time.monotonic() < ends
         time.sleep(0.2)
@@ -414,7 +406,7 @@ def test_a_full_store_keeps_serving(server: MooncakeServer, open_store: Open) ->
     store = open_store(f"{server.url}?timeout=20")
     size = 1 << 20
     stored = [
-        store.put_from([bytes([i, j]) * 16], [page(i, size)]).result()
+        store.put_from([bytes([i, j]) * 16], [random_page(i, size)]).result()
         for i in range(12)
         for j in range(10)
     ]
@@ -422,7 +414,7 @@ def test_a_full_store_keeps_serving(server: MooncakeServer, open_store: Open) ->
     found = store.contains([bytes([i, j]) * 16 for i in range(12) for j in range(10)])
     assert 0 < sum(found) <= 64
     i, j = divmod(found.index(True), 10)
-    served, to = read(store, [bytes([i, j]) * 16], size)
+    served, to = read_pages(store, [bytes([i, j]) * 16], size)
     assert served == 1
-    assert np.array_equal(to[0], page(i, size))
+    assert np.array_equal(to[0], random_page(i, size))
     assert store.health().breaker == "closed"

@@ -21,6 +21,7 @@ from cache_models import (  # noqa: E402
     MODES,
     expected,
     generate,
+    held_pages,
     make_config,
     make_model,
     prompts,
@@ -38,14 +39,6 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def held(cache: Any) -> int:
-    """Return the number of pages in use, which must all belong to the rows."""
-    manager = cache.manager
-    manager.check_integrity()
-    pages: int = manager.total_num_pages - manager.num_free_blocks
-    return pages
-
-
 # -- equality ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,9 +47,9 @@ def test_tokens_are_those_of_dynamic_cache(family: str, mode: str) -> None:
     for page_size in (3, 16):
         cache = KVCoreCache(model.config, page_size=page_size, num_pages=300)
         assert torch.equal(MODES[mode](model, cache), expected(family, mode))
-        assert held(cache) == cache.held_pages
+        assert held_pages(cache) == cache.held_pages
         cache.reset()
-        assert held(cache) == 0
+        assert held_pages(cache) == 0
 
 
 def test_tokens_of_bfloat16_models_are_those_of_dynamic_cache() -> None:
@@ -164,7 +157,7 @@ def test_beams_hold_far_fewer_pages_than_whole_copies() -> None:
     cache = KVCoreCache(model.config, page_size=4)
     generate(model, prompts(1, 64), cache, num_beams=4, max_new_tokens=32)
     whole = 4 * -(-cache.get_seq_length() // 4)
-    assert cache.held_pages == held(cache)
+    assert cache.held_pages == held_pages(cache)
     assert cache.held_pages < 0.45 * whole
     assert cache.manager is not None
     assert cache.manager.metrics.peak_used_pages < 0.85 * whole  # each of four rows has the prompt
@@ -192,15 +185,15 @@ def test_pages_are_exactly_those_of_the_tokens() -> None:
     assert (cache.manager, cache.held_pages) == (None, 0)
     generate(model, prompts(3, 10), cache, max_new_tokens=9)
     assert cache.get_seq_length() == 18
-    assert cache.held_pages == held(cache) == 3 * 6
+    assert cache.held_pages == held_pages(cache) == 3 * 6
     cache.crop(-1)
-    assert held(cache) == 3 * 6
+    assert held_pages(cache) == 3 * 6
     cache.crop(-2)
-    assert held(cache) == 3 * 5
+    assert held_pages(cache) == 3 * 5
     cache.batch_select_indices(torch.tensor([2]))
-    assert held(cache) == 5
+    assert held_pages(cache) == 5
     cache.crop(-15)
-    assert (cache.get_seq_length(), held(cache)) == (0, 0)
+    assert (cache.get_seq_length(), held_pages(cache)) == (0, 0)
 
 
 def test_a_deleted_cache_holds_nothing_and_its_copies_keep_theirs() -> None:
@@ -210,10 +203,10 @@ def test_a_deleted_cache_holds_nothing_and_its_copies_keep_theirs() -> None:
         model(prompts(2, 7), **{CACHE: cache})
     other = copy.deepcopy(cache)
     assert other.manager is cache.manager
-    assert held(other) == 6
+    assert held_pages(other) == 6
     k = other.layers[1].keys.clone()
     del cache
-    assert held(other) == 6
+    assert held_pages(other) == 6
     assert torch.equal(other.layers[1].keys, k)
     manager = other.manager
     del other
@@ -231,10 +224,10 @@ def test_copies_of_a_prefix_share_it_and_go_their_own_ways() -> None:
     for row, tail in enumerate(tails.split(1)):
         ids = torch.cat([system, tail], dim=1)
         own = copy.deepcopy(cache)
-        assert held(cache) == 6
+        assert held_pages(cache) == 6
         want = generate(model, ids, transformers.DynamicCache(config=model.config))
         assert torch.equal(generate(model, ids, own), want), row
-        assert held(own) == 6 + own.held_pages - 5  # five pages are full and shared
+        assert held_pages(own) == 6 + own.held_pages - 5  # five pages are full and shared
         del own
     assert cache.get_seq_length() == 22
 
@@ -255,7 +248,7 @@ def test_a_pool_that_is_full_leaves_the_cache_as_it_was() -> None:
     cache = KVCoreCache(model.config, page_size=4, num_pages=7)
     with pytest.raises(InsufficientBlocksError, match="row 1"):  # at token 13
         generate(model, ids, cache)
-    assert (cache.get_seq_length(), held(cache)) == (12, 6)
+    assert (cache.get_seq_length(), held_pages(cache)) == (12, 6)
     cache.crop(-3)
     cache.batch_select_indices(torch.tensor([1]))
     want = generate(model, ids[1:], transformers.DynamicCache(config=model.config))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require
@@ -128,7 +128,6 @@ class Twins:
 
 
 @given(page_size=st.sampled_from([1, 3, 4, 16]), steps=st.lists(STEPS, max_size=12))
-@settings(max_examples=60)
 def test_any_calls_leave_what_dynamic_cache_has(page_size: int, steps: list[Any]) -> None:
     twins = Twins(page_size)
     twins.update(5)

@@ -13,7 +13,14 @@ from conftest import require
 torch = require("torch")
 transformers = require("transformers")
 
-from cache_models import MODES, expected, make_config, make_model, seeded  # noqa: E402
+from cache_models import (  # noqa: E402
+    MODES,
+    expected,
+    held_pages,
+    make_config,
+    make_model,
+    seeded,
+)
 from kvcore.groups import FullAttention, SlidingWindow  # noqa: E402
 from kvcore.integrations.transformers import KVCoreCache  # noqa: E402
 
@@ -23,21 +30,14 @@ WINDOWED = ["gemma3", "gemma2", "gpt_oss"]
 FEW = [("gemma3", mode) for mode in ("greedy", "assisted")]
 
 
-def held(cache: Any) -> int:
-    manager = cache.manager
-    manager.check_integrity()
-    pages: int = manager.total_num_pages - manager.num_free_blocks
-    return pages
-
-
 def check_mode(family: str, mode: str, page_size: int) -> None:
     model = make_model(family)
     cache = KVCoreCache(model.config, page_size=page_size, num_pages=300, groups=True)
     assert torch.equal(MODES[mode](model, cache), expected(family, mode))
-    assert held(cache) == cache.held_pages
+    assert held_pages(cache) == cache.held_pages
     assert any(cache.is_sliding)
     cache.reset()
-    assert held(cache) == 0
+    assert held_pages(cache) == 0
 
 
 @pytest.mark.parametrize(("family", "mode"), FEW)
@@ -95,7 +95,7 @@ class Twins:
         for own, its in zip(self.ours.layers, self.theirs.layers, strict=True):
             assert torch.equal(own.keys, its.keys)
             assert torch.equal(own.values, its.values)
-        assert held(self.ours) == self.ours.held_pages
+        assert held_pages(self.ours) == self.ours.held_pages
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -115,7 +115,7 @@ def test_updates_return_what_dynamic_cache_does(page_size: int) -> None:
     twins.ours.reset()
     assert kept.get_seq_length() == 43
     assert torch.equal(kept.layers[0].keys, keys)
-    assert held(kept) == kept.held_pages
+    assert held_pages(kept) == kept.held_pages
 
 
 def test_windows_hold_few_pages() -> None:
@@ -140,7 +140,7 @@ def test_tokens_of_the_last_pass_can_be_forgotten(lost: int) -> None:
     for each in (cache, full):
         each.crop(-lost)
     assert cache.get_seq_length() == 39 - lost
-    assert held(cache) == cache.held_pages
+    assert held_pages(cache) == cache.held_pages
     given = states(2, 3, 7)
     got, want = cache.update(*given, 0)[0], full.update(*given, 0)[0]
     assert torch.equal(got, want[:, :, -got.shape[2] :])
@@ -151,7 +151,7 @@ def test_all_tokens_of_the_first_pass_can_be_forgotten() -> None:
     twins = Twins(4)
     twins.update(9)
     twins.ours.crop(-9)
-    assert (twins.ours.get_seq_length(), held(twins.ours)) == (0, 0)
+    assert (twins.ours.get_seq_length(), held_pages(twins.ours)) == (0, 0)
     twins.theirs = transformers.DynamicCache(config=make_config("gemma3"))
     twins.update(11)
     twins.check()

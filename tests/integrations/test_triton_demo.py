@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from conftest import require
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import require_emulation
 from triton_interpreter import require_interpreter
 
 require_interpreter()
@@ -48,12 +47,6 @@ FEW = ChatSettings(
     vocabulary=64,
 )
 ENGINE = EngineSettings(pages=60, page_size=4, max_running=3, step_tokens=24)
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.mark.usefixtures("machine")

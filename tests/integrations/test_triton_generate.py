@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from cli_runs import refused, told
 from conftest import require
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from triton_interpreter import require_interpreter
 
 torch = require("torch")
@@ -26,12 +25,6 @@ from kvcore.apps.cli import local_model  # noqa: E402
 from tiny_model_dir import word_tokenizer, write_folder  # noqa: E402
 
 ASKED = ("w1 w2 w3 w4 w5 w6 w7", "w1 w2", "--max-new-tokens", 3, "--page-size", 4)
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import require
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from triton_interpreter import require_interpreter
 
 torch = require("torch")
@@ -36,12 +36,6 @@ torch.set_num_threads(1)
 
 NEW = 4
 DEVICE = f"cuda:{INDEX}"
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.fixture

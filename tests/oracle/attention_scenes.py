@@ -15,7 +15,7 @@ import kvcore
 from attention_oracle import Floats, attend
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
-DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+DTYPES = (*WIDE, *NARROW)
 
 
 @dataclass

@@ -199,3 +199,11 @@ def expected(family: str, mode: str) -> Any:
     """Return the tokens that transformers generates with its own cache."""
     model = make_model(family)
     return MODES[mode](model, transformers.DynamicCache(config=model.config))
+
+
+def held_pages(cache: Any) -> int:
+    """Return the number of pages in use, which must all belong to the rows."""
+    manager = cache.manager
+    manager.check_integrity()
+    pages: int = manager.total_num_pages - manager.num_free_blocks
+    return pages

@@ -15,9 +15,10 @@ from kvcore.functional import (
     gather_kv,
     init_paged_kv_cache,
 )
+from kvcore.support.dtypes import NARROW, WIDE
 
 Array = np.ndarray[Any, Any]
-DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"]
+DTYPES = [*WIDE, *NARROW]
 FIELDS = ("key_pool", "value_pool", "block_table", "seq_lengths")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvcore.ops import PoolLayout
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
-DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+DTYPES = (*WIDE, *NARROW)
 
 #: The axes as letters: page, kv, layer, token, head.
 SHAPES = {

@@ -9,9 +9,11 @@ from typing import Any
 
 import reference_tier
 from foreign_context import Context
+from kvcore.policies import BY_NAME
 from reference_claims import Claim, Key, Namespace, Page
 
 FOR_EVER = float("inf")
+RANKED = tuple(name for name in BY_NAME if name != "arc")  # the policies of `Manager.worth`
 ATTENTION_TOKENS = 24_576  # the same as in kvcore.policies.Cost
 
 

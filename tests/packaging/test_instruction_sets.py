@@ -40,10 +40,10 @@ print(_core.kernel_isa(), digest)
 _ATTENTION = """
 import sys, numpy as np
 from kvcore import PagedBatch, ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 rng = np.random.default_rng(2)
 found = []
-for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"):
+for dtype in (*WIDE, *NARROW):
     for page, heads, group, dim in (1, 1, 16, 59), (16, 2, 4, 64), (24, 3, 1, 80), (48, 1, 8, 128):
         table = rng.permutation(1800 // page // 2 * 2).reshape(2, -1).astype(np.uint32)
         pools = rng.normal(0, 2, (2, table.size, page, heads, dim)).astype(numpy_dtype(dtype))

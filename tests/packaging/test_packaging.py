@@ -154,7 +154,7 @@ def test_import_leaves_what_few_programs_use_for_later(tmp_path: Path) -> None:
     code = """
 import sys, kvcore
 late = kvcore._AT_FIRST_USE
-print(sorted({home for home in late.values() if home in sys.modules}))
+print(sorted({module for module in late.values() if module in sys.modules}))
 print([name for name in late if getattr(kvcore, name).__name__ not in (name, f"kvcore.{name}")])
 print(kvcore.KVCacheLayer is kvcore.integrations.max.views.KVCacheLayer)
 print(kvcore.stores.MemoryStore.__name__, kvcore.moving.read_sequence.__name__)

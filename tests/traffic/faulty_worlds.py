@@ -16,7 +16,7 @@ import kvcore.observe.zmq_reset
 import kvcore.paged
 from builders import make_manager, with_host
 from foreign_context import Context
-from meddling_copies import Meddler, MeddlingMover, Pages
+from meddling_copies import Meddler, MeddlingMover, Pages, copied_by
 
 Refusal = (kvcore.KVCacheError, ValueError, TypeError)
 
@@ -146,8 +146,11 @@ class World:
     def __init__(self, page_size: int, num_pages: int, host_pages: int, replicas: int) -> None:
         self.points = Points()
         self.listener = Listener(self.points)
-        with mock.patch.object(
-            kvcore.observe.zmq_reset, "ResetListener", return_value=self.listener
+        with (
+            mock.patch.object(
+                kvcore.observe.zmq_reset, "ResetListener", return_value=self.listener
+            ),
+            copied_by(self._faulty_copier),
         ):
             self.manager: Any = make_manager(
                 page_size,
@@ -159,17 +162,18 @@ class World:
                 params=with_host(page_size, host_pages),
             )
         self.pages = Pages(self.manager)
-        copies: Any = self.manager._copier
         moves: Any = self.manager._mover
-        copier = FaultyCopier(copies.run, self._spoil_copies)
-        copier.points = self.points
-        self.manager._set_copier(copier)
         if host_pages:
             mover = FaultyMover(moves.run, self._spoil_loads)
             mover.points = self.points
             moves.run = mover.run
         self.contexts: list[Any] = []
         self.pins: list[Any] = []
+
+    def _faulty_copier(self, copies: Any) -> FaultyCopier:
+        copier = FaultyCopier(copies.run, self._spoil_copies)
+        copier.points = self.points
+        return copier
 
     def _spoil_copies(self, orders: Any) -> None:
         for replica, _, target, tokens in orders.tolist():

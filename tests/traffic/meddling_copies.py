@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import kvcore
 from builders import make_manager, make_params
 from foreign_context import Context
+from kvcore.pools import whole_pages
 from same_arrays import assert_same
 from written_pool import WrittenPool, codes
 
@@ -80,6 +82,11 @@ class Meddler:
         hook = self.hooks.pop(phase, None)
         if hook is not None:
             hook()
+
+
+def copied_by(wrap: Callable[[Any], Any]) -> Any:
+    """Return a context in which managers are made whose copier is `wrap` of their own."""
+    return mock.patch.object(kvcore.paged, "whole_pages", lambda *of: wrap(whole_pages(*of)))
 
 
 class MeddlingMover(Meddler):
@@ -164,17 +171,21 @@ class Stage:
             size = host_pages * make_params(PAGE, **layout).bytes_per_page
             tier = {"host_kvcache_swap_space_gb": size / (1 << 30)}
             tier["enable_kvcache_swapping_to_host"] = True
-        self.manager: Any = make_manager(PAGE, num_pages, blocks="allocate", params=tier, **layout)
+        with copied_by(self._meddler):
+            self.manager: Any = make_manager(
+                PAGE, num_pages, blocks="allocate", params=tier, **layout
+            )
         self.pages = Pages(self.manager)
-        self.home = setup.replicas - 1
+        self.replica = setup.replicas - 1
         self.contexts: list[Any] = []
-        copier: Any = self.manager._copier
         mover: Any = self.manager._mover
-        self.copier = Meddler(copier.run, self._spoil_copies)
-        self.manager._set_copier(self.copier)
         if mover is not None:
             self.mover = MeddlingMover(mover.run, self._spoil_loads)
             mover.run = self.mover.run
+
+    def _meddler(self, copier: Any) -> Meddler:
+        self.copier = Meddler(copier.run, self._spoil_copies)
+        return self.copier
 
     def _spoil_copies(self, orders: Any) -> None:
         for replica, _, target, tokens in orders.tolist():
@@ -195,7 +206,7 @@ class Stage:
 
     def claimed(self, tokens: Sequence[int]) -> Any:
         context = self.new(tokens)
-        self.manager.external_claim(context.request_id, replica_idx=self.home)
+        self.manager.external_claim(context.request_id, replica_idx=self.replica)
         return context
 
     def served(self, tokens: Sequence[int]) -> Any:
@@ -241,7 +252,7 @@ class Stage:
         self.manager.reset_prefix_cache()
         for context in self.contexts:
             tokens = context.tokens.tolist()
-            assert self.manager.match_prefix(tokens, replica_idx=self.home) == 0
+            assert self.manager.match_prefix(tokens, replica_idx=self.replica) == 0
         assert self.manager.host_committed_block_pct == 0
 
 

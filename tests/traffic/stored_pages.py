@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvcore.stores import BlockStore, DiskStore
 
 PAGE = 6000
@@ -57,3 +59,13 @@ def get(store: BlockStore, *numbers: int) -> int:
 def check(numbers: Sequence[int], pages: Sequence[bytearray]) -> None:
     for number, page in zip(numbers, pages, strict=False):
         assert page == content(number), f"page {number} differs from the stored page"
+
+
+def random_page(seed: int, size: int = 5000) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def read_pages(store: BlockStore, keys: list[bytes], size: int = 5000) -> tuple[int, list[Any]]:
+    """Return the number of pages that a store reads, and the pages."""
+    to = [np.zeros(size, np.uint8) for _ in keys]
+    return store.get_into(keys, to).result(), to

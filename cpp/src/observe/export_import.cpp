@@ -17,16 +17,16 @@ struct ColumnImport::Arrived {
     std::vector<std::uint8_t> knew;  // of each, the windows that it had before
 };
 
-ColumnImport::ColumnImport(Replica& home, const ColumnSpan& span, const CachedColumn* offered)
-    : home_(home), first_(span.first) {
-    const auto page = std::int64_t{home.tree.page_size()};
+ColumnImport::ColumnImport(Replica& replica, const ColumnSpan& span, const CachedColumn* offered)
+    : home_(replica), first_(span.first) {
+    const auto page = std::int64_t{replica.tree.page_size()};
     find_place(span, static_cast<std::int32_t>(span.n / page));
     if (status_ != ImportStatus::kTaken) return;
     const auto n = static_cast<std::size_t>(span.n / page - first_);
     tokens_.assign(span.tokens + page * first_, span.tokens + span.n);
     columns_.reserve(n);
     choose(offered, n, budget());
-    const auto lanes = static_cast<std::size_t>(home.grouping().num_lanes());
+    const auto lanes = static_cast<std::size_t>(replica.grouping().num_lanes());
     own_.assign(columns_.size(), ColumnPages::kNoPage);
     pages_.assign(columns_.size() * lanes, ColumnPages::kNoPage);
     tokens_.resize(columns_.size() * static_cast<std::size_t>(page));
@@ -303,24 +303,24 @@ void ColumnImport::tell_owners(const Arrived& arrived, TreeNode* end) noexcept {
 
 // Everything that can fail comes before the first hold. Only the holds on checkpoints come earlier;
 // they end by themselves.
-ColumnExport::ColumnExport(Replica& home, TreePosition at, std::int32_t first)
-    : home_(home), ids_(static_cast<std::size_t>(at.depth - first)) {
-    const std::int32_t lanes = home.grouping().num_lanes();
-    home.tree.copy_pages(at, first, ids_.data());
+ColumnExport::ColumnExport(Replica& replica, TreePosition at, std::int32_t first)
+    : home_(replica), ids_(static_cast<std::size_t>(at.depth - first)) {
+    const std::int32_t lanes = replica.grouping().num_lanes();
+    replica.tree.copy_pages(at, first, ids_.data());
     columns_.reserve(ids_.size());
     pages_.reserve(ids_.size() * static_cast<std::size_t>(lanes));
-    if (home.states != nullptr) states_.reserve(ids_.size());
+    if (replica.states != nullptr) states_.reserve(ids_.size());
     for (const BlockId column : ids_) {
         columns_.push_back(describe(column));
         for (std::int32_t lane = 0; lane < lanes; ++lane) {
-            pages_.push_back(home.page(column, lane));
+            pages_.push_back(replica.page(column, lane));
         }
         if (columns_.back().state < 0) continue;
-        states_.emplace_back(*home.states, columns_.back().state);
+        states_.emplace_back(*replica.states, columns_.back().state);
     }
-    for (const BlockId column : ids_) home.enter(column);
-    path_ = PrefixRef(home, at, PrefixRef::Pages::of(ids_));
-    home.note_peak();
+    for (const BlockId column : ids_) replica.enter(column);
+    path_ = PrefixRef(replica, at, PrefixRef::Pages::of(ids_));
+    replica.note_peak();
 }
 
 ColumnExport::~ColumnExport() {

@@ -21,7 +21,7 @@ class ColumnExport {
    public:
     /// Columns `first` .. at.depth - 1 on the path to `at`: at least one column. Throws
     /// std::bad_alloc.
-    ColumnExport(Replica& home, TreePosition at, std::int32_t first);
+    ColumnExport(Replica& replica, TreePosition at, std::int32_t first);
     ColumnExport(const ColumnExport&) = delete;
     ColumnExport& operator=(const ColumnExport&) = delete;
     ~ColumnExport();
@@ -58,7 +58,7 @@ class ColumnImport {
    public:
     /// `offered` [n / column - first]: the columns of the caller. Throws std::bad_alloc, or
     /// IntegrityError if counted pages are missing, and changes nothing.
-    ColumnImport(Replica& home, const ColumnSpan& span, const CachedColumn* offered);
+    ColumnImport(Replica& replica, const ColumnSpan& span, const CachedColumn* offered);
     ColumnImport(const ColumnImport&) = delete;
     ColumnImport& operator=(const ColumnImport&) = delete;
     ~ColumnImport();

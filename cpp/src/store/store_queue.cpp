@@ -18,8 +18,8 @@ StoreQueue::StoreQueue(const CacheConfig& config, const Grouping& grouping,
 
 // A checkpoint arrives right after the pages before it, and joins their entry.
 void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t first) noexcept {
-    Replica& home = home_of(replica);
-    if (home.host->keys == nullptr || end.depth <= first) return;
+    Level& host = *replica_of(replica).host;
+    if (host.keys == nullptr || end.depth <= first) return;
     TreeNode* node = PrefixTree::position(end.node, end.depth).node;
     if (!waiting_.empty()) {
         Waiting& last = waiting_.back();
@@ -30,7 +30,7 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
         }
     }
     try {
-        waiting_.push_back({replica, first, PrefixRef(*home.host, {node, end.depth})});
+        waiting_.push_back({replica, first, PrefixRef(host, {node, end.depth})});
         num_waiting_ += end.depth - first;
     } catch (const std::bad_alloc&) {
         num_dropped_ += end.depth - first;
@@ -39,9 +39,9 @@ void StoreQueue::arrived(std::int32_t replica, TreePosition end, std::int32_t fi
 
 // Searches from the last record upward for a known key. Mostly the last record has a key, and no
 // key is computed.
-void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
-    RecordKeys& keys = *home.host->keys;
-    const PrefixTree& tree = home.host->tree;
+void StoreQueue::ensure_keys(Level& host, TreePosition at) const {
+    RecordKeys& keys = *host.keys;
+    const PrefixTree& tree = host.tree;
     if (keys.find(Replica::last_column(tree, at)) != nullptr) return;
     std::vector<BlockId> records(static_cast<std::size_t>(at.depth));
     tree.copy_pages(at, 0, records.data());
@@ -63,20 +63,20 @@ void StoreQueue::ensure_keys(Replica& home, TreePosition at) const {
     }
 }
 
-PageKey StoreQueue::key_at(Replica& home, std::string_view name_space, TreePosition at) const {
+PageKey StoreQueue::key_at(Replica& replica, std::string_view name_space, TreePosition at) const {
     if (at.depth == 0) return paths_.root(name_space);
-    ensure_keys(home, at);
-    return *home.host->keys->find(Replica::last_column(home.host->tree, at));
+    Level& host = *replica.host;
+    ensure_keys(host, at);
+    return *host.keys->find(Replica::last_column(host.tree, at));
 }
 
 // Does everything that can fail. Splits the run if only a part of it is taken.
 StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth,
                                       std::uint64_t ticket) const {
-    Replica& home = home_of(waiting.replica);
-    Level& host = *home.host;
+    Level& host = *replica_of(waiting.replica).host;
     TreeNode* node = waiting.end.node();
     if (depth < waiting.end.depth()) node = host.tree.split({node, depth});
-    ensure_keys(home, {node, depth});
+    ensure_keys(host, {node, depth});
     Taken taken{ticket, waiting.replica, {}, {}, {}};
     taken.records.resize(static_cast<std::size_t>(depth - waiting.first));
     host.tree.copy_pages({node, depth}, waiting.first, taken.records.data());
@@ -87,7 +87,7 @@ StoreQueue::Taken StoreQueue::prepare(const Waiting& waiting, std::int32_t depth
 
 // Skips records without pages, which a store could not have.
 void StoreQueue::give_out(Taken& taken, StoreMoves& out) const noexcept {
-    Level& host = *home_of(taken.replica).host;
+    Level& host = *replica_of(taken.replica).host;
     for (const BlockId record : taken.records) {
         const std::size_t first = out.parts.size();
         host.enter(record);
@@ -133,7 +133,7 @@ bool StoreQueue::take(std::int64_t most, std::uint64_t ticket, StoreMoves& out) 
 }
 
 void StoreQueue::end(Taken& taken) noexcept {
-    Level& host = *home_of(taken.replica).host;
+    Level& host = *replica_of(taken.replica).host;
     host.begin_leaving(taken.source.at());
     for (const BlockId record : taken.records) {
         host.leave_now(record, ColumnPages::Departure::kUnused);

@@ -38,14 +38,16 @@ class StoreQueue {
     [[nodiscard]] bool take(std::int64_t most, std::uint64_t ticket, StoreMoves& out);
     /// Ends the holds of a ticket. Returns false if the ticket has no holds.
     [[nodiscard]] bool finish(std::uint64_t ticket) noexcept;
-    /// The number of records that wait or are being written, and the number of records that were
-    /// forgotten while they waited.
+    /// Number of records that wait or are being written.
     [[nodiscard]] std::int64_t num_waiting() const noexcept { return num_waiting_; }
+    /// Number of records that were never written: the host tier forgot them while they waited, or
+    /// there was no memory to queue them.
     [[nodiscard]] std::int64_t num_dropped() const noexcept { return num_dropped_; }
 
     /// The key of the last record on the path to `at`, or the root key of the namespace at depth 0.
     /// Throws std::bad_alloc.
-    [[nodiscard]] PageKey key_at(Replica& home, std::string_view name_space, TreePosition at) const;
+    [[nodiscard]] PageKey key_at(Replica& replica, std::string_view name_space,
+                                 TreePosition at) const;
     [[nodiscard]] const PathKeys& paths() const noexcept { return paths_; }
 
     /// Drops waiting records whose places ended because the tier has forgotten them.
@@ -85,10 +87,10 @@ class StoreQueue {
         std::vector<StateHold> states;
     };
 
-    [[nodiscard]] Replica& home_of(std::int32_t replica) const noexcept {
+    [[nodiscard]] Replica& replica_of(std::int32_t replica) const noexcept {
         return *replicas_[static_cast<std::size_t>(replica)];
     }
-    void ensure_keys(Replica& home, TreePosition at) const;
+    void ensure_keys(Level& host, TreePosition at) const;
     [[nodiscard]] Taken prepare(const Waiting& waiting, std::int32_t depth,
                                 std::uint64_t ticket) const;
     void give_out(Taken& taken, StoreMoves& out) const noexcept;

@@ -108,7 +108,11 @@ std::int64_t DiskLowerStore::end(StoreWrite& write) {
     return write.stored;
 }
 
-// Reads the other parts that the store has of each page, because a put replaces the page.
+// Reads the other parts that the store has of each page, because a put replaces the page. A disk
+// that hangs counts as a timeout, but `result` waits until the read has ended: the put would wait
+// for the same disk, and `end` waits for the put without limit, because the put reads the memory of
+// the host tier. Only the thread of the writer waits. A step waits for at most a time that its
+// caller sets, and loads go on.
 void DiskLowerStore::complete(std::vector<PageToWrite>& pages, StoreWrite& write) {
     for (PageToWrite& page : pages) {
         const std::uint64_t stored = store_.parts_of(page.key);

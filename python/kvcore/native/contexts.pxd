@@ -219,13 +219,10 @@ cdef int check_settable(object context) except -1
 
 @cython.final
 cdef class PoolViews:
-    cdef object blocks
-    cdef object kv_scales
-    cdef tuple arrays  # (array, view) for each array of the pool
+    cdef tuple arrays  # (array, view) for each array of the pool; None before the first use
     cdef dict rows  # rows of a layer by layer; a new dict after an array has changed
 
-    cdef bint are_of(self, object blocks, object kv_scales)
-    cdef int see(self, object blocks, object kv_scales, tuple arrays) except -1
+    cdef bint are_current(self)
 
 
 cdef class RaggedKVCacheInputs:

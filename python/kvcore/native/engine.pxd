@@ -24,7 +24,6 @@ cdef class EngineBase:
     cdef readonly CacheCore _core
     cdef readonly list _shards
     # Python objects of kvcore.backends.protocol and kvcore.observe.zmq_reset; each may be None.
-    cdef readonly object _copier
     cdef readonly object _mover
     cdef readonly object _gpus
     cdef readonly object _listener

@@ -216,9 +216,9 @@ def _bind_fetched(inputs: RaggedKVCacheInputs, layer: int) -> LayerPools:
 
 def _view_rows(inputs: RaggedKVCacheInputs, layer: int) -> LayerPools:
     """View a layer's rows in the pool of inputs, for every batch in the pool."""
-    given = _parts(inputs.blocks), _parts(inputs.kv_scales)
-    blocks = [_seen(part, "blocks") for part in given[0]]
-    scales = [_seen(part, "kv_scales") for part in given[1]]
+    arrays = inputs._viewed_arrays() or _view_arrays(inputs)  # noqa: SLF001
+    views, count = [view for _, view in arrays], len(_parts(inputs.blocks))
+    blocks, scales = views[:count], views[count:]
     places = inputs._layers  # noqa: SLF001
     own_scales: list[Any] | None = None
     if places is None:
@@ -243,9 +243,16 @@ def _view_rows(inputs: RaggedKVCacheInputs, layer: int) -> LayerPools:
             position=place.position,
         )
     rows = rows.with_parts()
-    pairs = zip(given[0] + given[1], blocks + scales, strict=True)
-    inputs._keep_rows(layer, rows, *pairs)  # noqa: SLF001
+    inputs._keep_rows(layer, rows, arrays)  # noqa: SLF001
     return rows
+
+
+def _view_arrays(inputs: RaggedKVCacheInputs) -> tuple[tuple[Any, Any], ...]:
+    """Return (array, view) for each array of the pool: the blocks, then their scales."""
+    given = {"blocks": inputs.blocks, "kv_scales": inputs.kv_scales}
+    return tuple(
+        (part, _seen(part, name)) for name, arrays in given.items() for part in _parts(arrays)
+    )
 
 
 def _parts(arrays: Any) -> list[Any]:

@@ -11,20 +11,34 @@ from numpy.typing import NDArray
 
 from kvcore.backends.host import HOST
 from kvcore.backends.protocol import Place
-from kvcore.backends.selection import any_array, place_of
+from kvcore.backends.selection import any_array, call_array, place_of
 from kvcore.native.contexts import place_finder
 from kvcore.ops.latent import latent_fp8_parts
 from kvcore.ops.nvfp4 import checked_blocks, has_block_scales, seen_pair
 from kvcore.support.arguments import number
 from kvcore.support.dtypes import NARROW
 
-__all__ = ["AXES", "NO_BATCH", "LayerPools", "OwnArrays", "own_arrays", "place_of_layer"]
+__all__ = [
+    "AXES",
+    "NO_BATCH",
+    "LayerPools",
+    "OwnArrays",
+    "Transfer",
+    "latent_transfers",
+    "own_arrays",
+    "place_of_layer",
+    "plain_transfers",
+]
 
 #: Layouts of a pool, and their number of axes.
 AXES = {"NHD": 4, "HND": 4, "MLA": 3, "MLA_FP8": 3}
 
 #: Table and lengths of layers that are in no batch yet.
 NO_BATCH = np.empty((0, 0), np.uint32), np.empty(0, np.uint32)
+
+#: The arguments of kernels for each pool: the name of the tokens, the pool, its scales [pages,
+#: page_size, heads, groups], the scales of its heads [heads], and the tokens.
+Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
 class LayerPools(NamedTuple):
@@ -123,6 +137,30 @@ def _other_place(
 #: `named` holds the arrays of the call as tuples (name, ..., array); see ``place_of``. The stream
 #: of the device waits for the pending loads of the layer.
 place_of_layer = place_finder(HOST, _other_place)
+
+
+def latent_transfers(pools: LayerPools, k: Any, v: Any) -> list[Transfer]:
+    """Return the transfer of each pool of latent rows, for the tokens `k` of a call."""
+    if v is not None:
+        raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
+    return plain_transfers(pools, ("k", "v"), [call_array(k, "k")])
+
+
+def plain_transfers(
+    pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
+) -> list[Transfer]:
+    """Return the transfer of each pool, without scales: latent keys may be stored in two pools."""
+    if len(arrays) < len(pools.pools):
+        keys = arrays[0]
+        first, second = (pool.shape[3] for pool in pools.pools)
+        if keys.ndim != 3 or keys.shape[2] != first + second:
+            raise ValueError(
+                f"{names[0]} has shape {keys.shape}, must be (tokens, 1, {first} + {second}): the "
+                f"latent part, then the one that positions rotate"
+            )
+        names, arrays = (names[0], names[0]), [keys[:, :, :first], keys[:, :, first:]]
+    zipped = zip(names, pools.pools, arrays, strict=False)
+    return [(name, pool, None, None, array) for name, pool, array in zipped]
 
 
 class OwnArrays(NamedTuple):

@@ -15,17 +15,18 @@ from kvcore.backends.selection import any_array, call_array
 from kvcore.native.contexts import RaggedKVCacheInputs
 from kvcore.ops.batch import LayerPools, PagedBatch, given_pool, layer_pools
 from kvcore.ops.factors import head_factors
-from kvcore.ops.layer_pools import place_of_layer
+from kvcore.ops.layer_pools import (
+    Transfer,
+    latent_transfers,
+    place_of_layer,
+    plain_transfers,
+)
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import array_at, documents_options, offsets_at
 from kvcore.support.arguments import MOST_UINT32, integers
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 
 __all__ = ["append", "gather", "scatter"]
-
-# The arguments of _core for each pool: the name of the tokens, the pool, its scales [pages,
-# page_size, heads, groups], the scales of its heads [heads], and the tokens.
-_Transfer = tuple[str, NDArray[Any], Any, Any, NDArray[Any]]
 
 
 @documents_options
@@ -188,7 +189,7 @@ def gather(
     room = _room_for_offsets(place, out, len(taken))
     offsets, total = place.row_offsets(taken, has_room=out is not None, out=room)
     targets = _targets(pools, place, total, dtype, out)
-    transfers = _copies(pools, ("out[0]", "out[1]"), targets)
+    transfers = plain_transfers(pools, ("out[0]", "out[1]"), targets)
     if pools.scales is not None or pools.factors is not None:
         transfers = _conversions(pools, place, transfers, None)
     last = place.launch_args(threads)
@@ -262,9 +263,7 @@ def _write(
     threads: int,
 ) -> None:
     if pools.is_latent:
-        if v is not None:
-            raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
-        transfers = _copies(pools, ("k", "v"), [call_array(k, "k")])
+        transfers = latent_transfers(pools, k, v)
     else:
         keys, values = pools.pools
         transfers = [
@@ -291,26 +290,9 @@ def _check_stored(name: str, given: np.dtype[Any], pool: np.dtype[Any], pools: L
     raise TypeError(f"{name} has dtype {given}, the pool has {pool}; convert it first")
 
 
-def _copies(
-    pools: LayerPools, names: tuple[str, str], arrays: list[NDArray[Any]]
-) -> list[_Transfer]:
-    """Return the transfer of each pool, without scales: latent keys may be stored in two pools."""
-    if len(arrays) < len(pools.pools):
-        keys = arrays[0]
-        first, second = (pool.shape[3] for pool in pools.pools)
-        if keys.ndim != 3 or keys.shape[2] != first + second:
-            raise ValueError(
-                f"{names[0]} has shape {keys.shape}, must be (tokens, 1, {first} + {second}): the "
-                f"latent part, then the one that positions rotate"
-            )
-        names, arrays = (names[0], names[0]), [keys[:, :, :first], keys[:, :, first:]]
-    zipped = zip(names, pools.pools, arrays, strict=False)
-    return [(name, pool, None, None, array) for name, pool, array in zipped]
-
-
 def _conversions(
-    pools: LayerPools, place: Place, copies: list[_Transfer], scale: Any
-) -> list[_Transfer]:
+    pools: LayerPools, place: Place, copies: list[Transfer], scale: Any
+) -> list[Transfer]:
     """Return transfers with the scales of the pools, or of the call."""
     if pools.global_scales is not None:
         if scale is not None:
@@ -324,7 +306,7 @@ def _conversions(
 
 def _transfer(
     pools: LayerPools, place: Place, i: int, name: str, tokens: NDArray[Any], scale: Any
-) -> _Transfer:
+) -> Transfer:
     pool, scales, factors = pools.pools[i], _at(pools.scales, i), _at(pools.factors, i)
     if scale is not None:
         if scales is not None or factors is not None:

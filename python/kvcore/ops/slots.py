@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcore.backends.arrays import is_writable
 from kvcore.backends.protocol import Place
 from kvcore.backends.selection import any_array
 from kvcore.native.contexts import RaggedKVCacheInputs
-from kvcore.ops.batch import LayerPools, PagedBatch, layer_pools
-from kvcore.ops.layer_pools import place_of_layer
+from kvcore.ops.batch import PagedBatch, layer_pools
+from kvcore.ops.layer_pools import latent_transfers, place_of_layer
 from kvcore.ops.nvfp4_calls import nvfp4_transfers
 from kvcore.ops.options import Options, documents_options, offsets_at
 from kvcore.support.arguments import MOST_UINT32, integers
@@ -138,7 +137,10 @@ def append_slots(
     is_nvfp4 = pools.global_scales is not None
     if not is_nvfp4 and (pools.scales is not None or pools.factors is not None):
         raise ValueError("the pool has scales, which append_slots does not write; use ops.append")
-    tokens = _tokens(pools, k, v)
+    if pools.is_latent:
+        tokens = [each[-1] for each in latent_transfers(pools, k, v)]
+    else:
+        tokens = [any_array(k, "k"), any_array(v, "v")]
     count = None if out is None else _counter(out)
     place = place_of_layer(
         pools, stream, [("k", tokens[0]), ("v", tokens[1:]), ("out", count)], [slots]
@@ -290,16 +292,3 @@ def _counter(given: Any) -> Any:
             f"of tokens that were skipped"
         )
     return array
-
-
-def _tokens(pools: LayerPools, k: Any, v: Any) -> list[NDArray[Any]]:
-    """Return the tokens of each pool."""
-    keys = any_array(k, "k")
-    if not pools.is_latent:
-        return [keys, any_array(v, "v")]
-    if v is not None:
-        raise ValueError("v is given for a pool of latent rows, which has no values; pass None")
-    if len(pools.pools) == 1:
-        return [keys]
-    rank = pools.pools[0].shape[3]
-    return [keys[..., :rank], keys[..., rank:]]

@@ -50,7 +50,7 @@ __all__ = [
     "parse_tier",
 ]
 
-_HOMES = {
+_MODULES = {
     "kvcore.metrics": ("TierMetrics",),
     "kvcore.stores.disk": ("DiskStore",),
     "kvcore.stores.memory": ("MemoryStore",),
@@ -63,17 +63,17 @@ _HOMES = {
         *("DiskTier", "HostTier", "MooncakeTier", "RedisTier", "TierSpec", "parse_tier"),
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name of the package
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name when the name is first used."""
-        home = _HOME_OF.get(name)
-        if home is None:
+        module = _MODULE_OF.get(name)
+        if module is None:
             raise AttributeError(f"module 'kvcore.stores' has no attribute {name!r}")
-        found = getattr(_importlib.import_module(home), name)
+        found = getattr(_importlib.import_module(module), name)
         globals()[name] = found
         return found
 

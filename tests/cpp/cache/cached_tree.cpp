@@ -6,6 +6,7 @@
 
 #include "support/cache_mover.hpp"
 #include "support/check.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/manager_fixture.hpp"
 
 namespace tests::cache::cached_tree {
@@ -46,10 +47,7 @@ TEST(held_runs_rank_last) {
 }
 
 TEST(every_policy_ranks_in_its_eviction_order) {
-    for (const kvcore::EvictionOrder order :
-         {kvcore::EvictionOrder::kLru, kvcore::EvictionOrder::kLfu, kvcore::EvictionOrder::kSlru,
-          kvcore::EvictionOrder::kFifo, kvcore::EvictionOrder::kPriority,
-          kvcore::EvictionOrder::kCost, kvcore::EvictionOrder::kArc}) {
+    for (const kvcore::EvictionOrder order : eviction_orders::kAll) {
         kvcore::CacheConfig config = ManagerFixture::config(4, 64);
         config.eviction.order = order;
         ManagerFixture s(config);

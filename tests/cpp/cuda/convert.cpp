@@ -47,7 +47,7 @@ void append_and_gather(Random& random, const Scene& scene, DType wide, DType sto
     CHECK(pool.bytes() == expected.bytes());
     CHECK(pool.scales() == expected.scales());
 
-    const DType back = conversion::kWide[random.below(3)];
+    const DType back = random.pick(conversion::kWide);
     TokenMemory values(random, scene, back);
     TokenMemory found = values;
     kvcore::gather_batch(scene.page_shape(), expected.view<const std::byte>(is_scaled),
@@ -64,8 +64,8 @@ TEST(narrow_pools_have_the_cpu_s_bytes) {
     Random random(check::seed_or(63));
     for (int round = 0; round < 900; ++round) {
         const Scene scene(random);
-        append_and_gather(random, scene, conversion::kWide[random.below(3)],
-                          conversion::kNarrow[random.below(3)], static_cast<Kind>(random.below(3)));
+        append_and_gather(random, scene, random.pick(conversion::kWide),
+                          random.pick(conversion::kNarrow), static_cast<Kind>(random.below(3)));
     }
 }
 
@@ -74,8 +74,8 @@ TEST(wide_pools_have_the_cpu_s_bytes) {
     Random random(check::seed_or(63));
     for (int round = 0; round < 300; ++round) {
         const Scene scene(random);
-        append_and_gather(random, scene, conversion::kWide[random.below(3)],
-                          conversion::kWide[random.below(3)], Kind::kNone);
+        append_and_gather(random, scene, random.pick(conversion::kWide),
+                          random.pick(conversion::kWide), Kind::kNone);
     }
 }
 
@@ -88,9 +88,9 @@ TEST(pairs_have_the_cpu_s_bytes) {
         Scene of_v = scene;
         if (random.chance(20)) of_v.groups = scene.groups % 3 + 1;
         if (random.chance(20)) of_v.is_aligned = !scene.is_aligned;
-        const DType wide = conversion::kWide[random.below(3)];
-        const DType k_dtype = conversion::kNarrow[random.below(3)];
-        const DType v_dtype = random.chance(80) ? k_dtype : conversion::kNarrow[random.below(3)];
+        const DType wide = random.pick(conversion::kWide);
+        const DType k_dtype = random.pick(conversion::kNarrow);
+        const DType v_dtype = random.chance(80) ? k_dtype : random.pick(conversion::kNarrow);
         const Scales scales = random.chance(50) ? Scales::kFound : Scales::kGiven;
         TokenMemory sources[] = {{random, scene, wide}, {random, of_v, wide}};
         PoolMemory expected[] = {{random, scene, k_dtype}, {random, of_v, v_dtype}};
@@ -110,7 +110,7 @@ TEST(pairs_have_the_cpu_s_bytes) {
                                  {pools[0].view<std::byte>(true), pools[1].view<std::byte>(true)},
                                  scene.device_batch(), {sources[0].seen(), sources[1].seen()}, wide,
                                  scales, &bad, kStream) == cuda::kSuccess);
-        const DType back = conversion::kWide[random.below(3)];
+        const DType back = random.pick(conversion::kWide);
         TokenMemory values[] = {{random, scene, back}, {random, of_v, back}};
         TokenMemory found[] = {values[0], values[1]};
         for (int i = 0; i < 2; ++i) {
@@ -139,8 +139,8 @@ TEST(scales_of_heads_serve_all_tokens) {
         Scene scene(random);
         scene.group = scene.dim();
         scene.groups = 1;
-        const DType wide = conversion::kWide[random.below(3)];
-        const DType narrow = conversion::kNarrow[random.below(3)];
+        const DType wide = random.pick(conversion::kWide);
+        const DType narrow = random.pick(conversion::kNarrow);
         TokenMemory source(random, scene, wide);
         source.fill(random, scene, wide);
         PoolMemory expected(random, scene, narrow);
@@ -167,9 +167,9 @@ TEST(pairs_have_a_scale_each) {
     Random random(check::seed_or(63));
     for (int round = 0; round < 100; ++round) {
         const Scene scene(random);
-        const DType wide = conversion::kWide[random.below(3)];
-        const DType k_dtype = conversion::kNarrow[random.below(3)];
-        const DType v_dtype = random.chance(80) ? k_dtype : conversion::kNarrow[random.below(3)];
+        const DType wide = random.pick(conversion::kWide);
+        const DType k_dtype = random.pick(conversion::kNarrow);
+        const DType v_dtype = random.chance(80) ? k_dtype : random.pick(conversion::kNarrow);
         TokenMemory sources[] = {{random, scene, wide}, {random, scene, wide}};
         PoolMemory expected[] = {{random, scene, k_dtype}, {random, scene, v_dtype}};
         PoolMemory pools[] = {expected[0], expected[1]};

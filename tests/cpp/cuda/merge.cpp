@@ -79,7 +79,7 @@ TEST(states_merge_as_in_double_precision) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(62));
     for (int round = 0; round < 200; ++round) {
-        const DType dtype = conversion::kWide[random.below(3)];
+        const DType dtype = random.pick(conversion::kWide);
         const std::int64_t item = kvcore::item_size(dtype);
         const std::int64_t n = random.below(60);
         const std::int64_t dim =

@@ -32,8 +32,8 @@ TEST(blocks_have_the_cpu_s_bytes) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(12));
     for (int round = 0; round < 600; ++round) {
-        const DType wide = kWide[random.below(3)];
-        const DType back = kWide[random.below(3)];
+        const DType wide = random.pick(kWide);
+        const DType back = random.pick(kWide);
         const std::int64_t blocks = random.below(50);
         const std::int64_t n = blocks * kNvfp4Block;
         const float global = kGlobals[random.below(7)];
@@ -145,7 +145,7 @@ TEST(slots_have_the_cpu_s_bytes) {
     cuda::emulation::reset(1);
     Random random(check::seed_or(12));
     for (int round = 0; round < 200; ++round) {
-        const DType wide = kWide[random.below(3)];
+        const DType wide = random.pick(kWide);
         Pools found = some_pools(random);
         Pools expected = found;
         const std::int64_t tokens = random.below(9);
@@ -175,7 +175,7 @@ TEST(batches_have_the_cpu_s_bytes) {
     // Two tokens after the last row are padding.
     const cuda::DeviceBatch batch{table, ranges, 11, Pools::kPages};
     for (int round = 0; round < 200; ++round) {
-        const DType wide = kWide[random.below(3)];
+        const DType wide = random.pick(kWide);
         Pools found = some_pools(random);
         Pools expected = found;
         const kvcore::PageShape shape{Pools::kPage, found.heads};

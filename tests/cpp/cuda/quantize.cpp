@@ -60,9 +60,9 @@ struct Sides {
 
 template <class Shape>
 void one_conversion_has_the_cpu_s_bytes(Random& random, Shape shape) {
-    const DType wide = kWide[random.below(3)];
-    const DType narrow = kNarrow[random.below(3)];
-    const DType back = kWide[random.below(3)];
+    const DType wide = random.pick(kWide);
+    const DType narrow = random.pick(kNarrow);
+    const DType back = random.pick(kWide);
     const auto n = static_cast<std::size_t>(elements_of(shape));
     Sides sides(random, wide, elements_of(shape), scales_of(shape));
     Bytes codes(n);
@@ -115,8 +115,8 @@ TEST(given_scales_have_the_cpu_s_bytes) {
     Random random(check::seed_or(61));
     for (int round = 0; round < 200; ++round) {
         const HeadRows shape{random.below(9), random.between(1, 4), random.between(1, 700)};
-        const DType wide = kWide[random.below(3)];
-        const DType narrow = kNarrow[random.below(3)];
+        const DType wide = random.pick(kWide);
+        const DType narrow = random.pick(kNarrow);
         Sides sides(random, wide, elements_of(shape), shape.heads);
         std::vector<float> scales;
         for (std::int64_t head = 0; head < shape.heads; ++head) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "data/attention/plan.hpp"
+#include "fakes/conversion_memory.hpp"
 #include "fakes/sparse_copy.hpp"
 #include "oracle/attention_run.hpp"
 
@@ -18,7 +19,7 @@ using kvcore::DType;
 
 namespace {
 
-constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+using conversion::kWide;
 
 Shape random_shape(Random& random) {
     Shape shape;
@@ -26,7 +27,7 @@ Shape random_shape(Random& random) {
     constexpr std::int64_t kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
     constexpr std::int64_t kDims[] = {8, 59, 64, 80, 96, 112, 128};
     shape.dtype = static_cast<DType>(random.below(kvcore::kNumDTypes));
-    shape.query_dtype = kWide[random.below(3)];
+    shape.query_dtype = random.pick(kWide);
     shape.layout = random.chance(50) ? Layout::kTokensFirst : Layout::kHeadsFirst;
     shape.page_size = kPageSizes[random.below(5)];
     shape.heads = random.between(1, 3);
@@ -195,7 +196,7 @@ TEST(tokens_outside_the_mask_cost_nothing) {
 // including NaN, on the direct and on the staged path.
 TEST(all_codes_are_read_exactly) {
     Random random(check::seed_or(4));
-    for (const DType dtype : {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8}) {
+    for (const DType dtype : conversion::kNarrow) {
         for (const std::int64_t group : {1, 8, 20}) {
             Shape shape;
             shape.dtype = dtype;

@@ -3,6 +3,7 @@
 // these rows.
 #include <limits>
 
+#include "fakes/conversion_memory.hpp"
 #include "kvcore/attention.hpp"
 #include "oracle/attention_run.hpp"
 
@@ -15,7 +16,7 @@ using kvcore::DType;
 
 namespace {
 
-constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+using conversion::kWide;
 constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 struct States {
@@ -48,7 +49,7 @@ double weight_of(float lse, double most) {
 TEST(states_merge_as_in_double_precision) {
     Random random(check::seed_or(17));
     for (int round = 0; round < check::rounds(60); ++round) {
-        const DType dtype = kWide[random.below(3)];
+        const DType dtype = random.pick(kWide);
         const std::int64_t item = kvcore::item_size(dtype);
         const std::int64_t n = random.below(200);
         const std::int64_t dim = random.between(1, 130);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "fakes/conversion_memory.hpp"
 #include "kvcore/dtype.hpp"
 #include "support/random.hpp"
 
@@ -147,7 +148,7 @@ TEST(sizes_and_largest_values) {
     CHECK_EQ(kvcore::item_size(DType::kFloat32), 4);
     CHECK_EQ(kvcore::item_size(DType::kFloat16), 2);
     CHECK_EQ(kvcore::item_size(DType::kBFloat16), 2);
-    for (const DType dtype : {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8}) {
+    for (const DType dtype : conversion::kNarrow) {
         CHECK_EQ(kvcore::item_size(dtype), 1);
     }
     CHECK(kvcore::largest(DType::kFloat32) == std::numeric_limits<float>::max());

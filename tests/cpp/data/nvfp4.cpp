@@ -233,7 +233,7 @@ struct Pool {
 TEST(tokens_are_written_to_slots_and_read_from_pages) {
     Random random(check::seed_or(11));
     for (int round = 0; round < check::rounds(60); ++round) {
-        const DType wide = kWide[random.below(3)];
+        const DType wide = random.pick(kWide);
         Pool pool(random.between(1, 9));
         Pool expected = pool;
         const std::int64_t head_bytes = pool.dim * kvcore::item_size(wide);
@@ -276,7 +276,7 @@ TEST(batches_are_written_and_read) {
     const kvcore::TokenRanges ranges{kBegin, kOffsets};
     const kvcore::PageShape shape{Pool::kPage, Pool::kHeads};
     for (int round = 0; round < check::rounds(60); ++round) {
-        const DType wide = kWide[random.below(3)];
+        const DType wide = random.pick(kWide);
         Pool pool(random.between(1, 9));
         Pool expected = pool;
         const std::int64_t head_bytes = pool.dim * kvcore::item_size(wide);

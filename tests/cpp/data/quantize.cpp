@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/kernels/isa.hpp"
+#include "fakes/conversion_memory.hpp"
 #include "kvcore/quantize.hpp"
 #include "oracle/elements.hpp"
 #include "support/random.hpp"
@@ -19,8 +20,8 @@ using Bytes = std::vector<std::byte>;
 
 namespace {
 
-constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
+using conversion::kNarrow;
+using conversion::kWide;
 
 Bytes random_bytes(Random& random, std::int64_t n) {
     Bytes bytes(static_cast<std::size_t>(n));

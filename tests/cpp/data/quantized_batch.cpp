@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "fakes/conversion_memory.hpp"
 #include "kvcore/layout.hpp"
 #include "kvcore/paged_batch.hpp"
 #include "kvcore/quantize.hpp"
@@ -23,8 +24,8 @@ using Bytes = std::vector<std::byte>;
 
 namespace {
 
-constexpr DType kWide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr DType kNarrow[] = {DType::kFloat8E4M3FN, DType::kFloat8E5M2, DType::kInt8};
+using conversion::kNarrow;
+using conversion::kWide;
 
 /// Numbers [tokens, heads, dim] with gaps between tokens and between heads.
 struct Tokens {
@@ -154,8 +155,8 @@ TEST(tokens_are_quantised_in_their_places) {
     Random random(check::seed_or(31));
     for (int i = 0; i < 600; ++i) {
         const Scene scene(random);
-        const DType wide = kWide[random.below(3)];
-        const DType narrow = kNarrow[random.below(3)];
+        const DType wide = random.pick(kWide);
+        const DType narrow = random.pick(kNarrow);
         const Tokens source(random, wide, scene.total(), scene.heads, scene.dim());
         const auto threads = static_cast<int>(random.between(1, 4));
         const std::int64_t num_groups = scene.total() * scene.heads * scene.groups;
@@ -182,7 +183,7 @@ TEST(tokens_are_quantised_in_their_places) {
         CHECK(pool == expected);
         CHECK(pool_scales == expected_scales);
 
-        const DType back = kWide[random.below(3)];
+        const DType back = random.pick(kWide);
         Tokens read(random, back, scene.total(), scene.heads, scene.dim());
         Bytes values(static_cast<std::size_t>(num_groups * scene.group * kvcore::item_size(back)));
         kvcore::dequantize(kvcore::Groups{num_groups, scene.group}, narrow, codes.data(),

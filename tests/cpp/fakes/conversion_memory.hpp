@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,10 +16,15 @@ namespace conversion {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr kvcore::DType kWide[] = {kvcore::DType::kFloat32, kvcore::DType::kFloat16,
-                                   kvcore::DType::kBFloat16};
-constexpr kvcore::DType kNarrow[] = {kvcore::DType::kFloat8E4M3FN, kvcore::DType::kFloat8E5M2,
-                                     kvcore::DType::kInt8};
+template <int kFirst, int kNum>
+constexpr std::array<kvcore::DType, kNum> dtypes_from() {
+    std::array<kvcore::DType, kNum> found{};
+    for (int i = 0; i < kNum; ++i) found[std::size_t(i)] = static_cast<kvcore::DType>(kFirst + i);
+    return found;
+}
+
+constexpr auto kWide = dtypes_from<0, kvcore::kNumWide>();
+constexpr auto kNarrow = dtypes_from<kvcore::kNumWide, kvcore::kNumNarrow>();
 
 /// Fill in moderate numbers, with some infinities, NaN and subnormals.
 inline void fill_elements(Random& random, kvcore::DType dtype, std::byte* to, std::int64_t n) {

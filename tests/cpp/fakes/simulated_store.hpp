@@ -190,13 +190,14 @@ class SimulatedStore {
     }
     // A known key must be the record's key, and the parent's key must also be known.
     void check_keys(const Cached& now, std::int32_t replica) const {
-        const kvcore::Replica& home = kvcore::CacheManagerProbe::replica(manager_, replica);
+        const kvcore::RecordKeys& keys =
+            *kvcore::CacheManagerProbe::replica(manager_, replica).host->keys;
         for (const auto& [digest, record] : now) {
-            const kvcore::PageKey* key = home.host->keys->find(record.id);
+            const kvcore::PageKey* key = keys.find(record.id);
             if (key == nullptr) continue;
             CHECK(*key == key_of(now, digest));
             const auto parent = now.find(record.parent);
-            CHECK(parent == now.end() || home.host->keys->find(parent->second.id) != nullptr);
+            CHECK(parent == now.end() || keys.find(parent->second.id) != nullptr);
         }
     }
     [[nodiscard]] static bool has_part(const CachedColumn& record, std::int32_t part) {

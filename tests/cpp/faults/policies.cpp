@@ -12,6 +12,7 @@
 #include "kvcore/cache_manager.hpp"
 #include "kvcore/errors.hpp"
 #include "kvcore/eviction.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/failing_memory.hpp"
 #include "support/random.hpp"
 #include "support/tree_text.hpp"
@@ -33,10 +34,6 @@ using Tokens = std::vector<TokenId>;
 using Ids = std::vector<BlockId>;
 
 namespace {
-
-constexpr std::array kOrders = {EvictionOrder::kLfu,      EvictionOrder::kSlru,
-                                EvictionOrder::kFifo,     EvictionOrder::kCost,
-                                EvictionOrder::kPriority, EvictionOrder::kArc};
 
 /// A tree with runs of one page or four pages, in pages of one token. Only the tree asks for
 /// memory.
@@ -234,7 +231,7 @@ TEST(terms_are_taken_or_not) {
 }
 
 TEST(trees_of_every_policy_grow_or_do_not) {
-    for (const EvictionOrder order : kOrders) {
+    for (const EvictionOrder order : eviction_orders::kAll) {
         for (const std::int32_t n : {0, 1, 60, 61, 62, 63, 64, 124, 125, 126, 127}) {
             trees_grow_or_do_not(order, n);
         }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/check.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/group_scene.hpp"
 #include "support/layer_groups.hpp"
 
@@ -214,9 +215,7 @@ TEST(held_pages_stay) {
 // after the last checkpoint. The pages that the checkpoint reads stay, although requests left them
 // in the same departure.
 TEST(windows_of_a_checkpoint_stay) {
-    for (const EvictionOrder order :
-         {EvictionOrder::kLru, EvictionOrder::kLfu, EvictionOrder::kSlru, EvictionOrder::kFifo,
-          EvictionOrder::kPriority, EvictionOrder::kCost, EvictionOrder::kArc}) {
+    for (const EvictionOrder order : eviction_orders::kAll) {
         check::note = "order " + std::to_string(static_cast<int>(order));
         Cache cache(config(61, 10, {full(), sliding(3 * kPage)}), order);
         cache.serve(prompt(1, 6), 0, 10);

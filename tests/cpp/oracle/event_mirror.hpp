@@ -44,10 +44,11 @@ class EventMirror {
     [[nodiscard]] Pages truth(const kvcore::CacheManager& manager) const {
         Pages pages;
         for (std::int32_t r = 0; r < manager.config().num_replicas; ++r) {
-            const kvcore::Replica& home = kvcore::CacheManagerProbe::replica(manager, r);
-            add(home.tree, home.columns.get(), r, kvcore::CacheMedium::kDevice, pages);
-            if (home.host == nullptr) continue;
-            add(home.host->tree, home.host->columns.get(), r, kvcore::CacheMedium::kHost, pages);
+            const kvcore::Replica& replica = kvcore::CacheManagerProbe::replica(manager, r);
+            add(replica.tree, replica.columns.get(), r, kvcore::CacheMedium::kDevice, pages);
+            if (replica.host == nullptr) continue;
+            add(replica.host->tree, replica.host->columns.get(), r, kvcore::CacheMedium::kHost,
+                pages);
         }
         return pages;
     }

@@ -340,6 +340,17 @@ TEST(wrong_arguments_change_nothing) {
     refuse([](DiskStoreConfig& c) { c.breaker_failures = 0; });
     refuse([](DiskStoreConfig& c) { c.breaker_seconds = -1; });
     refuse([](DiskStoreConfig& c) { c.slow_seconds = std::nan(""); });
+    const std::int64_t most = std::int64_t{1} << 60;
+    try {
+        DiskStoreConfig config = disk_config(directory.path + "/other", kBytes, 4);
+        config.directories[0].quota_bytes = most + 1;
+        static_cast<void>(DiskStore(config));
+        CHECK(false);
+    } catch (const std::invalid_argument& error) {
+        const std::string text = error.what();
+        CHECK(text.find(std::to_string(most + 1)) != text.npos);
+        CHECK(text.find(".. " + std::to_string(most)) != text.npos);
+    }
     CHECK(!std::filesystem::exists(directory.path + "/other"));
 }
 

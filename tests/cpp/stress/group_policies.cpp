@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/check.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/layer_groups.hpp"
 #include "support/random.hpp"
 #include "traffic/group_side.hpp"
@@ -183,11 +184,12 @@ TEST(every_policy_agrees_with_its_slow_twin) {
         {{sliding(5), chunked(8, 1, 1)}, 60, 9},
     };
     std::int64_t evicted = 0;
-    for (const char* name : {"lru", "lfu", "slru", "fifo", "priority", "cost", "arc"}) {
+    for (kvcore::EvictionOrder order : eviction_orders::kAll) {
         for (std::size_t i = 0; i < configurations.size(); ++i) {
-            check::note = std::string(name) + ", configuration " + std::to_string(i);
+            check::note = "order " + std::to_string(static_cast<int>(order)) + ", configuration " +
+                          std::to_string(i);
             Lockstep pair(configurations[i].groups, configurations[i].num_pages,
-                          configurations[i].num_slots, kvcore::eviction_order(name), seed + i);
+                          configurations[i].num_slots, order, seed + i);
             for (std::int64_t k = 0; k < operations; ++k) {
                 pair.operate();
             }

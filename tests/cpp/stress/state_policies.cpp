@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/check.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/random.hpp"
 #include "traffic/state_side.hpp"
 
@@ -133,12 +134,13 @@ TEST(every_policy_agrees_with_its_slow_twin) {
     const std::int64_t operations = check::count_or(35000);
     const std::int64_t sizes[][2] = {{36, 20}, {28, 3}, {60, 7}};  // pages, slots
     std::int64_t refused = 0;
-    for (const char* name : {"lru", "lfu", "slru", "fifo", "priority", "cost", "arc"}) {
+    for (kvcore::EvictionOrder order : eviction_orders::kAll) {
         bool all_use = false;
         for (const auto& [num_pages, num_slots] : sizes) {
-            check::note = std::string(name) + ", " + std::to_string(num_pages) + " pages";
-            Lockstep pair(num_pages, num_slots, kvcore::eviction_order(name),
-                          seed + static_cast<std::uint64_t>(num_pages), all_use);
+            check::note = "order " + std::to_string(static_cast<int>(order)) + ", " +
+                          std::to_string(num_pages) + " pages";
+            Lockstep pair(num_pages, num_slots, order, seed + static_cast<std::uint64_t>(num_pages),
+                          all_use);
             all_use = !all_use;
             for (std::int64_t k = 0; k < operations; ++k) pair.operate();
             pair.end();

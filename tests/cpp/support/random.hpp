@@ -34,8 +34,8 @@ class Random {
     }
     bool chance(int percent) noexcept { return below(100) < percent; }
 
-    template <class T>
-    T& pick(std::vector<T>& values) noexcept {
+    template <class Values>
+    auto& pick(Values& values) noexcept {
         return values[static_cast<std::size_t>(below(static_cast<std::int64_t>(values.size())))];
     }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "oracle/naive_policies.hpp"
+#include "support/eviction_orders.hpp"
 #include "support/random.hpp"
 #include "support/tree_fixture.hpp"
 
@@ -26,10 +27,6 @@ using kvcore::TreeNode;
 using Ids = TreeFixture::Ids;
 
 namespace {
-
-constexpr std::array kOrders = {
-    EvictionOrder::kLru,      EvictionOrder::kLfu,  EvictionOrder::kSlru, EvictionOrder::kFifo,
-    EvictionOrder::kPriority, EvictionOrder::kCost, EvictionOrder::kArc};
 
 std::unique_ptr<PrefixTree> make_tree(EvictionOrder order, std::int32_t page_size = 1) {
     return std::make_unique<PrefixTree>(page_size, kvcore::make_policy({order}, page_size));
@@ -303,7 +300,7 @@ class Twins {
 
 TEST(orders_agree_with_naive_ones) {
     const std::uint64_t seed = check::seed_or(31);
-    for (const EvictionOrder order : kOrders) {
+    for (const EvictionOrder order : eviction_orders::kAll) {
         check::note = "order " + std::to_string(static_cast<int>(order));
         Twins(seed, order).run(100'000);
     }

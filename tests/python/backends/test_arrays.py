@@ -12,6 +12,7 @@ import pytest
 from conftest import require
 from kvcore import PagedBatch, ops
 from kvcore.backends.arrays import host_array
+from kvcore.support.dtypes import NARROW, WIDE
 
 
 def shaped(values: array[float], *shape: int) -> Any:
@@ -37,7 +38,7 @@ def test_anything_else_is_refused_by_name(value: Any) -> None:
         host_array(value, "k")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_torch_tensors_share_their_memory(dtype: str) -> None:
     torch = require("torch")
     tensor = torch.zeros((2, 3), dtype=getattr(torch, dtype))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +22,6 @@ from kvcore.cuda import device_array, read_only, stream_handle
 from kvcore.support.dtypes import numpy_dtype
 
 KERNELS = require_emulation()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 class Interface:

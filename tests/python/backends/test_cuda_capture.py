@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import KVCacheParams, PagedBatch, PagedKVCacheManager, TextGenerationContext, ops
 
 KERNELS = require_emulation()
 
 OFFSETS, LENGTHS = np.array([0, 2, 3], np.uint32), np.array([1, 0], np.uint32)
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 class Scene:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compacted import NOTHING, compacted
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from grouped_traffic import manager_of, params_of
 from kvcore import TextGenerationContext, ops
 from kvcore.groups import FullAttention, SlidingWindow, State
@@ -21,12 +20,6 @@ from graph_steps import captured  # noqa: E402
 from kvcore.cuda import GraphBatch  # noqa: E402
 
 U32 = np.uint32
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> list[Any]:

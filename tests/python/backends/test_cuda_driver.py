@@ -3,30 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, check_bytes, require_emulation
 from kvcore import PagedBatch, ops
 from kvcore.backends.cuda import driver
 from kvcore.support.dtypes import numpy_dtype
 
 KERNELS = require_emulation()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
-
-
-def same(machine: Machine, found: Any, expected: np.ndarray[Any, Any]) -> None:
-    host = machine.host(found)
-    assert (host.dtype, host.shape) == (expected.dtype, expected.shape)
-    assert host.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 # ---- arrays in C order ---------------------------------------------------------------------------
@@ -38,7 +25,7 @@ def test_strided_codes_are_dequantised(machine: Machine, dtype: str) -> None:
     given = codes.transpose(1, 0, 2), scales
     on_device = machine.array(codes).transpose(1, 0, 2), machine.array(scales.base)[..., ::2]
     expected = ops.dequantize(*given, "bfloat16")
-    same(machine, ops.dequantize(*on_device, "bfloat16"), expected)
+    check_bytes(machine, ops.dequantize(*on_device, "bfloat16"), expected)
 
 
 def test_an_x_of_too_many_axes_is_refused(machine: Machine) -> None:
@@ -57,8 +44,8 @@ def test_lengths_on_the_device_may_be_strided(machine: Machine) -> None:
     )
     found = ops.gather(device, 0, lengths=machine.array(lengths)[::2])
     expected = ops.gather(host, 0)
-    same(machine, found[0], expected[0])
-    same(machine, found[2], expected[2])
+    check_bytes(machine, found[0], expected[0])
+    check_bytes(machine, found[2], expected[2])
 
 
 @pytest.mark.parametrize("where", ["device", "both", "host"])
@@ -76,7 +63,7 @@ def test_pages_move_by_ids_from_anywhere(machine: Machine, where: str) -> None:
     ops.transfer(source, target, given[0], given[1])
     expected = np.zeros(shape, np.float32)
     expected[ids[1]] = content[ids[0]]
-    same(machine, target.arrays, expected)
+    check_bytes(machine, target.arrays, expected)
 
 
 def test_ids_on_the_device_are_int64(machine: Machine) -> None:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import RaggedKVCacheInputs
 from kvcore.functional import (
     PagedKVCache,
@@ -21,12 +20,6 @@ from kvcore.functional import (
 from kvcore.ops.increment import increment_cache_lengths
 
 require_emulation()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def cache_on(machine: Machine | None, *, tables_on_gpu: bool = False) -> PagedKVCache:

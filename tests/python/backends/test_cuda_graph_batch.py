@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from grouped_traffic import manager_of
 from kvcore import PagedKVCacheManager, RaggedKVCacheInputs, TextGenerationContext
 from kvcore import ops as verbs
@@ -18,12 +17,6 @@ require_emulation()
 
 from graph_steps import ROWS, SHAPES, Model, Run, captured  # noqa: E402
 from kvcore.cuda import GraphBatch  # noqa: E402
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 def pools_of(machine: Machine, manager: PagedKVCacheManager) -> list[Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import Any
 
@@ -25,12 +25,6 @@ KERNELS = require_emulation()
 
 FLAT = KVCacheParams("float32", 1, 4, num_layers=2, page_size=2, enable_prefix_caching=True)
 WINDOWS = params_of(FullAttention([0]), SlidingWindow([1], 4))
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 class Scene:

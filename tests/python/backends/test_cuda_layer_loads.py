@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,6 @@ require_emulation()
 from kvcore.cuda import GraphBatch  # noqa: E402
 
 LAYERS, TOKENS = 4, 9
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 def params_of(**more: Any) -> KVCacheParams:

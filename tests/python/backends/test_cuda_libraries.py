@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from builders import in_groups
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from fake_torch import FakeTorch
 from kvcore import KVCacheParams, PagedBatch, PagedKVCacheManager, TextGenerationContext, ops
 
@@ -19,12 +19,6 @@ KERNELS = require_emulation()
 
 Put = Callable[[Any], Any]
 Call = Callable[[Put, Put], Any]
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.fixture

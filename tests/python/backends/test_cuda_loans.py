@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from fake_torch import FakeTorch
 from kvcore import PagedBatch, ops
 from kvcore.backends.cuda.arrays import over_memory
@@ -21,12 +21,6 @@ from kvcore.backends.cuda.memory import device_zeros
 KERNELS = require_emulation()
 
 TOKENS = 6
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kvcore
-from cuda_machine import BYTES, Machine, emulated, require_emulation
+from cuda_machine import BYTES, Machine, require_emulation
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 
 require_emulation()
 
 SIZES: dict[str, Any] = {"n_kv_heads": 2, "head_dim": 8, "num_layers": 2, "page_size": 4}
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 def manager_on(

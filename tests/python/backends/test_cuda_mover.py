@@ -4,26 +4,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore.backends.cuda.mover import GpuMover
 from kvcore.backends.cuda.pools import GpuPools
 from kvcore.backends.protocol import STORE
 from kvcore.device import Device
 
 KERNELS = require_emulation()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 class Calls:

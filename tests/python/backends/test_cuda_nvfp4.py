@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, check_bytes, require_emulation
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import drawn, specials
 from nvfp4_pools import NEW, Pools
 
 KERNELS = require_emulation()
 
-WIDE = ("float32", "float16", "bfloat16")
 OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
 KINDS: list[dict[str, Any]] = [
     {},
@@ -26,19 +24,6 @@ KINDS: list[dict[str, Any]] = [
     {"dims": (16, 112), "heads": 1},
     {"dims": (128, 80), "layout": "HND"},
 ]
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
-
-
-def same(machine: Machine, found: Any, expected: Any) -> None:
-    host = machine.host(found)
-    assert host.dtype == expected.dtype
-    assert host.shape == expected.shape
-    assert host.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 def both(machine: Machine, **kind: Any) -> tuple[Any, Any]:
@@ -50,7 +35,7 @@ def both(machine: Machine, **kind: Any) -> tuple[Any, Any]:
 
 def same_pools(machine: Machine, device: Any, host: Any) -> None:
     for name in ("key_pool", "value_pool", "key_scales", "value_scales"):
-        same(machine, getattr(device, name), getattr(host, name))
+        check_bytes(machine, getattr(device, name), getattr(host, name))
 
 
 @pytest.mark.parametrize("dtype", WIDE)
@@ -63,9 +48,9 @@ def test_blocks_have_the_bytes_of_the_cpu(
         expected = ops.quantize(x, "nvfp4", 16, global_scale=global_scale)
         found = ops.quantize(machine.array(x), "nvfp4", 16, global_scale=global_scale)
         for one, other in zip(found, expected, strict=True):
-            same(machine, one, other)
+            check_bytes(machine, one, other)
         for back in WIDE:
-            same(
+            check_bytes(
                 machine,
                 ops.dequantize(*found, back, global_scale=global_scale),
                 ops.dequantize(*expected, back, global_scale=global_scale),
@@ -80,7 +65,7 @@ def test_codes_ties_and_ends(machine: Machine, dtype: str, global_scale: float) 
     expected = ops.quantize(x, "nvfp4", 16, global_scale=global_scale)
     found = ops.quantize(machine.array(x), "nvfp4", 16, global_scale=global_scale)
     for one, other in zip(found, expected, strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
 
 
 @pytest.mark.parametrize("dtype", WIDE)
@@ -92,7 +77,7 @@ def test_every_code_and_scale_is_read(machine: Machine, dtype: str) -> None:
         found = ops.dequantize(
             machine.array(codes), machine.array(scales), dtype, global_scale=global_scale
         )
-        same(machine, found, ops.dequantize(codes, scales, dtype, global_scale=global_scale))
+        check_bytes(machine, found, ops.dequantize(codes, scales, dtype, global_scale=global_scale))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -106,10 +91,10 @@ def test_elements_that_are_aligned_to_nothing(machine: Machine, dtype: str) -> N
     out = codes[1:].reshape(6, 16), machine.memory((6, 2), numpy_dtype("float8_e4m3fn"))
     ops.quantize(room[1:].reshape(6, 32), "nvfp4", 16, out=out)
     for one, other in zip(out, expected, strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
     back = machine.memory((6 * 32 + 1,), kind)[1:].reshape(6, 32)
     ops.dequantize(*out, dtype, out=back)
-    same(machine, back, ops.dequantize(*expected, dtype))
+    check_bytes(machine, back, ops.dequantize(*expected, dtype))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +114,7 @@ def test_append_and_gather_have_the_bytes_of_the_cpu(
         expected = ops.gather(host, 0, lengths=new, dtype=back)
         found = ops.gather(device, 0, lengths=new, dtype=back)
         for one, other in zip(found, expected, strict=True):
-            same(machine, one, other)
+            check_bytes(machine, one, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,10 +170,10 @@ def test_a_global_scale_on_the_device_is_read_when_the_work_runs(machine: Machin
     machine.view(scale)[...] = 0.25
     ops.quantize(given, "nvfp4", 16, global_scale=scale, out=out)
     for one, other in zip(out, ops.quantize(x, "nvfp4", 16, global_scale=0.25), strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
     back = ops.dequantize(*out, "float32", global_scale=scale)
     expected = ops.quantize(x, "nvfp4", 16, global_scale=0.25)
-    same(machine, back, ops.dequantize(*expected, "float32", global_scale=0.25))
+    check_bytes(machine, back, ops.dequantize(*expected, "float32", global_scale=0.25))
 
 
 def test_global_scales_of_pools_may_lie_on_the_device(machine: Machine) -> None:
@@ -230,4 +215,4 @@ def test_a_captured_graph_follows_a_global_scale_on_the_device(machine: Machine)
         machine.view(scale)[...] = value
         KERNELS.emulation.replay(graph, 0, stream.ptr)
         for one, other in zip(out, ops.quantize(x, "nvfp4", 16, global_scale=value), strict=True):
-            same(machine, one, other)
+            check_bytes(machine, one, other)

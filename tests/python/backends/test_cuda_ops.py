@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, check_bytes, require_emulation
 from kvcore import KVCacheError, PagedBatch, RaggedKVCacheInputs, ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 
 KERNELS = require_emulation()
 
@@ -19,28 +18,14 @@ TABLE, LENGTHS, NEW = [[4, 1, 0], [2, 9, 9], [5, 3, 6]], [5, 0, 3], [2, 0, 4]
 PAGE = 3
 
 
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
-
-
 def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray[Any, Any]:
     """Return random numbers for arithmetic, or random bytes of a dtype, with NaN among them."""
     rng = np.random.default_rng(seed)
-    if dtype in ("float32", "float16", "bfloat16"):
+    if dtype in WIDE:
         return rng.normal(size=shape).astype(numpy_dtype(dtype))
     kind = numpy_dtype(dtype)
     size = int(np.prod(shape)) * kind.itemsize
     return rng.integers(0, 256, size, np.uint8).view(kind).reshape(shape)
-
-
-def same(machine: Machine, found: Any, expected: np.ndarray[Any, Any]) -> None:
-    """Compare bytes, so that NaN and the sign of zero count."""
-    host = machine.host(found)
-    assert host.dtype == expected.dtype
-    assert host.shape == expected.shape
-    assert host.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 def arguments(dtype: str = "float32", heads: int = 2, dim: int = 8) -> dict[str, Any]:
@@ -72,8 +57,8 @@ def test_append_writes_the_bytes_of_the_cpu(
     if offsets_from == "device":
         offsets = machine.array(offsets, 1)
     ops.append(device, 0, machine.array(k, 1), machine.array(v, 1), offsets)
-    same(machine, device.key_pool, host.key_pool)
-    same(machine, device.value_pool, host.value_pool)
+    check_bytes(machine, device.key_pool, host.key_pool)
+    check_bytes(machine, device.value_pool, host.value_pool)
 
 
 def test_slices_of_a_fused_qkv_are_appended_where_they_lie(machine: Machine) -> None:
@@ -83,8 +68,8 @@ def test_slices_of_a_fused_qkv_are_appended_where_they_lie(machine: Machine) -> 
     on_device = machine.array(fused, 1)
     ops.append(host, 0, fused[:, 1], fused[:, 2], given["offsets"])
     ops.append(device, 0, on_device[:, 1], on_device[:, 2], given["offsets"])
-    same(machine, device.key_pool, host.key_pool)
-    same(machine, device.value_pool, host.value_pool)
+    check_bytes(machine, device.key_pool, host.key_pool)
+    check_bytes(machine, device.value_pool, host.value_pool)
 
 
 def test_scatter_and_gather_are_each_others_inverse(machine: Machine) -> None:
@@ -96,9 +81,9 @@ def test_scatter_and_gather_are_each_others_inverse(machine: Machine) -> None:
     lengths = np.diff(offsets).astype(np.uint32)
     for taken in (lengths, machine.array(lengths, 1)):
         found = ops.gather(device, 0, lengths=taken)
-        same(machine, found[0], k)
-        same(machine, found[1], v)
-        same(machine, found[2], offsets)
+        check_bytes(machine, found[0], k)
+        check_bytes(machine, found[1], v)
+        check_bytes(machine, found[2], offsets)
 
 
 def test_gather_takes_room_that_is_longer_than_the_tokens(machine: Machine) -> None:
@@ -109,7 +94,7 @@ def test_gather_takes_room_that_is_longer_than_the_tokens(machine: Machine) -> N
     found = ops.gather(device, 0, out=tuple(room))
     assert found[0] is room[0]
     for array, expected in zip(room, (k, v), strict=True):
-        same(machine, array[:8], expected)
+        check_bytes(machine, array[:8], expected)
         assert (machine.host(array)[8:] == 7).all()
 
 
@@ -123,8 +108,8 @@ def test_append_quantises_by_given_scales_as_the_cpu(
     k, v = (drawn((6, 2, 8), "float32", seed) for seed in (3, 4))
     ops.append(host, 0, k, v, given["offsets"], scale=scale)
     ops.append(device, 0, machine.array(k, 1), machine.array(v, 1), given["offsets"], scale=scale)
-    same(machine, device.key_pool, host.key_pool)
-    same(machine, device.value_pool, host.value_pool)
+    check_bytes(machine, device.key_pool, host.key_pool)
+    check_bytes(machine, device.value_pool, host.value_pool)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -141,10 +126,10 @@ def test_quantised_inputs_write_and_read_their_scales(machine: Machine, dtype: s
     found = ops.gather(device, 1, lengths=given["lengths"])
     ops.append(host, 1, k, v, given["offsets"])
     expected = ops.gather(host, 1, lengths=given["lengths"])
-    same(machine, device.blocks, host.blocks)
-    same(machine, device.kv_scales, host.kv_scales)
+    check_bytes(machine, device.blocks, host.blocks)
+    check_bytes(machine, device.kv_scales, host.kv_scales)
     for one, other in zip(found, expected, strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
 
 
 def test_head_scales_of_a_batch_come_from_the_host(machine: Machine) -> None:
@@ -154,7 +139,7 @@ def test_head_scales_of_a_batch_come_from_the_host(machine: Machine) -> None:
     host = PagedBatch(*arrays, **scales)
     device = PagedBatch(*map(machine.array, arrays), **scales)
     for one, other in zip(ops.gather(device, 0), ops.gather(host, 0), strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
 
 
 def test_latent_rows_of_656_bytes(machine: Machine) -> None:
@@ -167,10 +152,10 @@ def test_latent_rows_of_656_bytes(machine: Machine) -> None:
     offsets = np.array([0, 3], np.uint32)
     ops.append(host, 0, k, None, offsets)
     ops.append(device, 0, machine.array(k), None, offsets)
-    same(machine, device.key_pool, rows)
+    check_bytes(machine, device.key_pool, rows)
     taken = np.array([4], np.uint32)
     found, expected = (ops.gather(b, 0, lengths=taken) for b in (device, host))
-    same(machine, found[0], expected[0])
+    check_bytes(machine, found[0], expected[0])
     assert found[1] is None
 
 
@@ -182,7 +167,7 @@ def test_tokens_without_a_page_are_skipped_on_a_gpu(machine: Machine) -> None:
     tokens = machine.array(k, 1)
     ops.scatter(device, 0, tokens, tokens, np.array([0, 0, 5, 5], np.uint32))  # row 1 has one page
     expected[2] = k[:PAGE]
-    same(machine, device.key_pool, expected)
+    check_bytes(machine, device.key_pool, expected)
 
 
 # ---- pages ---------------------------------------------------------------------------------------
@@ -196,8 +181,8 @@ def test_pages_are_copied_filled_and_digested(machine: Machine, where: str) -> N
     ops.copy_pages(device, given[0])
     ops.fill_pages(pool, ids, 0xFF)
     ops.fill_pages(device, given[1], 0xFF)
-    same(machine, device, pool)
-    same(machine, ops.checksum(device, given[1]), ops.checksum(pool, ids))
+    check_bytes(machine, device, pool)
+    check_bytes(machine, ops.checksum(device, given[1]), ops.checksum(pool, ids))
     ops.zero_pages(device, given[1])
     assert not machine.host(device)[[2, 4]].any()
 
@@ -205,7 +190,7 @@ def test_pages_are_copied_filled_and_digested(machine: Machine, where: str) -> N
 def test_a_pair_of_pools_has_one_digest(machine: Machine) -> None:
     pools = tuple(drawn((3, 4), "float32", seed) for seed in (1, 2))
     device = tuple(map(machine.array, pools))
-    same(machine, ops.checksum(device, [2, 0]), ops.checksum(pools, [2, 0]))
+    check_bytes(machine, ops.checksum(device, [2, 0]), ops.checksum(pools, [2, 0]))
 
 
 def test_bad_ids_of_the_host_are_refused_before_anything_is_written(machine: Machine) -> None:
@@ -234,14 +219,14 @@ def test_keys_and_values_are_moved_by_one_kernel(machine: Machine) -> None:
 def test_slots_are_those_of_the_cpu(machine: Machine, dtype: str) -> None:
     given = arguments()
     host, device = batches(machine, given)
-    same(
+    check_bytes(
         machine, ops.build_slots(device, given["offsets"]), ops.build_slots(host, given["offsets"])
     )
     out = np.zeros(9, dtype)
     room = machine.array(out, 1)
     ops.build_slots(host, given["offsets"], out=out)
     assert ops.build_slots(device, machine.array(given["offsets"], 1), out=room) is room
-    same(machine, room, out)
+    check_bytes(machine, room, out)
 
 
 def test_holes_in_front_of_the_new_tokens_are_not_looked_up(machine: Machine) -> None:
@@ -257,12 +242,12 @@ def test_holes_in_front_of_the_new_tokens_are_not_looked_up(machine: Machine) ->
     on_device = machine.array(k, 1), machine.array(v, 1), machine.array(offsets, 1)
     ops.append(device, 0, *on_device)
     room = machine.array(np.zeros(6, np.int64), 1)
-    same(machine, ops.build_slots(device, on_device[2], out=room), slots)
+    check_bytes(machine, ops.build_slots(device, on_device[2], out=room), slots)
     _, other = batches(machine, given)
     assert machine.host(ops.append_slots(other, 0, *on_device[:2], room)).tolist() == [0]
     for found in (device, other):
-        same(machine, found.key_pool, host.key_pool)
-        same(machine, found.value_pool, host.value_pool)
+        check_bytes(machine, found.key_pool, host.key_pool)
+        check_bytes(machine, found.value_pool, host.value_pool)
 
 
 def test_how_many_slots_there_are_is_not_read_back(machine: Machine) -> None:
@@ -284,8 +269,8 @@ def test_append_slots_counts_what_is_beyond_the_pool(
     given = slots if where == "host" else machine.array(slots, 1)
     bad = ops.append_slots(device, 0, machine.array(k, 1), machine.array(v, 1), given)
     assert machine.host(bad).tolist() == [1]
-    same(machine, device.key_pool, host.key_pool)
-    same(machine, device.value_pool, host.value_pool)
+    check_bytes(machine, device.key_pool, host.key_pool)
+    check_bytes(machine, device.value_pool, host.value_pool)
 
 
 def test_a_slot_of_the_host_that_is_named_twice_is_refused(machine: Machine) -> None:
@@ -302,9 +287,9 @@ def test_lengths_advance_on_the_device(machine: Machine, where: str) -> None:
     expected = ops.advance_lengths(lengths, offsets, active=active)
     device = machine.array(lengths)
     given = offsets if where == "host" else machine.array(offsets)
-    same(machine, ops.advance_lengths(device, given, active=machine.array(active)), expected)
+    check_bytes(machine, ops.advance_lengths(device, given, active=machine.array(active)), expected)
     assert ops.advance_lengths(device, given, out=device) is device
-    same(machine, device, ops.advance_lengths(lengths, offsets))
+    check_bytes(machine, device, ops.advance_lengths(lengths, offsets))
 
 
 # ---- dtypes and states ---------------------------------------------------------------------------
@@ -317,15 +302,15 @@ def test_quantised_codes_are_those_of_the_cpu(
     expected = ops.quantize(x, dtype, granularity)
     found = ops.quantize(machine.array(x), dtype, granularity)
     for one, other in zip(found, expected, strict=True):
-        same(machine, one, other)
-    same(machine, ops.dequantize(*found, "bfloat16"), ops.dequantize(*expected, "bfloat16"))
+        check_bytes(machine, one, other)
+    check_bytes(machine, ops.dequantize(*found, "bfloat16"), ops.dequantize(*expected, "bfloat16"))
 
 
 def test_an_x_that_is_not_in_c_order_is_copied(machine: Machine) -> None:
     x = drawn((5, 3, 12), "float32")
     found = ops.quantize(machine.array(x).transpose(1, 0, 2), "int8", 12)
     for one, other in zip(found, ops.quantize(x.transpose(1, 0, 2), "int8", 12), strict=True):
-        same(machine, one, other)
+        check_bytes(machine, one, other)
 
 
 def test_merged_states_are_those_of_the_cpu(machine: Machine) -> None:

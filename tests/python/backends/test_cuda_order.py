@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TextGenerationContext, ops
 
 KERNELS = require_emulation()
 
 PER_THREAD = 2  # the handle of each thread's own default stream
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def manager_of(pages: int = 1) -> PagedKVCacheManager:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
 
@@ -28,12 +27,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "wide values": {"page_size": 8, "head_dim": 16, "v_head_dim": 40, "dtype": "float16"},
     "odd values": {"page_size": 16, "head_dim": 16, "v_head_dim": 5, "dtype": "float16"},
 }
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def parts(cache: Any) -> list[Any]:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import ops
 from kvcore.backends.cuda import staging
 from kvcore.backends.cuda.pinned import pinned_zeros
@@ -18,12 +17,6 @@ KERNELS = require_emulation()
 
 PAGES = 300_000
 SIZES = (3, 1000, 200_000)  # ids of 24 bytes, 8 kB and 1.6 MB
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def ids_of(count: int, *, is_pinned: bool) -> np.ndarray[Any, Any]:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 
 KERNELS = require_emulation()
@@ -26,12 +25,6 @@ PARAMS = KVCacheParams(
     enable_kvcache_swapping_to_host=True,
     host_kvcache_swap_space_gb=8 / (1 << 14),
 )
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def store_pages() -> tuple[PagedKVCacheManager, Any]:

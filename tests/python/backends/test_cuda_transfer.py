@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import ops
 
 require_emulation()
 
 SIZES: dict[str, Any] = {"layers": 3, "page_size": 3, "heads": 2, "head_dim": 5, "dtype": "float16"}
 LAYOUTS = ["max", "layer_first_nhd", "layer_first_hnd_paired", "page_first_direct", "page_head"]
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def fill(array: Any, machine: Machine | None, seed: int) -> None:

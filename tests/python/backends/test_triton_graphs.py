@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import RaggedKVCacheInputs
 from triton_interpreter import require_interpreter
 
@@ -17,12 +15,6 @@ require_emulation()
 
 from graph_steps import SHAPES, Model, Run, nothing_from_outside  # noqa: E402
 from kvcore.cuda import GraphBatch  # noqa: E402
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as made:
-        yield made
 
 
 @pytest.mark.parametrize(

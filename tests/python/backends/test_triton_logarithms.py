@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene, on_device
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore import ops
 from triton_interpreter import require_interpreter
 
@@ -20,12 +19,6 @@ require_interpreter()
 require_emulation()
 
 from graph_steps import nothing_from_outside  # noqa: E402
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene, on_device
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from fake_torch import FakeTorch
 from kvcore import (
     KVCacheError,
@@ -29,12 +28,6 @@ from triton_interpreter import require_interpreter
 
 require_interpreter()
 require_emulation()
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 import conftest
-from cuda_machine import Machine, emulated, require_emulation
+from cuda_machine import Machine, require_emulation
 from kvcore.backends.selection import backend_of
 from triton_interpreter import require_interpreter
 
@@ -28,12 +27,6 @@ from kvcore.backends.cuda.attention.settings import Settings  # noqa: E402
 from kvcore.backends.cuda.attention.settings_file import read_rows  # noqa: E402
 
 FAST = {"decode": Settings(64, 32, 2, 4), "prompt": Settings(64, 128, 8, 1)}
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with emulated() as found:
-        yield found
 
 
 def time_of(place: Any, call: Any, settings: Settings) -> float:

@@ -27,7 +27,7 @@ def test_every_field_is_an_option() -> None:
 def test_a_cache_has_the_sizes_of_its_configuration() -> None:
     core = CacheCore(CacheConfig(**SIZES, num_replicas=2))
     assert [core.stats(replica).total_pages for replica in (0, 1)] == [4, 4]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="replica 2 does not exist, there are 2"):
         core.stats(2)
     core.check_integrity()
     with pytest.raises(ValueError, match="num_pages is 0, must be 1"):
@@ -64,5 +64,5 @@ def test_wrong_options_are_refused(options: dict[str, Any], error: Any, text: st
 
 def test_a_cache_needs_a_configuration() -> None:
     wrong: Any = None
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'config' must not be None"):
         CacheCore(wrong)

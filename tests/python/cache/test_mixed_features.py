@@ -20,6 +20,7 @@ from kvcore import (
     update_batch,
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
+from kvcore.policies import BY_NAME
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
@@ -31,7 +32,6 @@ _SHAPES: tuple[tuple[Any, ...] | None, ...] = (
     None,
 )
 _TENANTS = (None, "a", "b")
-_POLICIES = ("lru", "lfu", "slru", "fifo", "priority", "cost", "arc")
 
 
 class _Traffic:
@@ -59,7 +59,7 @@ class _Traffic:
             num_pages=pages,
             enable_runtime_checks=True,
             quotas={"a": (pages // 4, None), "b": (0, pages // 2)},
-            eviction=rng.choice(_POLICIES),
+            eviction=rng.choice([*BY_NAME]),
             reserve_chunks=rng.random() < 0.5,
             max_draft_tokens=0 if shape is None else rng.choice([0, 2]),
         )

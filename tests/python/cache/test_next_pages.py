@@ -82,7 +82,7 @@ def test_each_replica_has_its_own() -> None:
     assert manager.next_pages().tolist() == [0, 1, 2, 3]
     assert sorted(manager.next_pages(1).tolist()) == [0, 1, 2, 3]
     assert manager.next_pages(1).tolist() != [0, 1, 2, 3]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"replica_idx is 2, must be 0 \.\. 1"):
         manager.next_pages(2)
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from conftest import slow_but
 from paired_request import Request
+from reference_policies import RANKED
 from test_random_traffic import Traffic
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
 
-POLICIES = ("lfu", "slru", "fifo", "cost", "priority")
+POLICIES = [name for name in RANKED if name != "lru"]
 
 
 class PolicyTraffic(Traffic):

@@ -17,7 +17,9 @@ def test_each_replica_takes_its_share_of_the_batch() -> None:
     manager = make_manager(replicas=2, max_batch_size=3)
     for n in range(4):
         manager.external_claim(n, replica_idx=n % 2)
-    with pytest.raises(kvcore.CapacityError, match="2"):
+    with pytest.raises(
+        kvcore.CapacityError, match="replica 0 is full: 2 of 2 sequences are claimed; release one"
+    ):
         manager.external_claim("late", replica_idx=0)
     manager.release(2)
     manager.external_claim("late", replica_idx=0)

@@ -113,8 +113,8 @@ def test_truncated_row_shares_what_is_left(n: int) -> None:
 
 def test_rows_are_counted_in_their_replica() -> None:
     manager = make_manager(4, 32, replicas=2)
-    homes = [0, 1, 1, 0, 1]
-    rows = [prefilled(manager, [*range(8), n], replica_idx=r) for n, r in enumerate(homes)]
+    replicas = [0, 1, 1, 0, 1]
+    rows = [prefilled(manager, [*range(8), n], replica_idx=r) for n, r in enumerate(replicas)]
     groups = manager.shared_prefixes(rows)
     assert sorted((group.replica, group.rows, group.num_tokens) for group in groups) == [
         (0, (0, 1), 8),

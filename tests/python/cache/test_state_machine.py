@@ -16,6 +16,7 @@ from foreign_context import Context
 from lockstep import Lockstep
 from paired_request import Request
 from reference_claims import Namespace
+from reference_policies import RANKED
 from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
@@ -52,7 +53,7 @@ class PagedManagerMachine(RuleBasedStateMachine):
         partial=st.sampled_from([True, True, False]),
         max_pages=st.integers(4, 20),
         pool=st.sampled_from([False, False, True]),
-        eviction=st.sampled_from(["lru"] * 4 + ["lfu", "slru", "fifo", "cost", "priority"]),
+        eviction=st.sampled_from(["lru"] * 3 + [*RANKED]),
     )
     def build(self, page_size: int, num_pages: int, max_pages: int, **rest: Any) -> None:
         self.page_size = page_size

@@ -17,7 +17,7 @@ import pytest
 import kvcore
 from builders import make_manager, with_host
 from foreign_context import Context
-from meddling_copies import Pages
+from meddling_copies import Pages, copied_by
 from together import THREADS, run_together, switch_often
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
@@ -106,8 +106,8 @@ class Worker:
         prompt = [draw.randrange(2)] * draw.randint(1, 15) + [draw.randrange(3, 9)] * 3
         kind = Context if draw.random() < 0.3 else kvcore.TextGenerationContext
         served = Served(kind(self.name(), prompt))
-        home = draw.randrange(self.shop.replicas)
-        self.manager.external_claim(served.context.request_id, replica_idx=home)
+        replica = draw.randrange(self.shop.replicas)
+        self.manager.external_claim(served.context.request_id, replica_idx=replica)
         self.adopt(served)
 
     def adopt(self, served: Served) -> None:
@@ -233,20 +233,19 @@ class Case:
 
 def serve(case: Case, turns: int) -> None:
     replicas, host_pages, fails = case.replicas, case.host_pages, case.fails
-    manager: Any = make_manager(
-        4,
-        48,
-        replicas=replicas,
-        blocks="allocate",
-        max_batch_size=THREADS * 16 * replicas,
-        params=with_host(4, host_pages, head_dim=case.head_dim),
-        enable_runtime_checks=False,
-    )
+    with copied_by(lambda copier: copier if fails is None else InPieces(copier.run, fails)):
+        manager: Any = make_manager(
+            4,
+            48,
+            replicas=replicas,
+            blocks="allocate",
+            max_batch_size=THREADS * 16 * replicas,
+            params=with_host(4, host_pages, head_dim=case.head_dim),
+            enable_runtime_checks=False,
+        )
     shop = Shop(manager, replicas, turns)
-    if fails is not None:
-        manager._set_copier(InPieces(manager._copier.run, fails))
-        if host_pages:
-            manager._mover.run = InPieces(manager._mover.run, fails).run
+    if fails is not None and host_pages:
+        manager._mover.run = InPieces(manager._mover.run, fails).run
     workers = [Worker(shop, number) for number in range(THREADS)]
     run_together(lambda number: workers[number].work())
     manager.check_integrity()

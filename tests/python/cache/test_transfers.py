@@ -47,7 +47,7 @@ def newcomer(scene: Scene) -> None:
 
 
 def free_pages(stage: Any) -> int:
-    return int(stage.manager._core.stats(stage.home).available_pages)
+    return int(stage.manager._core.stats(stage.replica).available_pages)
 
 
 def fork_other(scene: Scene) -> None:
@@ -134,7 +134,7 @@ def test_released_and_claimed_again_under_its_name(make_scene: Any) -> None:
 
         def meddle(stage: Any = stage, name: Any = name, scene: Scene = scene) -> None:
             stage.manager.release(name)
-            stage.manager.external_claim(name, replica_idx=stage.home)
+            stage.manager.external_claim(name, replica_idx=stage.replica)
             raise OSError("the copy fails too")
 
         scene.meddler.hooks[phase] = lambda meddle=meddle: aside(meddle)
@@ -264,7 +264,7 @@ def test_name_is_taken_while_a_fork_waits() -> None:
         ) -> None:
             waiting.append(Aside(fork))
             assert waiting[0].still_waits()
-            stage.manager.external_claim(children[1].request_id, replica_idx=stage.home)
+            stage.manager.external_claim(children[1].request_id, replica_idx=stage.replica)
 
         scene.meddler.hooks["middle"] = meddle
         scene.act()

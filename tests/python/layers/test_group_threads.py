@@ -18,6 +18,7 @@ from kvcore import (
     TextGenerationContext,
 )
 from kvcore.groups import ChunkedLocal, FullAttention, SlidingWindow, State
+from kvcore.policies import BY_NAME
 from seen_resets import SeenResets
 from together import THREADS, run_together, switch_often
 
@@ -179,7 +180,7 @@ def test_threads_with_groups_states_and_tenants(shape: str, eviction: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eviction", ["lru", "slru", "cost", "arc", "priority"])
+@pytest.mark.parametrize("eviction", BY_NAME)
 @pytest.mark.parametrize("shape", sorted(_SHAPES))
 def test_threads_for_long(shape: str, eviction: str) -> None:
     _together(shape, eviction, 500)

@@ -252,7 +252,7 @@ def test_sizes_that_are_none_are_refused(
 @pytest.mark.parametrize("n", [-1, 2.0, None])
 def test_tokens_that_are_none_are_refused(n: Any) -> None:
     for group in (FullAttention([0]), SlidingWindow([0], 4), ChunkedLocal([0], 4)):
-        with pytest.raises((ValueError, TypeError), match="n is "):
+        with pytest.raises((ValueError, TypeError), match=r"n is .*, must be (an int|at least 0)"):
             group.skipped_tokens(n)
 
 
@@ -337,7 +337,7 @@ def test_arrays_are_a_mapping_that_can_be_hashed() -> None:
     assert made.arrays == {"conv": ((8, 4), "bfloat16"), "ssm": ((2,), "int8")}
     assert list(made.arrays) == ["conv", "ssm"]
     assert hash(made) == hash(State([0, 1], dict(reversed(list(made.arrays.items())))))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="does not support item assignment"):
         made.arrays["conv"] = ((1,), "int8")  # type: ignore[index]
 
 

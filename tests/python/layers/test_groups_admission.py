@@ -54,7 +54,10 @@ def refusal_of(manager: PagedKVCacheManager, n: int) -> str:
     context = TextGenerationContext("a", list(range(n)), active_idx=1)
     manager.claim("a")
     assert not manager.plan(context).fits
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(
+        CapacityError,
+        match=r"tokens need .* pages, more than the whole pool of .*; give the pool more memory",
+    ) as caught:
         manager.reserve(context)
     assert manager.num_free_blocks == manager.total_num_pages
     return str(caught.value)

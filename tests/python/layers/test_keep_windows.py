@@ -104,7 +104,9 @@ def test_without_windows_there_is_never_anything_to_leave() -> None:
 
 def test_only_claimed_requests_leave_windows() -> None:
     manager = manager_of(FullAttention([0]), SlidingWindow([1], 4))
-    with pytest.raises(RequestNotFoundError, match="'nobody'"):
+    with pytest.raises(
+        RequestNotFoundError, match="request 'nobody' is not claimed; call claim first"
+    ):
         manager.leave_windows("nobody", 0)
 
 

@@ -12,6 +12,7 @@ import pytest
 import kvcore
 from builders import in_groups, make_manager, make_params
 from kvcore import KVCacheParams
+from kvcore.support.dtypes import NARROW, WIDE
 from tables import table
 
 
@@ -186,9 +187,7 @@ def test_scales_have_a_place_of_their_own() -> None:
     assert entry.blocks.nbytes + entry.kv_scales.nbytes == 3 * manager.params.bytes_per_page
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
-)
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_every_dtype_has_a_pool(dtype: str) -> None:
     (entry,) = make_manager(4, 3, blocks="allocate", params={"dtype": dtype}).fetch([])
     assert entry.blocks.dtype.name == dtype
@@ -242,7 +241,10 @@ def test_pages_follow_available_memory(memory: int, pages: int) -> None:
 
 
 def test_memory_for_no_page_is_refused_with_the_bytes_of_one() -> None:
-    with pytest.raises(kvcore.CapacityError, match="128"):
+    with pytest.raises(
+        kvcore.CapacityError,
+        match=r"available_cache_memory is 127 bytes .* one page needs 128 bytes",
+    ):
         kvcore.PagedKVCacheManager(make_params(4), 4, 64, available_cache_memory=127)
 
 

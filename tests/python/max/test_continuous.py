@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import kvcore
 from builders import make_params
 from kvcore import ContinuousBatchingKVCacheManager
+from kvcore.support.dtypes import NARROW, WIDE
 from slot_managers import LAYERS, ROOM, SLOTS, seen, slot_manager
 
 
@@ -35,9 +36,7 @@ def test_properties() -> None:
     assert "4 free, 0 used" in repr(manager)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
-)
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_pool_of_every_dtype(dtype: str) -> None:
     (pool,) = slot_manager(dtype=dtype).blocks
     assert pool.dtype.name == dtype

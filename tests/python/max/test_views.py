@@ -17,6 +17,7 @@ from kvcore import (
     PagedKVCacheCollection,
     RaggedKVCacheInputs,
 )
+from kvcore.support.dtypes import NARROW, WIDE
 from slot_managers import ROOM, slot_manager
 from tables import table
 
@@ -88,7 +89,7 @@ def test_cache_is_empty_when_all_lengths_are_0(lengths: tuple[int, int], empty: 
 
 # -- place of a layer in the pool ----------------------------------------------------------------
 @pytest.mark.parametrize("make", [slots, pages])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW])
 def test_layer_is_at_the_documented_offset_and_strides(make: Any, dtype: str) -> None:
     manager = make_manager(4, 5, blocks="allocate", params={"dtype": dtype, **HEADS})
     (pool,) = (entry.blocks for entry in manager.fetch([]))
@@ -139,7 +140,7 @@ def test_values_of_their_own_width(make: Any) -> None:
     assert view.get_value_cache(2).blocks.shape == (5, 4, 2, 3)
     block = int(view.lookup_table.flat[0])
     assert view.get_value_cache(2).load(0, 1, 3, 2) == values[block, 0, 2, 3, 1, 2]
-    with pytest.raises(IndexError, match="dim is 3"):
+    with pytest.raises(IndexError, match="dim is 3, must be at least 0 and below 3"):
         view.get_value_cache(2).load(0, 1, 3, 3)
 
 
@@ -287,7 +288,7 @@ def test_collection_of_an_empty_batch() -> None:
     for view in make_manager(4, 16, replicas=2, blocks="allocate").fetch_collection([]):
         assert (view.max_seq_length, view.max_cache_length) == (0, 0)
         assert view.get_key_cache(0).empty_cache()
-        with pytest.raises(IndexError, match="bs is 0"):
+        with pytest.raises(IndexError, match="bs is 0, must be at least 0 and below 0"):
             view.get_key_cache(0).load(0, 0, 0, 0)
 
 

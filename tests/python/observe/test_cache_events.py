@@ -232,12 +232,14 @@ def test_wrong_arguments_and_managers_without_events() -> None:
     with pytest.raises(ValueError, match="events=True"):
         taken(mgr)
     for events, kind in [(0, ValueError), (-1, ValueError), ("yes", TypeError), (1.5, TypeError)]:
-        with pytest.raises(kind, match="events"):
+        with pytest.raises(
+            kind, match=r"events is a .*, must be an int|events is -?[0-9]+, must be "
+        ):
             manager_of(events=events)
     with pytest.raises(TypeError, match="call take_events"):
         PagesStored()
     with pytest.raises(TypeError, match="call take_events"):
         CacheCleared()
     mgr.close()
-    with pytest.raises(KVCacheError):
+    with pytest.raises(KVCacheError, match="is closed; make another one"):
         taken(mgr)

@@ -17,12 +17,9 @@ from attention_oracle import assert_close, assert_lse
 from attention_scenes import DTYPES, Scene, rules, scenes
 from kvcore import ops
 from kvcore.support.dtypes import WIDE, numpy_dtype
+from same_arrays import same_bytes
 
 PAGES = (1, 3, 16, 24, 48)
-
-
-def same(a: Any, b: Any) -> bool:
-    return bool(a.tobytes() == b.tobytes())
 
 
 @given(scenes(), rules(), st.booleans(), st.integers(2, 3))
@@ -37,7 +34,7 @@ def test_agrees_with_the_oracle(scene: Scene, rule: Any, sinks: bool, threads: i
     assert scene.pool_bytes() == before
     scene.leave_behind(rule.get("window"), rule.get("chunk"))
     alone = ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=threads, **rule)
-    assert same(alone, o)
+    assert same_bytes(alone, o)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,8 +58,8 @@ def test_long_rows_of_every_dtype(dtype: str, q_dtype: str) -> None:
         again = ops.attention(
             scene.batch, 0, scene.q, scene.offsets, return_lse=True, threads=threads
         )
-        assert same(again[0], o)
-        assert same(again[1], lse)
+        assert same_bytes(again[0], o)
+        assert same_bytes(again[1], lse)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("float8_e5m2", "float16")])
@@ -128,7 +125,7 @@ def test_a_chunk_without_causality_is_seen_whole() -> None:
     poisoned = scene.batch.value_pool
     poisoned[scene.table[0, 48 // 16], :2] = np.nan
     again = ops.attention(scene.batch, 0, scene.q, scene.offsets, chunk=16, causal=False)
-    assert same(again[:28], o[:28])
+    assert same_bytes(again[:28], o[:28])
     assert np.isnan(again[28:]).all()
 
 
@@ -143,7 +140,7 @@ def test_what_nobody_sees_is_not_looked_up(rule: Any, page: int, group: int) -> 
     assert (scene.table >= scene.num_pages).sum() > (given >= scene.num_pages).sum()
     for threads in (1, 3):
         found = ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=threads, **rule)
-        assert same(found, expected)
+        assert same_bytes(found, expected)
     behind = scene.table.copy()
     for row in range(3):
         (seen,) = np.nonzero(behind[row] == given[row])
@@ -219,7 +216,7 @@ def test_sinks_take_weight_and_nothing_else() -> None:
     none = ops.attention(
         scene.batch, 0, scene.q, scene.offsets, sinks=np.full(4, -np.inf, np.float32)
     )
-    assert same(none, plain[0])
+    assert same_bytes(none, plain[0])
     for dtype in WIDE:
         sinks = np.array([-2, 0, 1, 5]).astype(numpy_dtype(dtype))
         o, lse = ops.attention(scene.batch, 0, scene.q, scene.offsets, sinks=sinks, return_lse=True)
@@ -245,12 +242,12 @@ def test_threads_of_python_attend_at_the_same_time() -> None:
 
     def attend(scene: Scene) -> Any:
         found = [ops.attention(scene.batch, 0, scene.q, scene.offsets, threads=2) for _ in range(5)]
-        assert all(same(found[0], other) for other in found)
+        assert all(same_bytes(found[0], other) for other in found)
         return found[0]
 
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(attend, scenes))
-    assert all(map(same, alone, together))
+    assert all(map(same_bytes, alone, together))
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -268,7 +265,7 @@ def test_out_is_written_and_nothing_beside_it(scene: Scene, form: str) -> None:
     target = untouched[1 : 1 + tokens, 1 : 1 + heads, 1 : 1 + dim]
     target[...] = o[::-1] if form == "reversed" else o
     assert ops.attention(scene.batch, 0, scene.q, scene.offsets, out=out) is out
-    assert same(memory, untouched)
+    assert same_bytes(memory, untouched)
 
 
 @pytest.mark.parametrize("cascades", [False, True])
@@ -283,12 +280,12 @@ def test_logarithms_go_where_the_caller_says(cascades: bool) -> None:
         found = attend(scene.batch, 0, scene.q, scene.offsets, out=pair, return_lse=True)
         assert found[0] is out
         assert found[1] is lse
-        assert same(out, expected[0])
-        assert same(lse, expected[1])
+        assert same_bytes(out, expected[0])
+        assert same_bytes(lse, expected[1])
         assert (memory[[0, -1]] == 7).all()
     alone = attend(scene.batch, 0, scene.q, scene.offsets, out=out, return_lse=True)
     assert alone[0] is out
-    assert same(alone[1], expected[1])
+    assert same_bytes(alone[1], expected[1])
 
 
 def over(scene: Scene, k: Any, v: Any) -> kvcore.PagedBatch:
@@ -313,11 +310,11 @@ def test_odd_addresses_and_backward_strides(dtype: str, group: int) -> None:
     batch = over(scene, *pools)
     out = unaligned(np.empty_like(expected))
     ops.attention(batch, 0, unaligned(scene.q), scene.offsets, out=out)
-    assert same(out, expected)
+    assert same_bytes(out, expected)
     backward = [pool[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1] for pool in pools]
     batch = over(scene, *backward)
     q = scene.q[::-1, ::-1].copy()[::-1, ::-1]
-    assert same(ops.attention(batch, 0, q, scene.offsets), expected)
+    assert same_bytes(ops.attention(batch, 0, q, scene.offsets), expected)
 
 
 def test_strided_tables_are_read_in_their_rows() -> None:

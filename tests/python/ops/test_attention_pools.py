@@ -17,7 +17,7 @@ from attention_oracle import assert_close, assert_lse, attend
 from attention_scenes import DTYPES, Scene
 from builders import make_context, make_params
 from kvcore import ops
-from kvcore.support.dtypes import NARROW, numpy_dtype
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 from latent_rows import Latent
 
 
@@ -228,7 +228,7 @@ def test_groups_of_other_replicas_are_left_out() -> None:
 
 
 # -- other libraries -----------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 def test_torch_in_torch_out(dtype: str) -> None:
     torch = conftest.require("torch")
     scene = Scene(cached=[20, 0], new=[1, 7], dtype="float32")
@@ -255,7 +255,7 @@ def test_torch_in_torch_out(dtype: str) -> None:
     assert torch.allclose(sums, lse + np.log(2))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 def test_jax_in_jax_out(dtype: str) -> None:
     jax = conftest.require("jax")
     scene = Scene(cached=[20, 0], new=[1, 7])

@@ -15,6 +15,7 @@ import conftest
 import kvcore
 from attention_scenes import Scene
 from kvcore import ops
+from same_arrays import read_only
 from tables import table
 
 Q = np.ones((5, 4, 16), np.float32)
@@ -22,11 +23,6 @@ Q = np.ones((5, 4, 16), np.float32)
 
 def u32(*values: int) -> Any:
     return np.array(values, np.uint32)
-
-
-def read_only(array: Any) -> Any:
-    array.flags.writeable = False
-    return array
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

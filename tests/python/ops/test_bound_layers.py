@@ -19,6 +19,7 @@ from conftest import require
 from grouped_traffic import params_of
 from kvcore import PagedBatch, RaggedKVCacheInputs, ops
 from kvcore.groups import FullAttention, SlidingWindow
+from kvcore.ops import batch as batch_module
 from kvcore.ops.batch import layer_pools
 from torch_exchange import require_exchange
 
@@ -56,6 +57,27 @@ def python_calls(call: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
     return entered[1:]  # the first is `call`
+
+
+def test_layers_share_one_view_of_each_array_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    see = batch_module._seen
+
+    def noted(given: Any, name: str) -> Any:
+        seen.append(name)
+        return see(given, name)
+
+    monkeypatch.setattr(batch_module, "_seen", noted)
+    blocks = pool_of(layers=3).astype(np.int8)
+    scales = np.ones((*blocks.shape[:-1], 1), np.float32)
+    inputs = inputs_of(blocks, scales=scales)
+    for layer in range(3):
+        ops.append(inputs, layer, K, V, OFFSETS)
+    assert seen == ["blocks", "kv_scales"]
+    blocks.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        ops.append(inputs, 0, K, V, OFFSETS)
+    assert seen == ["blocks", "kv_scales"] * 2
 
 
 # -- number of Python calls ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import kvcore
 from attention_oracle import assert_close, assert_lse
 from attention_scenes import Scene
 from kvcore import ops
+from kvcore.support.dtypes import WIDE
 from tables import table
 
 # Rows, and the number of pages that they share, the longest last.
@@ -80,7 +81,7 @@ def scene_of(index: int, **rest: Any) -> Scene:
 
 
 @pytest.mark.parametrize("index", range(len(GROUPS) - 1))
-@pytest.mark.parametrize("q_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("q_dtype", WIDE)
 def test_long_prefixes_and_threads(index: int, q_dtype: str) -> None:
     shared = [(rows, 30 * pages) for rows, pages in GROUPS[index]]
     scene = Scene(cached=[1500] * 5, new=[1] * 5, shared=shared, group=4, dim=64, q_dtype=q_dtype)

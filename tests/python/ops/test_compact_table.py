@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import conftest
 from compacted import NOTHING, compacted
 from kvcore import ops
+from same_arrays import read_only
 from tables import table
 
 U32 = np.uint32
@@ -77,11 +78,6 @@ def test_torch_tensors_are_compacted_in_place() -> None:
 
 
 # -- refusals ------------------------------------------------------------------------------------
-def frozen(array: Any) -> Any:
-    array.flags.writeable = False
-    return array
-
-
 @table(
     ("call", "error", "match"),
     [
@@ -135,7 +131,7 @@ def frozen(array: Any) -> Any:
             ValueError,
             "elements share memory",
         ),
-        (lambda t, n: ops.compact_table(t, frozen(n.copy()), [0]), ValueError, "is read-only"),
+        (lambda t, n: ops.compact_table(t, read_only(n.copy()), [0]), ValueError, "is read-only"),
         (lambda t, n: ops.compact_table(t, n, [0], threads=0), ValueError, "threads is 0"),
         (lambda t, n: ops.compact_table(t, n, [0], stream=1), ValueError, "stream is given"),
     ],

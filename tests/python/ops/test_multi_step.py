@@ -27,7 +27,9 @@ def test_each_step_drops_the_first_row_of_max_lengths(num_steps: int) -> None:
         assert inputs[0].max_lengths.shape == (num_steps - step, 2)
         assert inputs[0].cache_lengths.tolist() == lengths
         offsets = np.array([0, 1, 2], np.uint32)
-    with pytest.raises(ValueError, match="used up"):
+    with pytest.raises(
+        ValueError, match="max_lengths has 0 rows, the steps are used up; fetch with more num_steps"
+    ):
         manager.increment_cache_lengths(inputs, offsets)
     assert manager.fetch(rows)[0].cache_lengths.tolist() == [6, 0]
 

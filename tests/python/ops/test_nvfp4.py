@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import conftest
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import decoded, drawn, encoded, specials
 from tables import table
 
-WIDE = ("float32", "float16", "bfloat16")
 GLOBALS = (1.0, 0.37, 2.0**-12, 5e4, 1e-30, 1e-44, 5e37, 3.4e38)
 
 

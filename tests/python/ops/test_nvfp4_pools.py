@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from kvcore import KVCacheParams, PagedBatch, ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from nvfp4_oracle import decoded
 from nvfp4_pools import LENGTHS, NEW, PAGE, PAGES, Pools
 from tables import table
 
-WIDE = ("float32", "float16", "bfloat16")
 OFFSETS = np.cumsum([0, *NEW]).astype(np.uint32)
 KINDS: list[dict[str, Any]] = [
     {},
@@ -271,11 +270,13 @@ def test_pools_that_are_read_only_or_share_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="read-only"):
         ops.append(made(key_pool=frozen), 0, ROWS, ROWS, [0, 2])
     pools = Pools().arrays
-    with pytest.raises(ValueError, match="share"):
+    with pytest.raises(ValueError, match="a pool and another, a pool share memory"):
         ops.append(
             made(value_pool=pools["key_pool"], key_pool=pools["key_pool"]), 0, ROWS, ROWS, [0, 2]
         )
-    with pytest.raises(ValueError, match="share"):
+    with pytest.raises(
+        ValueError, match="an array of scales and another, an array of scales share memory"
+    ):
         ops.append(
             made(value_scales=pools["key_scales"], key_scales=pools["key_scales"]),
             0,

@@ -15,19 +15,12 @@ import conftest
 import kvcore
 from kvcore import _core, ops
 from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
+from same_arrays import same_bytes
 from tables import table
 
 LARGEST = {name: largest for name, _, largest in _core.dtypes()}
 KINDS = ("groups", "heads", "none")
 Array = np.ndarray[Any, Any]
-
-
-def same(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and bool(
-        np.array_equal(
-            np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8)
-        )
-    )
 
 
 def poison(shape: tuple[int, ...], dtype: str) -> Array:
@@ -155,7 +148,7 @@ def same_pools(scene: Scene, batch: kvcore.PagedBatch, pools: Any, scales: Any) 
     if scene.kind == "groups":
         found += [batch.key_scales, batch.value_scales]
         expected += scales
-    return all(same(a, scene.laid_out(b)) for a, b in zip(found, expected, strict=True))
+    return all(same_bytes(a, scene.laid_out(b)) for a, b in zip(found, expected, strict=True))
 
 
 @given(scenes(), st.sampled_from(WIDE), st.integers(1, 3))
@@ -182,8 +175,8 @@ def test_scatter_and_gather_are_inverse(scene: Scene, wide: str, back: str, thre
         codes, scales = scene.codes_of(x, i)
         if scales is None:
             scales = scene.factors[i] if scene.kind == "heads" else np.ones(1, np.float32)
-        assert same(read, ops.dequantize(codes, scales, back))
-        assert same(inner[i], read)
+        assert same_bytes(read, ops.dequantize(codes, scales, back))
+        assert same_bytes(inner[i], read)
         assert not out[i][..., 0].any()
         assert not out[i][..., -1].any()
 
@@ -196,7 +189,7 @@ def test_wide_pools_are_read_as_any_wide_dtype(stored: str, back: str) -> None:
     table, lengths = np.array([[2, 0]], np.uint32), np.array([6], np.uint32)
     k, _, _ = ops.gather(kvcore.PagedBatch(pool, None, table, lengths), 0, dtype=back)
     rows = np.concatenate([pool[2], pool[0, :2]])
-    assert same(k, rows.astype(np.float32).astype(numpy_dtype(back)))
+    assert same_bytes(k, rows.astype(np.float32).astype(numpy_dtype(back)))
 
 
 @pytest.mark.parametrize("wide", WIDE)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,27 +14,11 @@ import conftest
 import kvcore
 from builders import make_context, make_params
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from random_arrays import fused, random_bytes
+from same_arrays import same_bytes
 from tables import table
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
-
-
-def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    kind = numpy_dtype(dtype)
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] * kind.itemsize), dtype=np.uint8)
-    return raw.view(kind)
-
-
-def same(a: Any, b: Any) -> bool:
-    return bool(np.array_equal(a.view(np.uint8), b.view(np.uint8)))
-
-
-def fused(rng: np.random.Generator, tokens: int, heads: int, dims: list[int], dtype: str) -> Any:
-    """Return K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
-    whole = random_bytes(rng, (tokens, heads, sum(dims) + 3), dtype)
-    starts = np.cumsum([1, *dims])
-    return [whole[:, :, a:b] for a, b in pairwise(starts)]
 
 
 @st.composite
@@ -88,7 +71,7 @@ def test_append_writes_the_new_positions_and_nothing_else(
                 pool[place] = source[at]
     v = tokens[1] if len(tokens) == 2 else None
     ops.append(batch, 0, tokens[0], v, offsets, threads=threads)
-    assert all(same(a, b) for a, b in zip(pools, expected, strict=True))
+    assert all(same_bytes(a, b) for a, b in zip(pools, expected, strict=True))
 
 
 @given(batches(), st.integers(1, 3), st.booleans())
@@ -107,10 +90,10 @@ def test_gather_reads_rows_one_behind_the_other(drawn: Any, threads: int, into: 
             at += 1
     out = tuple(np.empty(s, p.dtype) for s, p in zip(shapes, pools, strict=True)) if into else None
     k, v, offsets = ops.gather(batch, 0, out=(*out, None) if out else None, threads=threads)
-    assert same(k, expected[0])
+    assert same_bytes(k, expected[0])
     assert (v is None) == (len(pools) == 1)
     if v is not None:
-        assert same(v, expected[1])
+        assert same_bytes(v, expected[1])
     if out:
         assert k is out[0]
     assert offsets.tolist() == [0, *np.cumsum(batch.cache_lengths).tolist()]
@@ -129,8 +112,8 @@ def test_holes_are_none_of_those_who_write_behind_them() -> None:
     assert slots.tolist() == places
     again = kvcore.PagedBatch(np.zeros_like(pool), np.zeros_like(pool), table, lengths)
     assert ops.append_slots(again, 0, rows, -rows, slots) == 0
-    assert same(again.key_pool, pool)
-    assert same(again.value_pool, batch.value_pool)
+    assert same_bytes(again.key_pool, pool)
+    assert same_bytes(again.value_pool, batch.value_pool)
     for call in (
         lambda: ops.gather(batch, 0),
         lambda: ops.scatter(batch, 0, rows, -rows, offsets),
@@ -142,7 +125,7 @@ def test_holes_are_none_of_those_who_write_behind_them() -> None:
         ops.append(batch, 0, rows, -rows, np.array([0, 5, 8], np.uint32))
     with pytest.raises(IndexError, match="position 8 of row 1 has no page: column 2"):
         ops.build_slots(batch, np.array([0, 5, 8], np.uint32))
-    assert same(pool, before)
+    assert same_bytes(pool, before)
 
 
 def manager_of(dtype: str, **rest: Any) -> kvcore.PagedKVCacheManager:
@@ -166,8 +149,8 @@ def test_layers_of_a_fetched_pool(dtype: str) -> None:
     ops.append(inputs, 2, k, v, offsets)
     assert not inputs.blocks[:, :, :2].view(np.uint8).any()
     read_k, read_v, read = ops.gather(inputs, 2, lengths=np.array([5, 9], np.uint32))
-    assert same(read_k, k)
-    assert same(read_v, v)
+    assert same_bytes(read_k, k)
+    assert same_bytes(read_v, v)
     assert np.array_equal(read, offsets)
 
 
@@ -272,7 +255,9 @@ def test_inputs_without_a_pool_are_refused() -> None:
     params = make_params(4)
     manager = kvcore.PagedKVCacheManager(params, 8, 256, num_pages=32, blocks=None)
     inputs, offsets = fetched(manager, 5)
-    with pytest.raises(ValueError, match="no pool"):
+    with pytest.raises(
+        ValueError, match=r"the inputs have no pool .*; pass kvcore.PagedBatch over your own"
+    ):
         ops.append(inputs, 0, None, None, offsets)
 
 

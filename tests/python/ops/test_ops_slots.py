@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,11 @@ import kvcore
 from builders import make_context, make_params
 from kvcore import ops
 from kvcore.support.dtypes import numpy_dtype
+from random_arrays import fused, random_bytes
+from same_arrays import read_only
 from tables import table
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
-
-
-def random_bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    kind = numpy_dtype(dtype)
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] * kind.itemsize), dtype=np.uint8)
-    return raw.view(kind)
-
-
-def fused(rng: np.random.Generator, tokens: int, heads: int, dims: list[int], dtype: str) -> Any:
-    """Return K and V cut out of one fused array [tokens, heads, sum of dims + 3]."""
-    whole = random_bytes(rng, (tokens, heads, sum(dims) + 3), dtype)
-    return [whole[:, :, a:b] for a, b in pairwise(np.cumsum([1, *dims]))]
 
 
 @st.composite
@@ -124,6 +113,10 @@ def test_latent_rows_in_two_arrays_come_as_one() -> None:
     assert np.array_equal(latents[2], rows[:, 0, :16])
     assert np.array_equal(rope[2], rows[:, 0, 16:])
     assert not latents[:2].any()
+    with pytest.raises(ValueError, match=r"k has shape \(2, 1, 19\), must be .* 16 \+ 4"):
+        ops.append_slots(batch, 0, rows[..., :19], None, slots)
+    with pytest.raises(ValueError, match=r"v is given for a pool of latent rows, .* pass None"):
+        ops.append_slots(batch, 0, rows, rows, slots)
 
 
 def test_torch_tensors_are_read_and_written_in_place() -> None:
@@ -156,11 +149,6 @@ def test_lengths_advance_where_rows_are_active() -> None:
 
 
 # -- refusals ------------------------------------------------------------------------------------
-def frozen(array: Any) -> Any:
-    array.flags.writeable = False
-    return array
-
-
 ROWS = np.zeros((3, 1, 3), np.float32)
 U32 = np.uint32
 
@@ -214,7 +202,9 @@ U32 = np.uint32
             "out has dtype uint32",
         ),
         (
-            lambda b: ops.build_slots(b, np.array([0, 1], U32), out=frozen(np.zeros(1, np.int64))),
+            lambda b: ops.build_slots(
+                b, np.array([0, 1], U32), out=read_only(np.zeros(1, np.int64))
+            ),
             ValueError,
             "out is read-only",
         ),

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 import conftest
 from kvcore import ops
-from kvcore.support.dtypes import numpy_dtype
+from kvcore.support.dtypes import WIDE, numpy_dtype
 from tables import table
 
-WIDE = ("float32", "float16", "bfloat16")
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 # Half a code step, as a fraction of the group's largest value.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from conftest import require
 from kvcore import PagedBatch, TextGenerationContext, ops, update_batch
-from kvcore.backends.arrays import host_array
+from kvcore.backends.arrays import host_array, in_library_of
 from kvcore.backends.selection import any_array, call_array
 from kvcore.native.contexts import host_tensor
+from kvcore.support.dtypes import NARROW, WIDE, numpy_dtype
 from torch_exchange import require_exchange
 from toy_engine import make_manager
 
@@ -119,8 +121,43 @@ def test_mapped_tensors_are_refused() -> None:
     torch.vmap(inner)(torch.zeros(2, 3))
 
 
+# -- results -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3), (5,), (), (0, 3)])
+def test_a_result_is_a_tensor_over_its_memory(dtype: str, shape: tuple[int, ...]) -> None:
+    kind = numpy_dtype(dtype) if dtype in (*WIDE, *NARROW) else np.dtype(dtype)
+    result = np.ones(shape, kind)
+    tensor = in_library_of(torch.zeros(1), result)
+    assert (tensor.dtype, tuple(tensor.shape)) == (getattr(torch, dtype), shape)
+    assert tensor.is_contiguous()
+    assert (tensor.to(torch.float64) == 1).all()
+    assert not result.size or tensor.data_ptr() == result.__array_interface__["data"][0]
+
+
+def test_a_result_lives_as_long_as_the_last_tensor_over_it() -> None:
+    class Result(np.ndarray[Any, Any]):
+        pass
+
+    array = np.ones((2, 3), np.float32).view(Result)
+    alive = weakref.ref(array)
+    tensor = in_library_of(torch.zeros(1), array)
+    del array
+    last = tensor[1:]
+    del tensor
+    assert alive() is not None
+    assert last.tolist() == [[1, 1, 1]]
+    del last
+    assert alive() is None
+
+
+def test_results_that_the_exchange_cannot_have_are_converted_in_python() -> None:
+    strided = in_library_of(torch.zeros(1), np.arange(8, dtype=np.float32)[::2])
+    assert strided.tolist() == [0, 2, 4, 6]
+    assert in_library_of(torch.zeros(1), np.zeros(2, np.complex64)).dtype == torch.complex64
+
+
 # -- operations ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDE)
 def test_a_step_is_what_it_is_with_numpy(dtype: str) -> None:
     rng = np.random.default_rng(7)
     qkv = torch.from_numpy(rng.normal(size=(3, 8, 16)).astype(np.float32)).to(getattr(torch, dtype))

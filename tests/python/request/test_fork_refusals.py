@@ -12,7 +12,7 @@ import pytest
 
 import kvcore
 from builders import claimed, error_of, make_context, make_manager, prefilled
-from foreign_context import Context, FrozenContext
+from foreign_context import Calling, Context, FrozenContext
 from kvcore import errors
 from tables import table
 
@@ -171,19 +171,6 @@ def test_parent_with_impossible_indices_is_named() -> None:
     assert isinstance(error, ValueError)
     assert "'parent'" in str(error)
     assert not manager.contains("child")
-
-
-class Calling(Context):
-    """Calls a function while the manager reads its tokens."""
-
-    call: Callable[[], object] | None = None
-
-    @property
-    def tokens(self) -> Any:
-        if self.call is not None:
-            call, self.call = self.call, None
-            call()
-        return super().tokens
 
 
 @pytest.mark.parametrize("claims", ["good", "child", "parent leaves"])

@@ -347,7 +347,7 @@ def test_a_scheduler_admits_others_and_preempts_the_same_tenant() -> None:
     other = Request(context_of("b", range(100, 105), "b"), 5)
     for request in (*blocked, other):
         scheduler.add(request)
-    with pytest.raises(CapacityError):
+    with pytest.raises(CapacityError, match="comes to 13 tokens in steps of 1, the pool holds 12"):
         scheduler.add(Request(context_of("never", range(12), "a"), 2))
     batch = scheduler.next_batch()
     assert batch is not None

@@ -145,9 +145,9 @@ def test_claims_as_those_of_others() -> None:
     with pytest.raises(AlreadyClaimedError):
         manager.import_sequence(moving.read_sequence(data).context("first"), data)
     assert_reads(manager, first)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"replica_idx is 2, must be 0 \.\. 1"):
         manager.import_sequence(moving.read_sequence(data).context("second"), data, replica_idx=2)
-    with pytest.raises(CapacityError):
+    with pytest.raises(CapacityError, match="replica 1 is full: 1 of 1 sequences are claimed"):
         manager.import_sequence(moving.read_sequence(data).context("second"), data, replica_idx=1)
     second = moving.read_sequence(data).context("second")
     assert manager.import_sequence(second, data)

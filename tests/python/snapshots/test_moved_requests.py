@@ -259,7 +259,7 @@ def test_states_of_another_model_or_degree_are_refused() -> None:
     with pytest.raises(ValueError, match="has states"):
         other.import_sequence(saved.context("r"), saved)
     wide = replace(state_params(), n_kv_heads=1, is_mla=False)
-    with pytest.raises(ValueError, match="layers"):
+    with pytest.raises(ValueError, match=r"the saved request has (layers|states) .*, must be "):
         state_manager(
             replace(wide, groups=(FullAttention([0, 1]), State([2], ARRAYS)))
         ).import_sequence(saved.context("r"), saved)

@@ -14,6 +14,7 @@ from conftest import slow_but
 from grouped_traffic import SHAPES, Traffic
 from kvcore import InsufficientBlocksError, TextGenerationContext, moving
 from kvcore.groups import FullAttention, SlidingWindow, State
+from kvcore.policies import BY_NAME
 from moved_requests import (
     content,
     moving_manager,
@@ -281,7 +282,7 @@ def test_a_smaller_pool_takes_what_is_used_last(tmp_path: Path) -> None:
     assert [other.match_prefix(tokens) for tokens in prompts] == [0, 16, 0, 0, 8, 16, 16, 16]
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "fifo", "priority", "cost", "arc"])
+@pytest.mark.parametrize("eviction", BY_NAME)
 def test_pages_go_in_the_order_in_which_they_would_have_gone(eviction: str, tmp_path: Path) -> None:
     managers = [moving_manager(num_pages=24, eviction=eviction) for _ in range(2)]
     prompts = [[50 * i + j for j in range(8)] for i in range(10)]

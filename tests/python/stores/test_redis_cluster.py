@@ -15,6 +15,7 @@ from conftest import require
 from kvcore.stores import RedisStore
 from kvcore.stores.redis_nodes import _slots_of
 from redis_cluster import RedisCluster
+from stored_pages import random_page, read_pages
 from together import run_together
 
 require("redis")
@@ -38,26 +39,17 @@ def store(cluster: RedisCluster, request: Any) -> Iterator[RedisStore]:
         yield opened
 
 
-def page(seed: int, size: int = 3000) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-
-
-def read(store: RedisStore, keys: list[bytes]) -> tuple[int, list[Any]]:
-    to = [np.zeros(3000, np.uint8) for _ in keys]
-    return store.get_into(keys, to).result(), to
-
-
 def test_pages_lie_on_all_nodes(cluster: RedisCluster, store: RedisStore) -> None:
-    assert store.put_from(KEYS, [page(i) for i in range(40)]).result() == 40
+    assert store.put_from(KEYS, [random_page(i) for i in range(40)]).result() == 40
     here = [sum(name.startswith(store._prefix) for name in names) for names in cluster.names()]
     assert sum(here) == 40
     assert min(here) > 0
-    served, to = read(store, KEYS)
+    served, to = read_pages(store, KEYS)
     assert served == 40
-    assert all(np.array_equal(to[i], page(i)) for i in range(40))
+    assert all(np.array_equal(to[i], random_page(i)) for i in range(40))
     assert store.contains(KEYS[:3]) == [True] * 3
     assert store.remove([KEYS[7], KEYS[20]]) == 2
-    assert read(store, KEYS)[0] == 7
+    assert read_pages(store, KEYS)[0] == 7
     assert store.capacity().pages >= 38
     assert store.clear() == 38
     assert store.contains(KEYS) == [False] * 40
@@ -65,7 +57,7 @@ def test_pages_lie_on_all_nodes(cluster: RedisCluster, store: RedisStore) -> Non
 
 
 def test_the_slots_are_those_of_the_server(cluster: RedisCluster, store: RedisStore) -> None:
-    store.put_from(KEYS[:1], [page(0)])
+    store.put_from(KEYS[:1], [random_page(0)])
     client = cluster.servers[0].client()
     for name in (b"123456789", b"kvcore:" + b"ab" * 32, store._names(KEYS[:1])[0]):
         slot = client.execute_command("CLUSTER", "KEYSLOT", name)
@@ -74,7 +66,7 @@ def test_the_slots_are_those_of_the_server(cluster: RedisCluster, store: RedisSt
 
 
 def test_a_slot_that_moves_is_found_again(cluster: RedisCluster, store: RedisStore) -> None:
-    store.put_from(KEYS, [page(i) for i in range(40)])
+    store.put_from(KEYS, [random_page(i) for i in range(40)])
     (name,) = store._names(KEYS[:1])
     clients = [server.client() for server in cluster.servers]
     slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
@@ -85,15 +77,15 @@ def test_a_slot_that_moves_is_found_again(cluster: RedisCluster, store: RedisSto
     clients[here].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.ids[there])
     port = cluster.servers[there].port
     clients[here].execute_command("MIGRATE", "127.0.0.1", port, name, 0, 5000)
-    assert read(store, KEYS[:1])[0] == 0  # a miss
+    assert read_pages(store, KEYS[:1])[0] == 0  # a miss
     errors = store.health().errors
     for client in clients:
         client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", cluster.ids[there])
-    served, to = read(store, KEYS)
+    served, to = read_pages(store, KEYS)
     assert served == 40
-    assert np.array_equal(to[0], page(0))
+    assert np.array_equal(to[0], random_page(0))
     store.remove(KEYS[:1])
-    assert store.put_from(KEYS[:1], [page(0)]).result() == 1
+    assert store.put_from(KEYS[:1], [random_page(0)]).result() == 1
     assert store.health().errors == errors <= 1
 
 
@@ -102,9 +94,9 @@ def test_threads(store: RedisStore) -> None:
         draw = np.random.default_rng(number)
         for _ in range(40):
             some = [KEYS[i] for i in sorted({*draw.integers(0, 40, 8).tolist()})]
-            store.put_from(some, [page(key[0]) for key in some])
-            served, to = read(store, some)
-            assert all(np.array_equal(to[i], page(some[i][0])) for i in range(served))
+            store.put_from(some, [random_page(key[0]) for key in some])
+            served, to = read_pages(store, some)
+            assert all(np.array_equal(to[i], random_page(some[i][0])) for i in range(served))
             store.remove(some[:2])
 
     run_together(work)
@@ -117,16 +109,16 @@ def test_a_replica_takes_the_place_of_a_node_that_dies(tmp_path: Path) -> None:
     with RedisCluster(tmp_path, has_replica=True) as cluster:
         url = f"{cluster.url}?timeout=2"
         with contextlib.closing(RedisStore(url, breaker_seconds=0.1)) as store:
-            store.put_from(KEYS, [page(i) for i in range(40)])
+            store.put_from(KEYS, [random_page(i) for i in range(40)])
             cluster.servers[0].client().wait(1, 5000)
             cluster.servers[0].kill()
-            served = read(store, KEYS)[0]
+            served = read_pages(store, KEYS)[0]
             assert served < 40
-            cluster.wait(lambda: read(store, KEYS)[0] == 40)
+            cluster.wait(lambda: read_pages(store, KEYS)[0] == 40)
             assert store.health().breaker == "closed"
             # The node of the store's URL is also killed: the store has the addresses of the others.
             cluster.servers[1].kill()
-            cluster.wait(lambda: sum(store.contains(KEYS)) > 0 or read(store, KEYS)[0] == 0)
+            cluster.wait(lambda: sum(store.contains(KEYS)) > 0 or read_pages(store, KEYS)[0] == 0)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from conftest import require, require_program
 from kvcore.stores import BlockStore, RedisStore
 from programs import printed
 from redis_server import RedisServer, free_port
+from stored_pages import random_page, read_pages
 from together import run_together
 
 require("redis")
@@ -49,21 +50,12 @@ def open_store() -> Iterator[Callable[..., RedisStore]]:
 Open = Callable[..., RedisStore]
 
 
-def page(seed: int, size: int = 5000) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-
-
-def read(store: RedisStore, keys: list[bytes], size: int = 5000) -> tuple[int, list[Any]]:
-    to = [np.zeros(size, np.uint8) for _ in keys]
-    return store.get_into(keys, to).result(), to
-
-
 def test_what_is_stored_is_served_up_to_the_first_hole(
     server: RedisServer, open_store: Open
 ) -> None:
     store = open_store(server.url)
     assert isinstance(store, BlockStore)
-    pages = [page(i, 1 + i * 9973) for i in range(10)]
+    pages = [random_page(i, 1 + i * 9973) for i in range(10)]
     assert store.put_from(KEYS[:10], pages).result() == 10
     assert store.contains([*KEYS[8:12], KEYS[0]]) == [True, True, False, False, True]
     to = [np.zeros_like(each) for each in pages]
@@ -88,16 +80,16 @@ def test_names_reveal_the_key_alone_and_the_first_value_stays(
     server: RedisServer, open_store: Open
 ) -> None:
     one, other = open_store(server.url), open_store(server.url)
-    one.put_from(KEYS[:1], [page(1)])
-    other.put_from(KEYS[:1], [page(2)])
-    assert np.array_equal(read(other, KEYS[:1])[1][0], page(1))
+    one.put_from(KEYS[:1], [random_page(1)])
+    other.put_from(KEYS[:1], [random_page(2)])
+    assert np.array_equal(read_pages(other, KEYS[:1])[1][0], random_page(1))
     client = server.client()
     assert client.keys() == [b"kvcore:" + KEYS[0].hex().encode()]
     assert client.ttl(client.keys()[0]) == -1
     # Stores with another prefix share no page, and clear only their own pages.
     apart = open_store(f"{server.url}?prefix=mine&ttl=60")
     assert apart.contains(KEYS[:1]) == [False]
-    apart.put_from(KEYS[:3], [page(i) for i in range(3)])
+    apart.put_from(KEYS[:3], [random_page(i) for i in range(3)])
     assert 50 < client.ttl(b"mine:" + KEYS[1].hex().encode()) <= 60
     client.set("kvcore-of-somebody-else", "x")
     assert apart.clear() == 3
@@ -110,14 +102,14 @@ def test_a_user_who_may_not_count_names_may_clear(server: RedisServer, open_stor
     rights = [f"+{each}" for each in ("get", "set", "exists", "unlink", "scan")]
     server.client().acl_setuser("few", True, passwords=["+pw"], keys=["*"], commands=rights)
     store = open_store(f"redis://few:pw@127.0.0.1:{server.port}")
-    store.put_from(KEYS[:3], [page(i) for i in range(3)])
+    store.put_from(KEYS[:3], [random_page(i) for i in range(3)])
     assert store.clear() == 3
     assert server.client().dbsize() == 0
 
 
 def test_parts_of_pages_are_one_value(server: RedisServer, open_store: Open) -> None:
     store = open_store(server.url)
-    parts = [page(i, 100 * i + 1) for i in range(4)]
+    parts = [random_page(i, 100 * i + 1) for i in range(4)]
     assert store.put_from(KEYS[:1], [[None, parts[1], None, parts[3]]]).result() == 1
     to = [None, None, None, np.zeros_like(parts[3])]
     assert store.get_into(KEYS[:1], [to]).result() == 1
@@ -136,7 +128,7 @@ def test_parts_of_pages_are_one_value(server: RedisServer, open_store: Open) -> 
 
 def test_values_that_others_have_spoilt_are_misses(server: RedisServer, open_store: Open) -> None:
     store, client = open_store(server.url), server.client()
-    store.put_from(KEYS[:3], [page(i) for i in range(3)])
+    store.put_from(KEYS[:3], [random_page(i) for i in range(3)])
     name = b"kvcore:" + KEYS[1].hex().encode()
     value = client.get(name)
     for bad in (
@@ -149,26 +141,27 @@ def test_values_that_others_have_spoilt_are_misses(server: RedisServer, open_sto
         b"KVP1\xff\xff\xff\xff",
     ):
         client.set(name, bad)
-        assert read(store, KEYS[:3])[0] == 1
+        assert read_pages(store, KEYS[:3])[0] == 1
         assert client.get(name) is None
-        assert np.array_equal(read(store, KEYS[2:3])[1][0], page(2))  # the connection still works
+        # The connection still works.
+        assert np.array_equal(read_pages(store, KEYS[2:3])[1][0], random_page(2))
     assert store.health().corrupt == 7
     client.rpush(name, "a list")
-    assert read(store, KEYS[:3])[0] == 0
+    assert read_pages(store, KEYS[:3])[0] == 0
     assert store.health().errors == 1
-    assert read(store, KEYS[:1])[0] == 1
+    assert read_pages(store, KEYS[:1])[0] == 1
 
 
 def test_a_server_that_is_gone_is_a_miss_until_it_is_back(
     server: RedisServer, caplog: pytest.LogCaptureFixture, open_store: Open
 ) -> None:
     store = open_store(server.url, breaker_seconds=0.2)
-    store.put_from(KEYS[:1], [page(0)])
+    store.put_from(KEYS[:1], [random_page(0)])
     server.kill()
     for _ in range(5):
         assert store.contains(KEYS[:2]) == [False, False]
-        assert read(store, KEYS[:2])[0] == 0
-        assert store.put_from(KEYS[:1], [page(0)]).result() == 0
+        assert read_pages(store, KEYS[:2])[0] == 0
+        assert store.put_from(KEYS[:1], [random_page(0)]).result() == 0
         assert store.remove(KEYS[:1]) == store.clear() == store.capacity().pages == 0
     assert store.health().breaker == "open"
     assert store.health().errors == 5  # after five errors the store makes no more calls
@@ -177,9 +170,9 @@ def test_a_server_that_is_gone_is_a_miss_until_it_is_back(
     server.start()
     time.sleep(0.25)
     assert store.health().breaker == "half-open"
-    assert store.put_from(KEYS[:1], [page(0)]).result() == 1
+    assert store.put_from(KEYS[:1], [random_page(0)]).result() == 1
     assert store.health().breaker == "closed"
-    assert read(store, KEYS[:1])[0] == 1
+    assert read_pages(store, KEYS[:1])[0] == 1
 
 
 def test_a_restarted_server_is_not_an_error(server: RedisServer, open_store: Open) -> None:
@@ -192,16 +185,16 @@ def test_a_restarted_server_is_not_an_error(server: RedisServer, open_store: Ope
     run_together(ask)
     server.kill()
     server.start()
-    assert store.put_from(KEYS[:1], [page(0)]).result() == 1
+    assert store.put_from(KEYS[:1], [random_page(0)]).result() == 1
     assert store.health().errors == 0
 
 
 def test_a_server_that_hangs_costs_one_time_out(server: RedisServer, open_store: Open) -> None:
     store = open_store(f"{server.url}?timeout=0.3", breaker_seconds=0.5)
-    store.put_from(KEYS[:8], [page(i) for i in range(8)])
+    store.put_from(KEYS[:8], [random_page(i) for i in range(8)])
     server.hang()
     began = time.monotonic()
-    assert read(store, KEYS[:8])[0] == 0
+    assert read_pages(store, KEYS[:8])[0] == 0
     for _ in range(10):
         assert store.contains(KEYS) == [False] * len(KEYS)
     assert time.monotonic() - began < 0.3 + 0.5
@@ -209,7 +202,7 @@ def test_a_server_that_hangs_costs_one_time_out(server: RedisServer, open_store:
     assert (health.breaker, health.timeouts, health.errors) == ("open", 1, 0)
     server.go_on()
     time.sleep(0.55)
-    assert read(store, KEYS[:8])[0] == 8
+    assert read_pages(store, KEYS[:8])[0] == 8
 
 
 def test_a_new_connection_to_a_server_that_hangs_times_out(
@@ -227,9 +220,9 @@ def test_a_slow_batch_ends_as_a_whole(tmp_path: Path, open_store: Open) -> None:
     """The time-out is for the whole batch, not for each piece that arrives."""
     with RedisServer(tmp_path) as server, Trickle(server.port, seconds=0.05) as slow:
         store = open_store(f"redis://127.0.0.1:{slow.port}?timeout=0.3")
-        open_store(server.url).put_from(KEYS[:1], [page(0, 1 << 20)])
+        open_store(server.url).put_from(KEYS[:1], [random_page(0, 1 << 20)])
         began = time.monotonic()
-        assert read(store, KEYS[:1], 1 << 20)[0] == 0
+        assert read_pages(store, KEYS[:1], 1 << 20)[0] == 0
         assert time.monotonic() - began < 1
         assert store.health().timeouts == 1
 
@@ -237,24 +230,24 @@ def test_a_slow_batch_ends_as_a_whole(tmp_path: Path, open_store: Open) -> None:
 def test_a_full_server_does_not_store(tmp_path: Path, open_store: Open) -> None:
     with RedisServer(tmp_path, "--maxmemory", "3mb") as server:  # the server uses 1 MB itself
         store = open_store(server.url)
-        stored = store.put_from(KEYS, [page(i, 400_000) for i in range(20)]).result()
+        stored = store.put_from(KEYS, [random_page(i, 400_000) for i in range(20)]).result()
         assert 0 < stored < 20
         assert store.health().errors == 20 - stored
         assert store.health().breaker == "closed"
         there = store.contains(KEYS)
         assert sum(there) == stored
         assert store.capacity().bytes == 3 << 20
-        assert read(store, KEYS[:1], 400_000)[0] == 1
+        assert read_pages(store, KEYS[:1], 400_000)[0] == 1
 
 
 def test_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_store: Open) -> None:
     with RedisServer(tmp_path, "--requirepass", "se/cret") as server:
         for url in (server.url, f"redis://:wrong@127.0.0.1:{server.port}"):
             store = open_store(url)
-            assert store.put_from(KEYS[:1], [page(0)]).result() == 0
+            assert store.put_from(KEYS[:1], [random_page(0)]).result() == 0
             assert store.health().errors == 1
         right = open_store(f"redis://:se%2Fcret@127.0.0.1:{server.port}/1")
-        assert right.put_from(KEYS[:1], [page(0)]).result() == 1
+        assert right.put_from(KEYS[:1], [random_page(0)]).result() == 1
         assert "cret" not in repr(right)
         monkeypatch.setenv("KVCORE_REDIS_PASSWORD", "se/cret")
         assert open_store(f"{server.url}/1").contains(KEYS[:1]) == [True]
@@ -279,9 +272,9 @@ def test_tls(tmp_path: Path, open_store: Open) -> None:
     with RedisServer(tmp_path, *options):
         url = f"rediss://127.0.0.1:{tls_port}"
         store = open_store(f"{url}?ca_certs={certificate}")
-        pages = [page(i, 300_000) for i in range(5)]
+        pages = [random_page(i, 300_000) for i in range(5)]
         assert store.put_from(KEYS[:5], pages).result() == 5
-        served, found = read(store, KEYS[:5], 300_000)
+        served, found = read_pages(store, KEYS[:5], 300_000)
         assert served == 5
         assert all(np.array_equal(*each) for each in zip(pages, found, strict=True))
         unknown = open_store(url)  # its certificate is not trusted
@@ -297,12 +290,12 @@ def test_threads_on_one_store(server: RedisServer, open_store: Open) -> None:
         for _ in range(60):
             i = order.randrange(18)
             if order.random() < 0.4:
-                store.put_from(KEYS[i : i + 2], [page(i), page(i + 1)])
+                store.put_from(KEYS[i : i + 2], [random_page(i), random_page(i + 1)])
             elif order.random() < 0.2:
                 store.remove(KEYS[i : i + 1])
-            served, found = read(store, KEYS[i : i + 2])
+            served, found = read_pages(store, KEYS[i : i + 2])
             for k in range(served):
-                assert np.array_equal(found[k], page(i + k))
+                assert np.array_equal(found[k], random_page(i + k))
 
     run_together(work)
     assert store.health().errors == 0
@@ -349,10 +342,10 @@ def test_closed_stores_are_refused(server: RedisServer, open_store: Open) -> Non
 def test_wrong_arguments_change_nothing(server: RedisServer, open_store: Open) -> None:
     store = open_store(server.url)
     for keys, buffers, text in (
-        ([b"short"], [page(0)], "must be 32 bytes"),
-        (KEYS[:2], [page(0)], "2 keys, but 1 buffers"),
+        ([b"short"], [random_page(0)], "must be 32 bytes"),
+        (KEYS[:2], [random_page(0)], "2 keys, but 1 buffers"),
         (KEYS[:1], [[None]], "a page of 0 parts"),
-        (KEYS[:1], [[page(0)] * 65], "a page of 65 parts"),
+        (KEYS[:1], [[random_page(0)] * 65], "a page of 65 parts"),
     ):
         with pytest.raises(ValueError, match=text):
             store.put_from(keys, buffers)

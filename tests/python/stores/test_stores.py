@@ -96,7 +96,7 @@ def test_refuses_everything_once_closed(store: BlockStore) -> None:
         lambda: store.remove([key(1)]),
         store.capacity,
     ):
-        with pytest.raises(KVCacheError, match="closed"):
+        with pytest.raises(KVCacheError, match="store is closed; open another"):
             call()
 
 
@@ -174,7 +174,7 @@ def test_a_wrong_batch_changes_nothing_in_memory() -> None:
     store = MemoryStore(4 * PAGE)
     with pytest.raises(ValueError, match="zip"):
         store.put_from([key(1), key(2)], [content(1)])
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="bytes-like object is required, not 'int'"):
         store.put_from([key(1), key(2)], [content(1), 5])
     assert store.contains([key(1), key(2)]) == [False, False]
     page = bytearray(PAGE)
@@ -188,7 +188,7 @@ def test_a_wrong_batch_changes_nothing_in_memory() -> None:
 def test_the_memory_store_has_no_health_once_closed() -> None:
     store = MemoryStore(PAGE)
     store.close()
-    with pytest.raises(KVCacheError, match="closed"):
+    with pytest.raises(KVCacheError, match="this store is closed; open another"):
         store.health()
 
 

@@ -141,6 +141,6 @@ def test_a_refused_manager_lets_its_endpoint_go(tmp_path: Path) -> None:
     require("zmq")
     endpoint = f"ipc://{tmp_path}/reset"
     with tiered_manager(f"disk:{tmp_path}/d:1MiB"):
-        with pytest.raises(KVCacheError, match="in use"):
+        with pytest.raises(KVCacheError, match=r"is in use by process .*; close that store first"):
             tiered_manager(f"disk:{tmp_path}/d:1MiB", zmq_endpoint_base=endpoint)
         moving_manager(zmq_endpoint_base=endpoint).close()

@@ -126,7 +126,7 @@ def test_a_manager_is_closed_meanwhile(tier: str, gate: Gate) -> None:
     assert not closing.is_alive()
     assert not context.pending
     assert not [*kvcore_threads()]
-    with pytest.raises(KVCacheError, match="closed"):
+    with pytest.raises(KVCacheError, match="is closed; make another one"):
         manager.poll()
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grouped_traffic import SHAPES, WRITE_POLICIES, Traffic, with_host_tier
+from kvcore.policies import BY_NAME
 from searches import machine_settings
 
 ANY_ORDER_OF_CALLS = True  # no engine makes random calls
@@ -27,7 +28,7 @@ class TieredGroupsMachine(RuleBasedStateMachine):
         host_pages=st.sampled_from([1, 40, 90, 300]),
         seed=st.integers(0, 1 << 16),
         write_policy=st.sampled_from(WRITE_POLICIES),
-        host_eviction=st.sampled_from(["lru", "lfu", "arc"]),
+        host_eviction=st.sampled_from(sorted(BY_NAME.keys() - {"priority"})),
     )
     def build(self, shape: str, num_pages: int, host_pages: int, seed: int, **options: str) -> None:
         params = with_host_tier(SHAPES[shape], host_pages)

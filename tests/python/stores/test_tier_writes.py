@@ -166,7 +166,7 @@ def test_close_flushes_and_ends_everything(tmp_path: Path) -> None:
         manager.__enter__,
     ]
     for call in calls:
-        with pytest.raises(KVCacheError, match="closed"):
+        with pytest.raises(KVCacheError, match="is closed; make another one"):
             call()
     assert served_by([disk]) == ALL
 
@@ -195,7 +195,7 @@ def test_close_gives_the_memory_of_the_host_tier_back_at_once() -> None:
 def test_close_of_a_manager_without_tiers() -> None:
     with tiered_manager() as manager:
         run(manager, LONG)
-    with pytest.raises(KVCacheError, match="closed"):
+    with pytest.raises(KVCacheError, match="is closed; make another one"):
         manager.claim("r")
 
 
@@ -215,7 +215,7 @@ def test_a_manager_that_is_dropped_leaves_no_thread(tmp_path: Path, is_async: bo
         Event().wait(0.1)
     assert not [*kvcore_threads()]
     assert isinstance(stores[0], DiskStore)
-    with pytest.raises(KVCacheError, match="closed"):
+    with pytest.raises(KVCacheError, match="this disk store is closed; open another"):
         stores[0].contains([bytes(32)])
 
 

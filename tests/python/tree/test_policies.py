@@ -258,7 +258,7 @@ def test_a_priority_is_within_its_bounds() -> None:
     for wrong in (-1, 101, 2**40):
         with pytest.raises(ValueError, match=r"priority is -?\d+, must be 0 .. 100"):
             tree.insert([1], [1], priority=wrong)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"priority is a .*, must be an int"):
         tree.insert([1], [1], priority=None)  # type: ignore[call-overload]
     assert tree.num_cached == 0
 

@@ -11,6 +11,7 @@ import pytest
 
 from builders import make_manager
 from kvcore import TextGenerationContext, policies
+from kvcore.policies import BY_NAME
 from tables import table
 
 
@@ -77,7 +78,7 @@ def test_a_run_has_the_highest_priority_of_its_users() -> None:
 
 
 def test_other_policies_ignore_priorities() -> None:
-    for eviction in ("lru", "lfu", "slru", "fifo", "cost", "arc"):
+    for eviction in sorted(BY_NAME.keys() - {"priority"}):
         clock = Clock()
         mgr = manager(clock, eviction=eviction)
         serve(mgr, A, priority=100, retention=[(0, 1, 100, None)])

@@ -12,6 +12,7 @@ import pytest
 
 import kvcore
 from kvcore import PrefixTree
+from kvcore.policies import BY_NAME
 
 PAGE = 2
 
@@ -142,7 +143,7 @@ class Pair:
         assert sorted(listed) == sorted(pages.values())
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "priority", "slru"])
+@pytest.mark.parametrize("policy", BY_NAME)
 @pytest.mark.parametrize("wide", [False, True])
 def test_random_calls_agree_with_dicts(policy: str, wide: bool) -> None:
     for seed in range(15):

@@ -35,8 +35,8 @@ void check_directory(const DiskDirectory& directory, std::int64_t slot_bytes) {
     const std::int64_t least = kDiskBlock + slot_bytes;
     if (directory.quota_bytes >= least && directory.quota_bytes <= kMost) return;
     throw std::invalid_argument(concat("directory ", directory.path, " has a quota of ",
-                                       directory.quota_bytes, " bytes, must be at least ", least,
-                                       " for one page"));
+                                       directory.quota_bytes, " bytes, must be ", least,
+                                       " (one page) .. ", kMost));
 }
 
 DiskStoreConfig checked(DiskStoreConfig config) {

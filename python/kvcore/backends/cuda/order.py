@@ -153,8 +153,8 @@ class StreamOrder:
         handle = event_handle(given)
         if handle is not None:
             return self.put_after(handle)
-        home = stream_device(given)
-        device = self._device if home is None else home
+        given_device = stream_device(given)
+        device = self._device if given_device is None else given_device
         stream = stream_handle(given, device)
         if kernels().is_capturing(device, stream):
             raise ValueError(

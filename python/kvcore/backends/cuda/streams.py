@@ -130,10 +130,10 @@ def stream_handle(stream: Any, device: int) -> int:
     """
     if stream is None:
         return _of_cupy(device).handle
-    home = stream_device(stream)
-    if home is not None and home != device:
+    of_stream = stream_device(stream)
+    if of_stream is not None and of_stream != device:
         raise ValueError(
-            f"the stream is one of cuda:{home}, the arrays are on cuda:{device}; "
+            f"the stream is one of cuda:{of_stream}, the arrays are on cuda:{device}; "
             f"pass a stream of their device"
         )
     return _handle(stream)

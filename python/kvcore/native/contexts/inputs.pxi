@@ -14,16 +14,9 @@ cdef class PoolViews:
     The views are used as long as the arrays of the pool keep memory, shape, dtype and write flag.
     """
 
-    cdef bint are_of(self, object blocks, object kv_scales):
-        """Return True if these are the arrays of the pool, unchanged since they were viewed."""
-        return (
-            blocks is self.blocks and kv_scales is self.kv_scales and are_unchanged(self.arrays)
-        )
-
-    cdef int see(self, object blocks, object kv_scales, tuple arrays) except -1:
-        """Start without views of layers; `arrays` are pairs (array, view)."""
-        self.blocks, self.kv_scales, self.arrays, self.rows = blocks, kv_scales, arrays, {}
-        return 0
+    cdef bint are_current(self):
+        """Return True if the arrays of the pool are unchanged since they were viewed."""
+        return self.arrays is not None and are_unchanged(self.arrays)
 
 
 cdef class RaggedKVCacheInputs:
@@ -111,18 +104,22 @@ cdef class RaggedKVCacheInputs:
         inputs._views = self._views
         return inputs
 
+    def _viewed_arrays(self):
+        """Return (array, view) for each array of the pool; None before `_keep_rows` or a change."""
+        cdef PoolViews views = self._views
+        return None if views is None or not views.are_current() else views.arrays
+
     def _layer_rows(self, layer):
         """Return the view of a layer that inputs over the same pool have made, or None."""
-        if self._views is None or not self._views.are_of(self.blocks, self.kv_scales):
-            return None
-        return self._views.rows.get(layer)
+        cdef PoolViews views = self._views
+        return None if views is None or not views.are_current() else views.rows.get(layer)
 
-    def _keep_rows(self, layer, rows, *arrays):
-        """Keep the view of a layer until one of the pool's arrays (array, view) changes."""
+    def _keep_rows(self, layer, rows, tuple arrays not None):
+        """Keep the view of a layer over `arrays`, pairs (array, view), until an array changes."""
         if self._views is None:
             self._views = PoolViews()
-        if not self._views.are_of(self.blocks, self.kv_scales):
-            self._views.see(self.blocks, self.kv_scales, arrays)
+        if self._views.arrays is not arrays:
+            self._views.arrays, self._views.rows = arrays, {}
         self._views.rows[layer] = rows
 
     def _bound_layer(self, layer):
@@ -130,7 +127,7 @@ cdef class RaggedKVCacheInputs:
         cdef dict bound = self._bound
         cdef PoolViews views = self._views
         entry = None if bound is None else bound.get(layer)
-        if entry is None or not views.are_of(self.blocks, self.kv_scales):
+        if entry is None or not views.are_current():
             return None
         found, rows, arrays = <tuple>entry
         return found if views.rows.get(layer) is rows and are_unchanged(arrays) else None

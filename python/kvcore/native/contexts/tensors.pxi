@@ -35,6 +35,9 @@ cdef extern from "tensor_exchange.hpp" namespace "kvcore::python" nogil:
     bint view_host_memory(
         const TensorExchange& table, PyObject* tensor, ExchangedTensor& out
     )
+    object tensor_over(
+        const TensorExchange& table, PyObject* owner, const ExchangedTensor& memory
+    )
 
 cdef extern from "numpy/arrayobject.h":
     # Steals a reference to the dtype.
@@ -52,7 +55,6 @@ cdef enum:
 cdef object tensor_class = None
 
 cdef const TensorExchange* exchange = NULL
-cdef object from_numpy = None
 cdef TensorMethods methods
 
 # Dtypes of ml_dtypes. The first tensor with such a dtype imports the package.
@@ -70,7 +72,7 @@ cdef inline bint is_tensor(object value):
 
 cdef bint find_tensors():
     """Find torch in sys.modules, and the export functions of its tensors; False without them."""
-    global tensor_class, exchange, from_numpy, methods
+    global tensor_class, exchange, methods
     torch = sys.modules.get("torch")
     found = getattr(torch, "Tensor", None)
     if found is None:
@@ -79,7 +81,6 @@ cdef bint find_tensors():
     methods = TensorMethods(<PyObject*>found)
     if exchange == NULL or not methods.is_whole():  # torch before 2.10, or replaced methods
         return False
-    from_numpy = torch.from_numpy
     tensor_class = found
     return True
 
@@ -153,6 +154,14 @@ cdef bint is_over(object given, const ExchangedTensor* seen, cnp.dtype dtype):
     return True
 
 
+cdef dict dtypes_of_codes():
+    """Return the dtypes of ml_dtypes by their codes."""
+    if not narrow_dtypes:
+        for code, name in NAMES.items():
+            narrow_dtypes[code] = numpy_dtype(name)
+    return narrow_dtypes
+
+
 cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
     """Fill `seen` with the memory of a tensor and return its dtype; None if that fails."""
     if not is_tensor(value) or not view_host_memory(exchange[0], <PyObject*>value, seen[0]):
@@ -164,8 +173,7 @@ cdef cnp.dtype look_at(object value, ExchangedTensor* seen):
         return cnp.PyArray_DescrFromType(number)
     if narrow_dtypes:
         return narrow_dtypes.get(seen.code)
-    for code, name in NAMES.items():
-        narrow_dtypes[code] = numpy_dtype(name)
+    dtypes_of_codes()
     return look_at(value, seen)  # again, because the import lets other code run
 
 
@@ -270,13 +278,36 @@ def call_array_viewer(otherwise):
     return view
 
 
+cdef inline bint is_carray(cnp.ndarray array) noexcept:
+    """Return True for a writable array in C order."""
+    return cnp.PyArray_ISCARRAY(array) and cnp.PyArray_NDIM(array) <= MOST_AXES
+
+
+cdef int code_of(cnp.dtype dtype) except? -2:
+    """Return the code of a dtype in the exchange; -1 if torch has no such dtype."""
+    if cnp.PyTypeNum_ISUSERDEF(dtype.type_num):  # of ml_dtypes
+        for code, narrow in dtypes_of_codes().items():
+            if dtype is narrow:
+                return code
+        return -1
+    if dtype.itemsize > 8:
+        return -1
+    if dtype.kind == c"f":
+        return FLOAT
+    if dtype.kind == c"i":
+        return INT
+    if dtype.kind == c"u":
+        return UINT
+    return BOOL if dtype.kind == c"b" else -1
+
+
 def library_matcher(otherwise):
-    """Make a function that returns new numpy arrays as arrays of another array's library.
+    """Make a function that returns fresh numpy arrays as arrays of another array's library.
 
     Parameters
     ----------
     otherwise : callable (given, result) -> array
-        Converts to other libraries, and the dtypes of ml_dtypes to torch.
+        Converts to other libraries, and to torch if it has no exchange table.
 
     Returns
     -------
@@ -285,11 +316,20 @@ def library_matcher(otherwise):
         memory.
     """
     def match(given, cnp.ndarray result not None):
+        cdef ExchangedTensor memory
+        cdef int64_t[MOST_AXES] shape
+        cdef int axis, code
         if cnp.PyArray_Check(given):
             return result
-        if is_tensor(given) and not cnp.PyArray_ISUSERDEF(result):
-            return from_numpy(result)
-        return otherwise(given, result)
+        code = code_of(result.descr) if is_tensor(given) and is_carray(result) else -1
+        if code < 0:
+            return otherwise(given, result)
+        memory.data, memory.ndim = cnp.PyArray_DATA(result), cnp.PyArray_NDIM(result)
+        memory.code, memory.bits = code, 8 * cnp.PyArray_ITEMSIZE(result)
+        for axis in range(memory.ndim):
+            shape[axis] = cnp.PyArray_DIM(result, axis)
+        memory.shape = shape
+        return tensor_over(exchange[0], <PyObject*>result, memory)
 
     return match
 

@@ -119,10 +119,7 @@ cdef class Settler:
     def __cinit__(self, CacheCore core not None, object copier, object mover):
         self.core = core
         self.native = core.manager
-        self.set_copier(copier)
         self.mover = mover
-
-    cdef int set_copier(self, object copier) except -1:
         self.copies_itself = copier is not None
         self.copier = copier
         self.native_copier = NULL
@@ -130,7 +127,6 @@ cdef class Settler:
             self.native_copier = <CppPageCopier*>PyCapsule_GetPointer(
                 copier._capsule(), "kvcore.PageCopier"
             )
-        return 0
 
     cdef list carry_out(self, Attempt attempt, Call* call, list contexts, object own):
         """Attempt a call until it is done. `own` is as for Attempt.

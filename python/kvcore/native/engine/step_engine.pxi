@@ -33,7 +33,7 @@ cdef class StepEngine(EngineBase):
     cdef BatchReader _reader
     cdef Settler _settler
     cdef InputMaker _maker
-    cdef object _onload  # kvcore.stores.tiers.onload.Onload if requests wait for loads; else None
+    cdef readonly object _onload  # stores.tiers.onload.Onload if requests wait for loads; or None
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -56,17 +56,11 @@ cdef class StepEngine(EngineBase):
         self._settler.states = states
         self._settler.num_bundles = <int32_t>len(pages_per_column)
         self._shards = shards
-        self._copier, self._mover, self._gpus = copier, mover, gpus
+        self._mover, self._gpus = mover, gpus
         self._listener, self._clock = listener, clock
         self._checks = runtime_checks
         self._is_alone = listener is None and clock is None
         self._is_made = True
-
-    def _set_copier(self, copier):
-        """Set the ``kvcore.backends.protocol.Copier`` that copies pages; None without a pool."""
-        require_made(self)
-        self._settler.set_copier(copier)
-        self._copier = copier
 
     def _set_below(self, below, StoreReader reader not None, onload=None):
         """Attach the stores below the host tier.
@@ -92,14 +86,15 @@ cdef class StepEngine(EngineBase):
     def _let_go(self):
         """Refuse every later call, and drop all references to arrays.
 
-        A call in progress keeps the parts with which it began.
+        A call in progress keeps the parts with which it began. The loads that requests wait for
+        stay, since a wait may be in progress.
         """
         cdef int32_t end = end_page(self._native)
         self._is_closed, self._is_made, self._is_alone = True, False, False
         self._settler = Settler(self._core, None, None)
         self._maker = InputMaker([], None, end, None, (1,), 0, None)
         self._shards = []
-        self._copier = self._mover = self._gpus = self._listener = self._onload = None
+        self._mover = self._gpus = self._listener = None
 
     # ---- claims ----------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class TierStack:
 
     def begin(self, queue: StoreSide) -> Onload:
         """Start to write the pages of a queue, and to read pages; return the threads that load."""
-        self._queue = queue
+        self.queue = queue
         stores = LowerStores(
             [store.lower_store(self._memory) for store in self._stores], self._memory
         )
@@ -157,7 +157,7 @@ class TierStack:
         missed : int
             Pages of prompts that no tier had. A hit of a store is a miss of the stores above it.
         """
-        waiting = 0 if self._is_off else self._queue.waiting
+        waiting = 0 if self._is_off else self.queue.waiting
         found: dict[str, TierMetrics] = {}
         for store in reversed(self._stores):
             now, before = store.metrics(waiting), self._before.get(store.name, TierMetrics())
