@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcore.apps.traces.blocks import BlockIds, BlockSize
 from kvcore.apps.traces.clock import Clock
-from kvcore.apps.traces.errors import LineError
+from kvcore.apps.traces.errors import LineError, counted
 from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
@@ -108,7 +108,7 @@ def read_bailian(source: Source, name: str, options: ReadOptions) -> Trace:
             sessions += session == sessions
             chats[chat] = (session, len(requests))
             requests.add(inputs, outputs, session=session, parent=parent)
-    notes = [f"{sessions:,} sessions; each request arrives at its own time"]
+    notes = [f"{counted(sessions, 'session')}; each request arrives at its own time"]
     if unknown:
-        notes.append(f"{unknown:,} requests continue a chat that is not in the rows before")
+        notes.append(f"chats that are not in the rows before: {counted(unknown, 'request')}")
     return rows.finish(name, "bailian", notes)

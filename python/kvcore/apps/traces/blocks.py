@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.apps.replay.workload import Workload
-from kvcore.apps.traces.errors import shown_value
+from kvcore.apps.traces.errors import counted, shown_value
 
 if TYPE_CHECKING:
     from kvcore.apps.traces.trace import Trace
@@ -237,8 +237,7 @@ class BlockSize:
         if self._forced is not None:
             found = "as --block-size says"
         else:
-            rows = "1 row" if self._rows == 1 else f"{self._rows:,} rows"
-            found = f"found from {rows}"
+            found = f"found from {counted(self._rows, 'row')}"
         is_whole = not self._partial[0] <= size <= self._partial[1]
         tail = ", only whole blocks have ids" if is_whole else ""
         return f"{found}{tail}"

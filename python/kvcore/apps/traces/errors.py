@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["LineError", "TraceError", "shown", "shown_value"]
+__all__ = ["LineError", "TraceError", "counted", "shown", "shown_value"]
 
 _SHOWN_CHARACTERS = 40
 
@@ -27,6 +27,11 @@ class LineError(ValueError):
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
         self.line = line
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things, such as "1 row" and "2 rows"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(text: str) -> str:

@@ -128,8 +128,8 @@ class JsonDocument:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                # A number at the end of the text may go on.
-                if end < len(self._text) or not self._more():
+                # A number at the end of the text may go on, also after "1." and "1e".
+                if self._text[end : end + 1] not in ("", ".", "e", "E") or not self._more():
                     self._at = end
                     return value
             except json.JSONDecodeError as error:

@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from kvcore.apps.traces.blocks import BlockIds, BlockSize
 from kvcore.apps.traces.clock import Clock
-from kvcore.apps.traces.errors import LineError, shown, shown_value
+from kvcore.apps.traces.errors import LineError, counted, shown, shown_value
 from kvcore.apps.traces.json_values import JsonDocument, parsed_row
 from kvcore.apps.traces.rows import ReadOptions, row_errors
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES, Source
@@ -211,13 +211,13 @@ class _Sessions:
         line = line.replace("as --block-size says", "as the file says")
         content = self._ids.finish(block, line)
         notes = [
-            f"{self._sessions:,} sessions, which all begin at time 0; a request follows the answer "
+            f"{counted(self._sessions, 'session')}, from time 0; a request follows the answer "
             f"before it after its think time (online mode)"
         ]
         if self._scopes == {"local"}:
             notes.append("block ids are local to a session: no two sessions share a block")
         if self._agents:
-            notes.append(f"{self._agents:,} sub-agents begin at the time in the file")
+            notes.append(f"{counted(self._agents, 'sub-agent')}, from the time in the file")
         if self._other_files:
-            notes.append(f"{self._other_files:,} files that are not JSON are left out")
+            notes.append(f"not JSON, and left out: {counted(self._other_files, 'file')}")
         return self._requests.finish(name, "sessions", content, notes, has_rows_in_order=False)

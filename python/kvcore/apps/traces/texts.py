@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvcore.apps.traces.clock import Clock
-from kvcore.apps.traces.errors import shown_value
+from kvcore.apps.traces.errors import counted, shown_value
 from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.tokens import TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
@@ -166,9 +166,9 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
             requests.add(token_count("tokens", len(text) - start), outputs, **turn)
     notes = turns.notes()
     if bounded:
-        notes.append(f"outputs of {bounded:,} rows have max_tokens tokens, an upper bound")
+        notes.append(f"outputs of max_tokens tokens, an upper bound: {counted(bounded, 'row')}")
     if parts.left_out:
-        notes.append(f"{parts.left_out:,} parts of messages that are not text are left out")
+        notes.append(f"not text, and left out: {counted(parts.left_out, 'part')} of messages")
     line = (
         "tokens of the named tokenizer: role, content and tools of each message, no chat template"
     )
@@ -237,8 +237,10 @@ def read_sharegpt(source: Source, name: str, options: ReadOptions) -> Trace:
                 else:
                     text.extend(encode(f"{message['value']}\n"))
             conversations += 1
-    notes = [f"{conversations:,} conversations; a turn follows the answer before it at once"]
+    notes = [
+        f"{counted(conversations, 'conversation')}; a turn follows the answer before it at once"
+    ]
     if others:
-        notes.append(f"{others:,} messages of other roles count as text of the prompt")
+        notes.append(f"text of other roles in prompts: {counted(others, 'message')}")
     line = "tokens of the named tokenizer, without a chat template"
     return requests.finish(name, "sharegpt", text.finish(line), [*notes, *unused.notes()])

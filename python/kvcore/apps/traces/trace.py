@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.apps.traces.errors import shown_value
+from kvcore.apps.traces.errors import counted, shown_value
 
 if TYPE_CHECKING:
     from kvcore.apps.replay.workload import Workload
@@ -184,14 +184,16 @@ class Requests:
         rank[order], rank[count] = np.arange(count), _NONE
         empty = int((outputs == 0).sum())
         said = [*self.clock.notes(), *content.notes(), *notes]
-        if missing == count:
+        if missing and np.isnan(self.clock.seconds()).all():
             said.append("no row has a time: all requests arrive at once, in the order of the file")
         elif missing:
-            said.append(f"{_rows(missing)} without a time: at the time of the row before")
+            said.append(f"{counted(missing, 'row')} without a time: at the time of the row before")
         if late and has_rows_in_order:
-            said.append(f"{_rows(late)} earlier than the row before: all are sorted by time")
+            said.append(
+                f"{counted(late, 'row')} earlier than the row before: all are sorted by time"
+            )
         if empty:
-            said.append(f"{_rows(empty)} without an output: 1 token is generated")
+            said.append(f"{counted(empty, 'row')} without an output: 1 token is generated")
         return Trace(
             name=name,
             format=format_name,
@@ -220,7 +222,3 @@ class Requests:
             after = before + delays[index] if is_missing[index] else filled[index]
             filled[index] = max(before, after)
         return filled, int((is_missing & ~follows).sum())
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from kvcore.apps.traces.errors import counted
+
 if TYPE_CHECKING:
     from kvcore.apps.traces.clock import Clock
 
@@ -42,7 +44,9 @@ class SessionTurns:
         """Return the lines of a report."""
         if not self._sessions:
             return []
-        lines = [f"{len(self._sessions):,} sessions; each row has its whole prompt"]
+        lines = [f"{counted(len(self._sessions), 'session')}; each row has its whole prompt"]
         if self._delayed:
-            lines.append(f"{self._delayed:,} requests follow an answer after a delay (online mode)")
+            lines.append(
+                f"after an answer and a delay (online mode): {counted(self._delayed, 'request')}"
+            )
         return lines
