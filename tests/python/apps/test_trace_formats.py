@@ -222,7 +222,7 @@ def session(name: str, seed: int, scope: str | None = "local") -> dict[str, Any]
 
 
 def leaves(document: dict[str, Any]) -> Rows:
-    found = []
+    found: Rows = []
     for each in document["requests"]:
         found += leaves(each) if each.get("type") == "subagent" else [each]
     return found

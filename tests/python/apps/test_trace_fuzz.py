@@ -155,7 +155,8 @@ def test_fields_of_any_text(text: str) -> None:
 @given(value=values, sizes=st.lists(st.integers(1, 9), min_size=1))
 def test_documents_in_pieces_are_documents(value: Any, sizes: list[int]) -> None:
     data = json.dumps([value, {"a": value}]).encode()
-    pieces, at = [], 0
+    pieces: list[bytes] = []
+    at = 0
     while at < len(data):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(data[at : at + size])

@@ -8,16 +8,17 @@ from typing import Annotated
 import typer
 
 from kvcore.apps.cli import replay_options as options
-from kvcore.apps.cli.options import checked
+from kvcore.apps.cli.options import checked, within
 from kvcore.apps.cli.output_file import check_writable
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.traces.canonical import write_trace
+from kvcore.apps.traces.capture import capture_trace
 from kvcore.apps.traces.clock import UNITS
 from kvcore.apps.traces.formats import FORMATS
 from kvcore.apps.traces.read import load_trace
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.apps.traces.trace import Trace
-from kvcore.replay import TraceError
+from kvcore.replay import MOST_REPLICAS, TraceError
 
 app = typer.Typer(help="Convert logs of requests to one form.", rich_markup_mode=None)
 
@@ -91,4 +92,72 @@ def convert(
         write_trace(found, target, on_progress)
     typer.echo(f"{len(found):,} requests from {found.format} to {target}")
     for line in found.notes:
+        typer.echo(line)
+
+
+@app.command()
+def capture(
+    *,
+    endpoint: Annotated[
+        str, typer.Argument(metavar="ENDPOINT", help="Where the engine publishes its events.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file; compressed if it ends in .gz.")
+    ],
+    replay_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where the engine repeats events, also from before the capture.",
+            show_default=False,
+        ),
+    ] = None,
+    topic: Annotated[
+        str, typer.Option(metavar="TEXT", help="Beginning of the topics to receive.")
+    ] = "",
+    replicas: Annotated[
+        int,
+        typer.Option(metavar="N", callback=within(1, MOST_REPLICAS), help="Data-parallel ranks."),
+    ] = 1,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="N", callback=within(0, math.inf), help="End after N seconds, or at Ctrl-C."
+        ),
+    ] = math.inf,
+    gap: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            callback=within(0, math.inf),
+            help="A block that continues a chain later than this is a new request.",
+        ),
+    ] = 10.0,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Also write the token ids, which are the prompts.")
+    ] = False,
+) -> None:
+    """Write the requests of a running engine of kvcore, vLLM or SGLang from its cache events.
+
+    Events show the blocks that a request stored, and no hits: a request is a chain of stored
+    blocks, and requests that found all their blocks are missing. No token ids are written unless
+    --token-ids is given.
+
+    Example: kvcore trace capture tcp://127.0.0.1:5557 trace.jsonl.gz --seconds 600
+    """
+    checked("OUT", check_writable, target, None)
+    try:
+        from kvcore.events import EventSubscriber
+    except ImportError as error:
+        raise typer.BadParameter(str(error), param_hint="'ENDPOINT'") from error
+    try:
+        with EventSubscriber(
+            endpoint, replay_endpoint=replay_endpoint, topic=topic, replicas=replicas
+        ) as subscriber:
+            done = capture_trace(
+                subscriber, target, seconds=seconds, gap=gap, with_tokens=token_ids
+            )
+    except (ValueError, ImportError) as error:
+        raise typer.BadParameter(str(error), param_hint="'ENDPOINT'") from error
+    for line in done.notes():
         typer.echo(line)

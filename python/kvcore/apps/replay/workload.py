@@ -35,7 +35,7 @@ class Workload(ABC):
     think_times : numpy.ndarray
         float64 ``[n]``, seconds between the previous answer and this request.
     assumptions : tuple of str
-        What a reader found in a trace and what it assumed, one line each.
+        One line for each thing that the reader of a trace found or assumed.
     """
 
     name: str

@@ -7,9 +7,10 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kvcore.apps.traces.blocks import BlockContent, BlockIds
 from kvcore.apps.traces.clock import Clock
@@ -21,7 +22,7 @@ from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, token_count
 
-__all__ = ["VERSION", "read_canonical", "write_trace"]
+__all__ = ["VERSION", "TraceFile", "read_canonical", "write_trace"]
 
 VERSION = 1
 _NONE = -1
@@ -29,6 +30,48 @@ _CONTENTS = ("blocks", "tokens", "lengths")
 _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
 _ROW = frozenset({"time", "input", "output", "session", "parent", "delay"})
 _MOST_NOTES = 64
+
+
+class TraceFile:
+    """Write a file row by row; the file has its name only after all rows are written.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file; it is compressed if its name ends in ``.gz``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._part = self._path.with_name(f"{self._path.name}.part")
+        self._streams = ExitStack()
+        self._file: Any = None
+
+    def __enter__(self) -> Any:
+        """Open the file."""
+        self._file = self._streams.enter_context(self._part.open("wb"))
+        if self._path.suffix == ".gz":
+            packed = gzip.GzipFile("", "wb", 6, self._file, mtime=0)
+            self._file = self._streams.enter_context(packed)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Give the file its name; remove it after an error."""
+        try:
+            self._streams.close()
+            if kind is None:
+                self._part.replace(self._path)
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def header(self, content: str, notes: Sequence[str], **more: Any) -> None:
+        """Write the first line."""
+        first = {"kvcore_trace": VERSION, "time_unit": "s", "content": content}
+        self.row(first | more | {"notes": list(notes)})
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Write a line."""
+        self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
 
 def write_trace(
@@ -45,49 +88,30 @@ def write_trace(
     on_progress : callable, optional
         Called from time to time with the number of written requests.
     """
-    target = Path(path)
-    part = target.with_name(f"{target.name}.part")
-    try:
-        with part.open("wb") as file:
-            if target.suffix == ".gz":
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    _write(trace, packed, on_progress)
-            else:
-                _write(trace, file, on_progress)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _write(
-    trace: Trace, file: IO[bytes] | gzip.GzipFile, on_progress: Callable[[int], None] | None
-) -> None:
-    header: dict[str, Any] = {"kvcore_trace": VERSION, "time_unit": "s"}
     content = trace.content
-    if isinstance(content, BlockContent):
-        header |= {"content": "blocks", "block_size": content.size}
-    elif isinstance(content, TokenContent):
-        header["content"] = "tokens"
-    else:
-        assert isinstance(content, LengthContent)
-        header |= {"content": "lengths", "prefix_share": content.prefix_share}
-    header["notes"] = list(trace.notes)
-    _write_line(file, header)
-    for index in range(len(trace)):
-        row: dict[str, Any] = {
-            "time": float(trace.arrivals[index]),
-            "input": int(trace.input_lengths[index]),
-            "output": int(trace.output_lengths[index]),
-        }
-        if trace.sessions[index] != _NONE:
-            row["session"] = int(trace.sessions[index])
-        if trace.parents[index] != _NONE:
-            row["parent"] = int(trace.parents[index])
-        if not math.isnan(trace.delays[index]):
-            row["delay"] = float(trace.delays[index])
-        _write_line(file, row | _prompt(content, index, row))
-        if on_progress is not None and index % 64 == 0:
-            on_progress(index)
+    with TraceFile(path) as file:
+        if isinstance(content, BlockContent):
+            file.header("blocks", trace.notes, block_size=content.size)
+        elif isinstance(content, TokenContent):
+            file.header("tokens", trace.notes)
+        else:
+            assert isinstance(content, LengthContent)
+            file.header("lengths", trace.notes, prefix_share=content.prefix_share)
+        for index in range(len(trace)):
+            row: dict[str, Any] = {
+                "time": float(trace.arrivals[index]),
+                "input": int(trace.input_lengths[index]),
+                "output": int(trace.output_lengths[index]),
+            }
+            if trace.sessions[index] != _NONE:
+                row["session"] = int(trace.sessions[index])
+            if trace.parents[index] != _NONE:
+                row["parent"] = int(trace.parents[index])
+            if not math.isnan(trace.delays[index]):
+                row["delay"] = float(trace.delays[index])
+            file.row(row | _prompt(content, index, row))
+            if on_progress is not None and index % 64 == 0:
+                on_progress(index)
 
 
 def _prompt(content: Any, index: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -101,10 +125,6 @@ def _prompt(content: Any, index: int, row: dict[str, Any]) -> dict[str, Any]:
             found["output_tokens"] = content.tokens[output : output + row["output"]].tolist()
         return found
     return {}
-
-
-def _write_line(file: Any, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
 
 def read_canonical(source: Source, name: str, options: ReadOptions) -> Trace:

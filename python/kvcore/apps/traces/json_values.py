@@ -111,7 +111,7 @@ class JsonDocument:
                 return self._text[self._at : self._at + 1]
 
     def take(self, wanted: str) -> str:
-        """Consume the next character; LineError if it is none of `wanted`."""
+        """Consume the next character; LineError if `wanted` does not have it."""
         found = self.first()
         if not found or found not in wanted:
             expected = " or ".join(wanted)
@@ -189,7 +189,7 @@ class JsonDocument:
             )
 
     def _more(self) -> bool:
-        """Read at least as many characters as there are, so that parsing again costs O(n)."""
+        """Read at least the number of characters in memory, so that parsing again costs O(n)."""
         if self._is_whole:
             return False
         parts = [self._text[self._at :]]

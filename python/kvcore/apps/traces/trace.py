@@ -62,7 +62,7 @@ class Trace:
     content : Content
         Tokens or blocks of the prompts.
     notes : tuple of str
-        What was found in the file and what was assumed, one line each.
+        One line for each thing that the reader found or assumed.
     """
 
     name: str
