@@ -8,7 +8,9 @@ import io
 import itertools
 import json
 import random
+import runpy
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,6 +275,19 @@ def test_requests_of_a_session_follow_each_other(tmp_path: Path) -> None:
     assert len(read_trace(lines, limit=4)) == 4
 
 
+def test_a_session_on_several_lines_and_a_plain_tar_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(session("one", 0), indent=2), encoding="utf-8")
+    assert len(read_trace(path)) == len(read_trace(path, format="sessions")) == 9
+    assert len(read_trace(path, limit=4)) == 4
+    tar = packed(tmp_path, [session("a", 0), session("b", 1)])
+    path.write_bytes(gzip.decompress(tar.read_bytes()))
+    assert len(read_trace(path)) == 18
+    assert len(read_trace(path, limit=11)) == 11
+    path.write_bytes(path.read_bytes()[:3000])
+    assert "expected a whole tar file" in refusal(path) or "a.json: " in refusal(path)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -470,3 +485,37 @@ def test_a_forced_format_gives_the_error_of_its_row(tmp_path: Path) -> None:
 def test_a_long_first_row_is_found(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 16 * 30_000, "hash_ids": list(range(30_000))}
     assert len(read_trace(write(tmp_path, [row, row]))) == 2
+
+
+def test_progress_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    lines = (f"{json.dumps(row)}\n" for row in random_prompts(1, 64, requests=4000))
+    path.write_bytes(gzip.compress("".join(lines).encode()))
+    seen: list[int] = []
+    read_trace(path, on_progress=seen.append)
+    assert len(seen) > 10
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] <= path.stat().st_size
+
+
+# -- a long log ------------------------------------------------------------------------------------
+LOG = Path(__file__).parents[3] / "bench" / "trace_log.py"
+
+
+@pytest.mark.skipif(not LOG.exists(), reason="the checkout has the generator, the wheel does not")
+def test_a_long_log_takes_little_memory_and_has_its_hits(tmp_path: Path) -> None:
+    write_log = runpy.run_path(str(LOG))["write_log"]
+    path, again = tmp_path / "log", tmp_path / "again"
+    size = write_log(path, 3000)
+    write_log(again, 3000)
+    assert path.read_bytes() == again.read_bytes()
+    tracemalloc.start()
+    try:
+        workload = read_trace(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * size
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(a["timestamp"] <= b["timestamp"] for a, b in itertools.pairwise(rows))
+    assert hits(workload, 64) == expected(rows, 64) > 100_000

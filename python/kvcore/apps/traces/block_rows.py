@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcore.apps.traces.blocks import BlockIds, BlockSize
 from kvcore.apps.traces.clock import Clock
-from kvcore.apps.traces.errors import LineError, counted
+from kvcore.apps.traces.errors import counted, shown_value
 from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
@@ -101,7 +101,7 @@ def read_bailian(source: Source, name: str, options: ReadOptions) -> Trace:
             if type(chat) is not int or type(before) is not int:
                 raise ValueError("chat_id, parent_chat_id: expected integers, -1 for no parent")
             if chat in chats:
-                raise LineError(number, f"chat_id: expected a new number, got {chat:.0f} again")
+                raise ValueError(f"chat_id: expected a new number, got {shown_value(chat)} again")
             inputs, outputs = rows.read(row)
             session, parent = chats.get(before, (sessions, _ROOT))
             unknown += before != _ROOT and parent == _ROOT
