@@ -139,6 +139,9 @@ def test_command_converts_and_prints_what_it_assumed(
     out = shown(capsys, "trace", "convert", source, target, "--prefix-share", ".5")
     assert out.startswith("2 requests from burstgpt to ")
     assert "times are in s, the unit of the format\n" in out
+    answer = told(capsys, "trace", "convert", source, target, "--prefix-share", ".5")
+    assert (answer["requests"], answer["format"]) == (2, "burstgpt")
+    assert answer["assumptions"] == out.splitlines()[1:]
     options = ("--mode", "admission", "--page-size", "4")
     want = told(capsys, "replay", source, *options, "--prefix-share", ".5")
     got = told(capsys, "replay", target, *options)

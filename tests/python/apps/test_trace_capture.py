@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ from cli_runs import refused, shown
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.replay import PoolSettings, read_trace, replay_admission
 
-pytest.importorskip("zmq")
 events = pytest.importorskip("kvcore.events")
 capture = pytest.importorskip("kvcore.apps.traces.capture")
+ForeignPublisher = pytest.importorskip("foreign_publisher").ForeignPublisher
 
 ANY = "tcp://127.0.0.1:*"
 SIZE = 4
@@ -108,18 +106,15 @@ def test_capture_of_a_manager_is_replayed(
     with events.EventPublisher(manager, ANY, replay_endpoint=ANY) as publisher:
         (replay,) = publisher.replay_endpoints
         options = ["--replay-endpoint", replay, "--seconds", "1.5"]
-        options += ["--token-ids"] if token_ids else []
+        options += ["--token-ids", "--json"] if token_ids else []
 
-        def later() -> None:
-            time.sleep(0.2)
-            serve(manager, prompts)
-            publisher.flush()
-
-        thread = threading.Thread(target=later)
-        thread.start()
+        serve(manager, prompts)
+        publisher.flush()
         out = shown(capsys, "trace", "capture", publisher.endpoints[0], target, *options)
-        thread.join()
-    assert out == "5 requests, 20 distinct blocks\n"
+    if token_ids:
+        assert json.loads(out) == {"requests": 5, "blocks": 20, "unknown": 0, "left_out": 0}
+    else:
+        assert out == "5 requests, 20 distinct blocks\n"
     assert (b'tokens":' in target.read_bytes().replace(b'"notes"', b"")) == token_ids
     workload = read_trace(target)
     assert len(workload) == 5
@@ -130,6 +125,26 @@ def test_capture_of_a_manager_is_replayed(
     header, *rows = map(json.loads, target.read_text().splitlines())
     assert header["content"] == ("tokens" if token_ids else "blocks")
     assert all(row.keys() >= {"time", "input", "output"} for row in rows)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_capture_of_another_engine(tmp_path: Path, form: str) -> None:
+    """vLLM and SGLang have the same protocol; SGLang sends a page per event."""
+    target = tmp_path / "trace.jsonl.gz"
+    publisher = ForeignPublisher()
+    found = [stored(None, 1), stored(1, 2), stored(2, 3), stored(1, 9, 10)]
+    publisher.publish(events.encode_batch(events.KVEventBatch(1.7e9, found), form))
+    try:
+        with events.EventSubscriber(
+            publisher.endpoint, replay_endpoint=publisher.replay_endpoint
+        ) as subscriber:
+            done = capture.capture_trace(subscriber, target, seconds=1.0)
+    finally:
+        publisher.close()
+    assert (done.requests, done.blocks) == (2, 5)
+    workload = read_trace(target)
+    assert workload.prompt_lengths.tolist() == [3 * SIZE, 3 * SIZE]
+    assert workload.prompt(0)[:SIZE].tolist() == workload.prompt(1)[:SIZE].tolist()
 
 
 def test_a_capture_without_events_writes_no_file(

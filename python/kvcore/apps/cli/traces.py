@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``kvcore trace``: convert traces, and capture them from an engine."""
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcore.apps.cli import replay_options as options
-from kvcore.apps.cli.options import checked, within
+from kvcore.apps.cli.options import AsJson, checked, within
 from kvcore.apps.cli.output_file import check_writable
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.traces.canonical import write_trace
@@ -20,7 +22,7 @@ from kvcore.apps.traces.rows import ReadOptions
 from kvcore.apps.traces.trace import Trace
 from kvcore.replay import MOST_REPLICAS, TraceError
 
-app = typer.Typer(help="Convert logs of requests to one form.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 _STDIN = Path("-")
 
@@ -72,6 +74,7 @@ def convert(
     tokenizer: options.Tokenizer = None,
     prefix_share: options.PrefixShare = None,
     limit: options.Limit = None,
+    as_json: AsJson = False,
 ) -> None:
     """Convert a log of requests to kvcore's own format: a header, and a JSON line per request.
 
@@ -90,6 +93,10 @@ def convert(
     found = read_with_progress(trace, given, format_name)
     with progress_bar("requests", len(found)) as on_progress:
         write_trace(found, target, on_progress)
+    if as_json:
+        told = {"requests": len(found), "format": found.format, "assumptions": found.notes}
+        typer.echo(json.dumps(told))
+        return
     typer.echo(f"{len(found):,} requests from {found.format} to {target}")
     for line in found.notes:
         typer.echo(line)
@@ -122,7 +129,10 @@ def capture(
     seconds: Annotated[
         float,
         typer.Option(
-            metavar="N", callback=within(0, math.inf), help="End after N seconds, or at Ctrl-C."
+            metavar="N",
+            callback=within(0, math.inf),
+            help="End after N seconds, or at Ctrl-C.",
+            show_default="no end",
         ),
     ] = math.inf,
     gap: Annotated[
@@ -136,6 +146,7 @@ def capture(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Also write the token ids, which are the prompts.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the requests of a running engine of kvcore, vLLM or SGLang from its cache events.
 
@@ -159,5 +170,8 @@ def capture(
             )
     except (ValueError, ImportError) as error:
         raise typer.BadParameter(str(error), param_hint="'ENDPOINT'") from error
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
     for line in done.notes():
         typer.echo(line)
