@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,39 @@ def test_limit_keeps_the_first_rows(tmp_path: Path) -> None:
     source.write_text(lines(*BLOCKS), encoding="utf-8")
     write_trace(load_trace(str(source), ReadOptions()), target)
     assert len(read_trace(target, limit=5)) == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_and_a_link_stay(tmp_path: Path) -> None:
+    source, pipe, link, target = (tmp_path / name for name in ("in", "pipe", "link", "out"))
+    source.write_text(LENGTHS, encoding="utf-8")
+    trace = load_trace(str(source), ReadOptions())
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    target.write_text("old", encoding="utf-8")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_trace(trace, pipe)
+    reader.join()
+    write_trace(trace, link)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert got == [target.read_bytes()]
+
+
+def test_a_failed_conversion_keeps_the_old_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(LENGTHS, encoding="utf-8")
+    target.write_text("old", encoding="utf-8")
+
+    def fail(done: int) -> None:
+        raise KeyboardInterrupt(done)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_trace(load_trace(str(source), ReadOptions()), target, fail)
+    assert target.read_text() == "old"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in", "out"]
 
 
 BAD: list[tuple[list[Any], str]] = [

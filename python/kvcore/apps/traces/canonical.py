@@ -38,12 +38,17 @@ class TraceFile:
     Parameters
     ----------
     path : str or os.PathLike
-        The file; it is compressed if its name ends in ``.gz``.
+        The file; it is compressed if its name ends in ``.gz``. Rows go directly to a device, a pipe
+        or a link.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._part = self._path.with_name(f"{self._path.name}.part")
+        is_replaced = not self._path.is_symlink() and (
+            self._path.is_file() or not self._path.exists()
+        )
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        self._part = part if is_replaced else self._path
         self._streams = ExitStack()
         self._file: Any = None
 
@@ -59,10 +64,11 @@ class TraceFile:
         """Give the file its name; remove it after an error."""
         try:
             self._streams.close()
-            if kind is None:
+            if kind is None and self._part != self._path:
                 self._part.replace(self._path)
         finally:
-            self._part.unlink(missing_ok=True)
+            if self._part != self._path:
+                self._part.unlink(missing_ok=True)
 
     def header(self, content: str, notes: Sequence[str], **more: Any) -> None:
         """Write the first line."""

@@ -24,7 +24,7 @@ __all__ += ["read_lengths"]
 #: Columns with the time, the input tokens and the output tokens.
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-_BURST_OTHERS = frozenset({"Model", "Total tokens", "Log Type", "Session ID", "Elapsed time"})
+_BURST_OTHERS = frozenset({"Model", "Total tokens", "Log Type"})
 _FIELDS = ("timestamp", "input_length", "output_length")
 _MOST_DIGITS = 20
 
