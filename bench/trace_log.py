@@ -41,7 +41,7 @@ def write_log(path: Path, requests: int, seed: int = 0) -> int:
                 serial += 1
                 continue
             time, number, prompt, turns = heapq.heappop(waiting)
-            prompt += blocks(max(1, int(rng.lognormvariate(1.7, 0.9))))
+            prompt += blocks(max(1, int(rng.lognormvariate(1.74, 0.9))))
             length = len(prompt) * BLOCK - rng.randint(0, BLOCK - 1)
             output = max(1, int(rng.lognormvariate(5.0, 1.0)))
             row = {

@@ -227,6 +227,15 @@ def test_replay_reads_standard_input(
     assert (answer["workload"], answer["requests"]) == ("stdin", 2)
 
 
+def test_closed_standard_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input: cannot be read: standard input is closed" in refused(
+        capsys, "replay", "-"
+    )
+
+
 def test_report_prints_what_it_assumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(lines(*BLOCKS), encoding="utf-8")

@@ -452,6 +452,8 @@ def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
     bad.write_text("{}", encoding="utf-8")
     pytest.importorskip("tokenizers")
     assert "which cannot be loaded" in refusal(path, tokenizer=str(bad))
+    for name in (tmp_path / "no.json", tmp_path / "none", tmp_path / "trace.jsonl"):
+        assert "which cannot be loaded" in refusal(path, tokenizer=name)
 
 
 def test_tokenizer_of_a_file(tmp_path: Path) -> None:
@@ -463,6 +465,8 @@ def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, [{"messages": [{"role": "user", "content": "hi there"}]}])
     for name in (tmp_path, tmp_path / "tokenizer.json"):
         assert read_trace(path, tokenizer=name).prompt(0).tolist() == [0, 1, 2]
+    path.write_text('{"model": "m", "prompt": "\\ud800"}', encoding="utf-8")
+    assert ":1: 'utf-8' codec can't encode" in refusal(path, tokenizer=tmp_path)
 
 
 # -- detection -------------------------------------------------------------------------------------

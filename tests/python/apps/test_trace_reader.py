@@ -120,6 +120,7 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
         "hash_ids: expected a list of integers",
     ),
     ("texts after numbers", {**GOOD, "hash_ids": ["0", "1"]}, "hash_ids: expected integers as in"),
+    ("control characters", "\x1b[2J{", "got \\x1b[2J{ ("),
     ("a field twice", '{"timestamp": 1, "timestamp": 2}', 'the field "timestamp" is there twice'),
     (
         "exponent",
@@ -199,6 +200,15 @@ def test_unreadable_file_is_one_line(tmp_path: Path, content: bytes, told: str) 
         read_trace(path)
     assert str(caught.value).startswith(f"{path}: {told}")
     assert "\n" not in str(caught.value)
+
+
+def test_cut_file_has_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    lines = (json.dumps(row([n, n + 1, n * n], timestamp=n)) for n in range(40_000))
+    data = gzip.compress("\n".join(lines).encode())
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(TraceError, match=r"cannot be read after row \d+: Compressed file ended"):
+        read_trace(path)
 
 
 def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ def counted(count: int, what: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the beginning of a text on one line."""
+    """Return the beginning of a text on one line, with escapes for control characters."""
     text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
+    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 

@@ -116,12 +116,17 @@ def load_trace(
     """Read a trace into the one form; see `read_trace`."""
     if format_name is not None and format_name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format_name!r}")
+    after = ""
     title = "standard input" if path == "-" else path
     name = "stdin" if path == "-" else Path(path).name
     try:
         with opened(path, on_progress) as source:
             found = format_name or found_format(source, title)
-            trace = _READERS[found](source, name, options)
+            try:
+                trace = _READERS[found](source, name, options)
+            except (OSError, EOFError, zlib.error):
+                after = f" after row {source.rows}" if source.rows else ""
+                raise
         if options.prefix_share is not None and not isinstance(trace.content, LengthContent):
             raise ValueError(
                 "--prefix-share is for traces of lengths only; this trace has prefixes"
@@ -138,4 +143,4 @@ def load_trace(
         raise TraceError(title, None, "it needs more memory than there is") from error
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(title, None, f"cannot be read: {reason}") from error
+        raise TraceError(title, None, f"cannot be read{after}: {reason}") from error

@@ -41,11 +41,14 @@ class Source:
         Up to 64 KiB from the beginning, without a byte order mark of UTF-8.
     stream : binary stream
         All bytes, including `beginning`.
+    rows : int
+        Number of the last line that was read.
     """
 
     def __init__(self, stream: IO[bytes], on_progress: Callable[[], None] | None) -> None:
         self.beginning = stream.read(_BEGINNING).removeprefix(_BOM)
         self.stream = io.BufferedReader(_Rejoined(self.beginning, stream), _BUFFER)
+        self.rows = 0
         self._on_progress = on_progress
 
     def lines(self) -> Iterator[tuple[int, str]]:
@@ -59,9 +62,9 @@ class Source:
             A line is longer than `MOST_LINE_CHARACTERS` or is not UTF-8, or the file has more than
             `MOST_LINES` lines or `MOST_CHARACTERS` characters.
         """
-        number = characters = 0
+        characters = 0
         while data := self.stream.readline(MOST_LINE_CHARACTERS + 1):
-            number += 1
+            self.rows = number = self.rows + 1
             characters += len(data)
             _check(number, len(data), characters)
             if self._on_progress is not None and number % _PROGRESS_EVERY == 0:
@@ -135,6 +138,8 @@ def opened(path: str, on_progress: Callable[[int], None] | None = None) -> Itera
     OSError, EOFError, zlib.error
         The file cannot be opened, or its beginning cannot be read.
     """
+    if path == "-" and sys.stdin is None:
+        raise OSError("standard input is closed")
     file = sys.stdin.buffer if path == "-" else open(path, "rb", buffering=0)  # noqa: PTH123, SIM115
     try:
         start = _read_start(cast("IO[bytes]", file))

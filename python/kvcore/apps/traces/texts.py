@@ -49,12 +49,13 @@ class _Encoder:
         Raises
         ------
         ValueError
-            No tokenizer was named, or it cannot be loaded.
+            No tokenizer was named, or it cannot be loaded. The text is no Unicode text.
         """
         found = self._known.get(text)
         if found is None:
             if self._encode is None:
                 self._encode = _loaded(self._tokenizer)
+            text.encode("utf-8")  # UnicodeEncodeError is a ValueError: half of a surrogate pair
             found = array("i", self._encode(text, add_special_tokens=False).ids)
             if len(self._known) >= _MOST_CACHED:
                 self._known.pop(next(iter(self._known)))
@@ -78,12 +79,14 @@ def _loaded(tokenizer: Any) -> Any:
             "pip install 'kvcore[tokenizers]' installs it"
         ) from None
     name = os.fspath(tokenizer)
-    path = Path(name)
-    if path.is_dir():
-        path /= "tokenizer.json"
+    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
     try:
-        is_file = path.is_file()
-        found = Tokenizer.from_file(str(path)) if is_file else Tokenizer.from_pretrained(name)
+        if path.is_file():
+            found = Tokenizer.from_file(str(path))
+        elif path.suffix == ".json" or path.is_absolute():
+            raise FileNotFoundError("there is no such file")
+        else:
+            found = Tokenizer.from_pretrained(name)
     except Exception as error:  # noqa: BLE001 - the package raises plain Exception
         raise ValueError(
             f"expected a tokenizer, got {shown_value(name)}, which cannot be loaded: "
