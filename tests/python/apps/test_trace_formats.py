@@ -412,16 +412,40 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
         {"model": "m", "prompt": "ab", "created": 7, "usage": {"completion_tokens": 4}},
         {"messages": [hello, part], "output_length": 2, "timestamp": 9000, "session_id": 1},
         {"model": "m", "prompt": [1, 2, 3], "timestamp": 9500},
+        {"model": "m", "input": "go", "instructions": "be", "max_output_tokens": 5},
+        {"model": "m", "input": [hello, {"type": "call", "id": 1}], "tools": [{"name": "t"}]},
     ]
     workload = read_trace(write(tmp_path, rows), tokenizer=Letters())
-    prompts = [letters(workload.prompt(i)) for i in range(4)]
-    assert prompts == ["user\nhi\n", "ab", "user\nhi\nuser\nsee\n", "\1\2\3"]
-    assert workload.output_lengths.tolist() == [10, 4, 2, 1]
-    assert workload.arrivals.tolist() == [7, 7, 9, 9.5]
+    prompts = [letters(workload.prompt(i)) for i in range(6)]
+    assert prompts == [
+        *("user\nhi\n", "ab", "user\nhi\nuser\nsee\n", "\1\2\3", "bego"),
+        '[{"name": "t"}]user\nhi\n{"id": 1, "type": "call"}',
+    ]
+    assert workload.output_lengths.tolist() == [10, 4, 2, 1, 5, 1]
+    assert workload.arrivals.tolist() == [7, 7, 9, 9.5, 9.5, 9.5]
     said = " ".join(workload.assumptions)
-    assert "outputs of max_tokens tokens, an upper bound: 1 row" in said
+    assert "outputs of max_tokens tokens, an upper bound: 2 rows" in said
     assert "not text, and left out: 1 part of messages" in said
     assert "no chat template" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"messages": []}, "messages: expected messages, a text or token ids, got []"),
+        ({"messages": "hi"}, "messages: expected messages, a text or token ids"),
+        ({"messages": [{"content": "x"}]}, "messages: expected objects with a role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages: expected a text as content"),
+        ({"model": "m", "prompt": ["a", "b"]}, "prompt: expected messages, a text or token ids"),
+        ({"custom_id": "a", "body": 3}, "body: expected a JSON object, got 3"),
+        ({"url": "/v1/embeddings", "custom_id": "a", "body": {"input": "x"}}, "got embeddings"),
+        ({"model": "m", "prompt": "a", "max_tokens": -1}, "max_tokens: expected a positive"),
+    ],
+)
+def test_bad_openai_requests_are_one_line(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    assert f":1: {told}" in refusal(write(tmp_path, [row]), tokenizer=Letters()).replace(
+        "url: expected a request that generates text, ", ""
+    )
 
 
 def test_conversations_become_turns(tmp_path: Path) -> None:

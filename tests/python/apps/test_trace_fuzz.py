@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvcore.apps.traces.json_values import JsonDocument, top_keys
@@ -153,6 +153,9 @@ def test_fields_of_any_text(text: str) -> None:
 
 
 @given(value=values, sizes=st.lists(st.integers(1, 9), min_size=1))
+@example(value=-0.0, sizes=[2])
+@example(value=1.5e300, sizes=[1])
+@example(value="\U0001f600", sizes=[1])
 def test_documents_in_pieces_are_documents(value: Any, sizes: list[int]) -> None:
     data = json.dumps([value, {"a": value}]).encode()
     pieces: list[bytes] = []

@@ -42,6 +42,7 @@ _FIELDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("openai", frozenset({"messages"})),
     ("openai", frozenset({"text_input"})),
     ("openai", frozenset({"model", "prompt"})),
+    ("openai", frozenset({"model", "input"})),
     ("mooncake", frozenset({"input_length"})),
 )
 _COLUMNS = (("azure", AZURE_COLUMNS), ("burstgpt", BURST_COLUMNS))

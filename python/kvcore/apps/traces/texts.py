@@ -27,8 +27,11 @@ _UNKNOWN = -1
 _BATCH = frozenset({"custom_id", "method", "url", "body"})
 _ROW = frozenset({"timestamp", "created", "session_id", "delay", "output_length", "usage"})
 _BODY = frozenset(
-    {"model", "messages", "prompt", "text_input", "tools", "max_tokens", "max_completion_tokens"}
+    {"model", "messages", "prompt", "input", "text_input", "instructions", "tools"}
+    | {"max_tokens", "max_completion_tokens", "max_output_tokens"}
 )
+#: Fields with a prompt: of chats, completions, responses, and AIPerf's rows of texts.
+_PROMPTS = ("messages", "prompt", "input", "text_input")
 _ASKS = ("human", "user", "system")
 _ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
 
@@ -95,6 +98,10 @@ def _loaded(tokenizer: Any) -> Any:
     return found.encode
 
 
+def _dumped(part: Any) -> str:
+    return json.dumps(part, sort_keys=True)
+
+
 class _Parts:
     """Turn the messages of a request into tokens, one message after another."""
 
@@ -104,31 +111,29 @@ class _Parts:
 
     def of(self, body: dict[str, Any]) -> Iterator[Any]:
         """Yield the tokens of the parts of a prompt; ValueError for a body of another kind."""
-        tools = body.get("tools")
-        if tools:
-            yield self._encode(json.dumps(tools, sort_keys=True))
-        if body.get("messages") is not None:
-            messages = body["messages"]
-            if not isinstance(messages, list) or not messages:
-                raise ValueError(f"messages: expected a list, got {shown_value(messages)}")
-            for message in messages:
-                yield self._encode(self._text(message))
-            return
-        name = "prompt" if "prompt" in body else "text_input"
+        for name in ("tools", "instructions"):
+            if body.get(name):
+                part = body[name]
+                yield self._encode(part if isinstance(part, str) else _dumped(part))
+        name = next((each for each in _PROMPTS if body.get(each) is not None), "messages")
         prompt = body.get(name)
-        if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
-            yield token_ids(name, prompt)
-        elif isinstance(prompt, str) and prompt:
+        if isinstance(prompt, str) and prompt and name != "messages":
             yield self._encode(prompt)
+        elif isinstance(prompt, list) and prompt and name in ("messages", "input"):
+            for message in prompt:
+                yield self._encode(self._text(name, message))
+        elif isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+            yield token_ids(name, prompt)
         else:
             raise ValueError(
-                f"messages, prompt: expected messages, a text or token ids, got "
-                f"{shown_value(prompt)}"
+                f"{name}: expected messages, a text or token ids, got {shown_value(prompt)}"
             )
 
-    def _text(self, message: Any) -> str:
+    def _text(self, name: str, message: Any) -> str:
+        if name == "input" and isinstance(message, dict) and "role" not in message:
+            return _dumped(message)  # a call of a tool, or its result
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"messages: expected objects with a role, got {shown_value(message)}")
+            raise ValueError(f"{name}: expected objects with a role, got {shown_value(message)}")
         content = message.get("content")
         if isinstance(content, list):
             texts = [each.get("text") for each in content if isinstance(each, dict)]
@@ -138,10 +143,10 @@ class _Parts:
         elif content is None:
             content = ""
         elif not isinstance(content, str):
-            raise ValueError(f"messages: expected a text as content, got {shown_value(content)}")
+            raise ValueError(f"{name}: expected a text as content, got {shown_value(content)}")
         calls = message.get("tool_calls")
         if calls:
-            content += json.dumps(calls, sort_keys=True)
+            content += _dumped(calls)
         return f"{message['role']}\n{content}\n"
 
 
@@ -157,6 +162,8 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
             body = row.get("body", row)
             if not isinstance(body, dict):
                 raise ValueError(f"body: expected a JSON object, got {shown_value(body)}")
+            if str(row.get("url", "")).endswith("/embeddings"):
+                raise ValueError("url: expected a request that generates text, got embeddings")
             unused.look(row.keys() | body.keys())
             outputs, is_bound = _outputs(row, body)
             bounded += is_bound
@@ -185,7 +192,7 @@ def _outputs(row: dict[str, Any], body: dict[str, Any]) -> tuple[int, bool]:
     usage = row.get("usage")
     if isinstance(usage, dict) and usage.get("completion_tokens") is not None:
         return output_count("completion_tokens", usage["completion_tokens"]), False
-    for field in ("max_completion_tokens", "max_tokens"):
+    for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         if body.get(field) is not None:
             return output_count(field, body[field]), True
     return 0, False
