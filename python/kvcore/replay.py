@@ -25,15 +25,20 @@ from kvcore.apps.replay.report import ReplayReport
 from kvcore.apps.replay.routed import MOST_ROUTED, RoutingReport, replay_routed
 from kvcore.apps.replay.tiers import TierReport
 from kvcore.apps.replay.timeline import Timeline, TimelineBins
-from kvcore.apps.replay.trace import TraceError, read_trace
 from kvcore.apps.replay.uses import PageUses, PageUsesError, page_uses
 from kvcore.apps.replay.workload import Workload
+from kvcore.apps.traces.errors import TraceError
+from kvcore.apps.traces.formats import FORMATS
+from kvcore.apps.traces.read import read_trace
+
+TRACE_FORMATS = tuple(FORMATS)
 
 __all__ = [
     "DEFAULT_POOL_TOKENS",
     "MOST_REPLICAS",
     "MOST_ROUTED",
     "POLICIES",
+    "TRACE_FORMATS",
     "ChatSettings",
     "Comparison",
     "ComparisonRun",

@@ -57,7 +57,8 @@ def test_each_result_is_that_of_a_replay_alone(
         answer = told(capsys, "replay", *shared, "--pages", "90,200")
         for each in answer["results"]:
             alone = told(capsys, "replay", *shared, "--pages", str(each["pages"]))
-            assert untimed(alone) == untimed(each)
+            assert untimed(alone) == untimed(each) | {"assumptions": answer["assumptions"]}
+            assert len(alone["assumptions"]) == 2
 
 
 def test_one_pool_may_be_compared_for_several_policies(

@@ -73,6 +73,16 @@ def test_clock_jumps_to_the_next_arrival(tmp_path: Path) -> None:
     assert report.first_token_s_p99 == pytest.approx(0.1)
 
 
+def test_concurrency_counts_from_the_first_arrival(tmp_path: Path) -> None:
+    def rows(start: float) -> list[dict[str, Any]]:
+        return [row([n], timestamp=start, length=100, output=11) for n in range(3)]
+
+    early, late = serve(tmp_path, *rows(0)), serve(tmp_path, *rows(3.6e6))
+    assert early.concurrency == pytest.approx(3)
+    assert late.concurrency == pytest.approx(early.concurrency)
+    assert late.virtual_seconds == pytest.approx(3600 + early.virtual_seconds)
+
+
 def test_concurrency_makes_later_requests_wait(tmp_path: Path) -> None:
     rows = [row([n], length=100, output=11) for n in range(3)]
     report = serve(tmp_path, *rows, concurrency=1)

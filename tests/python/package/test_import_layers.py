@@ -28,7 +28,7 @@ LAYERS = (
     ("paged",),
     ("scheduler", "events", "moving", "routing"),
     ("",),
-    ("integrations", "apps.replay", "apps.demo", "replay"),
+    ("integrations", "apps.replay", "apps.traces", "apps.demo", "replay"),
     ("apps.cli", "__main__"),
 )
 

@@ -15,6 +15,7 @@ from kvcore.apps.cli.info import info
 from kvcore.apps.cli.plan import plan
 from kvcore.apps.cli.replay import replay
 from kvcore.apps.cli.streams import finish, open_streams, tell
+from kvcore.apps.cli.traces import app as traces
 from kvcore.apps.cli.tune_attention import tune_attention
 
 BAD_INPUT = 2
@@ -35,6 +36,7 @@ app.command()(generate)
 app.command()(info)
 app.command("tune-attention")(tune_attention)
 app.add_typer(tier.app, name="tier")
+app.add_typer(traces, name="trace")
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from kvcore.apps.cli.presets import find_model, model_params
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
+from kvcore.apps.cli.traces import read_with_progress
 from kvcore.apps.replay.pool import flat_page_bytes, require_windows
+from kvcore.apps.traces.rows import ReadOptions
 from kvcore.replay import (
     POLICIES,
     Comparison,
@@ -33,11 +36,9 @@ from kvcore.replay import (
     PoolSettings,
     ReplayReport,
     RoutingReport,
-    TraceError,
     Workload,
     chat_workload,
     compare,
-    read_trace,
     replay_admission,
     replay_online,
     replay_routed,
@@ -52,6 +53,11 @@ def replay(
     *,
     context: typer.Context,
     trace: options.Trace = None,
+    format_name: options.TraceFormat = None,
+    block_size: options.BlockSize = None,
+    time_unit: options.TimeUnit = None,
+    tokenizer: options.Tokenizer = None,
+    prefix_share: options.PrefixShare = None,
     mode: options.ReplayMode = None,
     policy: options.Policy = PoolSettings.policy,
     page_size: PageSize = PoolSettings.page_size,
@@ -75,17 +81,20 @@ def replay(
 ) -> None:
     """Run a trace through the cache manager; report hits, evictions and the manager's speed.
 
-    No model runs, and only a replay with tiers allocates a pool. Online mode simulates the clock
-    of an engine with continuous batching. Admission mode releases each request before the next
-    request claims, so it shows only the effect of the cache. With several policies or numbers of
-    pages, the command compares them with each other and, in admission mode, with the optimum,
-    which no policy exceeds. --groups compares a flat cache, which keeps every token in every
-    layer, with a cache of the model's windows and chunks in the same memory; --pages counts pages
-    of all layers. --host-pages and --disk-pages put a real host tier and a real disk below the
-    device: a pool of tiny pages, and files in a temporary directory. --route makes the replicas
-    workers of a router, which follows their caches only by events, and compares its policies.
+    TRACE is a log in one of the formats that --format lists. No model runs, and only a replay with
+    tiers allocates a pool. Online mode simulates the clock of an engine with continuous batching.
+    Admission mode releases each request before the next request claims, so it shows only the
+    effect of the cache. With several policies or numbers of pages, the command compares them with
+    each other and, in admission mode, with the optimum, which no policy exceeds.
+    --groups compares a flat cache, which keeps every token in every layer, with a cache of the
+    model's windows and chunks in the same memory; --pages counts pages of all layers. --host-pages
+    and --disk-pages put a real host tier and a real disk below the device: a pool of tiny pages,
+    and files in a temporary directory. --route makes the replicas workers of a router, which
+    follows their caches only by events, and compares its policies.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
+
+    Example: kvcore replay azure.csv --prefix-share .5 --limit 10000
 
     Example: kvcore replay --memory 80GiB --model llama-3.1-70b --json
 
@@ -133,14 +142,22 @@ def replay(
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
     started = time.perf_counter()
-    workload = _workload(trace, seed, limit)
+    trace_options = ReadOptions(
+        limit=limit,
+        block_size=block_size,
+        time_unit=time_unit,
+        tokenizer=tokenizer,
+        prefix_share=prefix_share,
+    )
+    workload = _workload(trace, seed, trace_options, format_name)
     read_seconds = time.perf_counter() - started
     if routes is not None:
         reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
         _show_routed(workload, reports, read_seconds, as_json=as_json)
         return
     if is_one and html is None:
-        _show(_run(workload, pools[0].with_policy(names[0]), pace), read_seconds, as_json=as_json)
+        report = _run(workload, pools[0].with_policy(names[0]), pace)
+        _show(workload, report, read_seconds, as_json=as_json)
         return
     comparison = _compare(workload, pools, names, pace, grouped, chunk)
     if html is not None:
@@ -148,7 +165,7 @@ def replay(
         page = comparison_page(comparison, command)
         html.write_text(page, encoding="utf-8", errors="backslashreplace")
     shown = comparison.runs[0].report if is_one else comparison
-    _show(shown, read_seconds, as_json=as_json)
+    _show(workload, shown, read_seconds, as_json=as_json)
 
 
 def _policy(name: str) -> str:
@@ -206,13 +223,17 @@ def _pages(
     return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 
-def _workload(trace: Path | None, seed: int, limit: int | None) -> Workload:
-    if trace is None:
-        return chat_workload(seed=seed, limit=limit)
-    try:
-        return read_trace(trace, limit=limit)
-    except TraceError as error:
-        raise typer.BadParameter(str(error), param_hint="'TRACE'") from error
+def _workload(
+    trace: Path | None, seed: int, trace_options: ReadOptions, format_name: str | None
+) -> Workload:
+    if trace is not None:
+        return read_with_progress(trace, trace_options, format_name).workload()
+    if format_name is not None or replace(trace_options, limit=None) != ReadOptions():
+        raise typer.BadParameter(
+            "expected a TRACE with --format, --block-size, --time-unit, --tokenizer and "
+            "--prefix-share"
+        )
+    return chat_workload(seed=seed, limit=trace_options.limit)
 
 
 def _run(workload: Workload, pool: PoolSettings, engine: EngineSettings | None) -> ReplayReport:
@@ -252,10 +273,12 @@ def _show_routed(
             "mode": "routing",
             "workload": workload.name,
             "results": [each.to_dict() for each in reports],
+            "assumptions": workload.assumptions,
             "read_seconds": read_seconds,
         }
         typer.echo(json.dumps(found))
     else:
+        _print_assumptions(workload)
         print_routing(workload.name, reports)
 
 
@@ -293,13 +316,23 @@ def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
         raise typer.BadParameter(_too_large(workload, pool)) from error
 
 
-def _show(shown: ReplayReport | Comparison, read_seconds: float, *, as_json: bool) -> None:
+def _show(
+    workload: Workload, shown: ReplayReport | Comparison, read_seconds: float, *, as_json: bool
+) -> None:
     if as_json:
-        typer.echo(json.dumps(shown.to_dict() | {"read_seconds": read_seconds}))
-    elif isinstance(shown, Comparison):
+        more = {"assumptions": workload.assumptions, "read_seconds": read_seconds}
+        typer.echo(json.dumps(shown.to_dict() | more))
+        return
+    _print_assumptions(workload)
+    if isinstance(shown, Comparison):
         print_comparison(shown)
     else:
         print_report(shown)
+
+
+def _print_assumptions(workload: Workload) -> None:
+    for line in workload.assumptions:
+        typer.echo(line)
 
 
 def _too_large(workload: Workload, pool: PoolSettings) -> str:

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from kvcore.apps.cli.options import count, within
-from kvcore.apps.replay.trace_lines import MOST_CHARACTERS, MOST_LINES
-from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES
+from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
+from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
 from kvcore.routing import POLICIES as ROUTES
 from kvcore.support.byte_sizes import format_size
+
+MOST_BLOCK = 1 << 24
 
 _DEFAULT_PAGES = f"pages for {DEFAULT_POOL_TOKENS:,} tokens"
 
@@ -30,9 +32,49 @@ Trace = Annotated[
     Path | None,
     typer.Argument(
         metavar="TRACE",
-        help="Mooncake trace, JSONL or JSONL.gz, a file or a pipe, of at most "
-        f"{MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} decompressed. "
-        "Default: generated multi-turn chats.",
+        help="A log of requests in a known format (see --format), plain or gzip, a file or a pipe, "
+        f"- for stdin, of at most {MOST_LINES:,} lines and {format_size(MOST_CHARACTERS)} "
+        "decompressed. Default: generated multi-turn chats.",
+        show_default=False,
+    ),
+]
+TraceFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help=f"Format of TRACE: {', '.join(TRACE_FORMATS)}.",
+        show_default="found from the first row",
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=within(1, MOST_BLOCK),
+        help="Tokens per block of a TRACE with block ids.",
+        show_default="found from the rows",
+    ),
+]
+TimeUnit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="s|ms|us|ns", help="Unit of the times in TRACE.", show_default="of the format"
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="Tokenizer of a TRACE with texts: a tokenizer.json, a folder with it, or a name.",
+        show_default=False,
+    ),
+]
+PrefixShare = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="For a TRACE of lengths: make up a prefix that all prompts share, such as .5 of each.",
         show_default=False,
     ),
 ]

@@ -154,6 +154,7 @@ class _OnlineReplay:
         self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
         self._tally = Tally()
         self._now = 0.0
+        self._start = self._arrivals.next_time
         self._unsampled_seconds = 0.0
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
@@ -261,7 +262,7 @@ class _OnlineReplay:
             self._manager,
             self._tally,
             mean_used_pages=self._used_page_seconds / max(self._sampled_seconds, 1e-9),
-            concurrency=self._running_seconds / max(self._now, 1e-9),
+            concurrency=self._running_seconds / max(self._now - self._start, 1e-9),
             groups=self._groups.reports() if self._groups is not None else (),
             tiers=self._tiers,
             wall_seconds=wall_seconds,

@@ -34,6 +34,8 @@ class Workload(ABC):
         for no next turn.
     think_times : numpy.ndarray
         float64 ``[n]``, seconds between the previous answer and this request.
+    assumptions : tuple of str
+        One line for each thing that the reader of a trace found or assumed.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Workload(ABC):
     output_starts: NDArray[np.int64]
     next_turns: NDArray[np.int64]
     think_times: NDArray[np.float64]
+    assumptions: tuple[str, ...] = ()
 
     @abstractmethod
     def prompt(self, index: int) -> NDArray[np.int32]:

@@ -19,10 +19,11 @@ GOOD = row([0, 1], timestamp=27, length=600, output=5)
 
 
 def test_rows_become_a_workload(tmp_path: Path) -> None:
-    workload = read_trace(write_trace(tmp_path, row([7], timestamp=1500.5, output=3), GOOD))
+    late = {**GOOD, "timestamp": 1600}
+    workload = read_trace(write_trace(tmp_path, row([7], timestamp=1500.5, output=3), late))
     assert len(workload) == 2
     assert workload.name == "trace.jsonl"
-    assert workload.arrivals.tolist() == [1.5005, 0.027]
+    assert workload.arrivals.tolist() == [1.5005, 1.6]
     assert workload.prompt_lengths.tolist() == [512, 600]
     assert workload.output_lengths.tolist() == [3, 5]
     assert workload.next_turns.tolist() == [-1, -1]
@@ -73,7 +74,7 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ("a long line", "x" * 500, "expected a JSON object, got " + "x" * 37 + "... ("),
     ("deep nesting", "[" * 100_000, "expected a JSON object, got [[["),
     ("huge number", '{"timestamp": 1' + "0" * 5000 + "}", "expected a JSON object, got"),
-    ("no timestamp", {**GOOD, "timestamp": None}, "timestamp: expected a number of milliseconds"),
+    ("list timestamp", {**GOOD, "timestamp": [1]}, "timestamp: expected a number of milliseconds"),
     ("late timestamp", {**GOOD, "timestamp": -1}, "timestamp: expected a number of milliseconds"),
     ("text timestamp", {**GOOD, "timestamp": "1"}, 'milliseconds >= 0, got "1"'),
     ("NaN timestamp", {**GOOD, "timestamp": float("nan")}, "milliseconds >= 0, got NaN"),
@@ -98,7 +99,9 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ),
     ("too long", {**GOOD, "input_length": 2**24 + 1}, "at most 16777216 tokens, got 16777217"),
     ("long output", {**GOOD, "output_length": 2**24 + 1}, "output_length: expected a positive"),
-    ("no output", {**GOOD, "output_length": 0}, "output_length: expected a positive integer"),
+    ("less output", {**GOOD, "output_length": -1}, "output_length: expected a positive integer"),
+    ("false output", {**GOOD, "output_length": False}, "output_length: expected a positive"),
+    ("text output", {**GOOD, "output_length": ""}, "output_length: expected a positive integer"),
     (
         "list output",
         {**GOOD, "output_length": [1]},
@@ -111,7 +114,19 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ("negative id", {**GOOD, "hash_ids": [0, -1]}, "hash_ids: expected a list of integers"),
     ("text id", {**GOOD, "hash_ids": [0, "1"]}, "hash_ids: expected a list of integers"),
     ("true id", {**GOOD, "hash_ids": [0, True]}, "hash_ids: expected a list of integers"),
-    ("id beyond int64", {**GOOD, "hash_ids": [0, 2**63]}, "hash_ids: expected a list of integers"),
+    (
+        "id beyond 64 bits",
+        {**GOOD, "hash_ids": [0, 2**64]},
+        "hash_ids: expected a list of integers",
+    ),
+    ("texts after numbers", {**GOOD, "hash_ids": ["0", "1"]}, "hash_ids: expected integers as in"),
+    ("control characters", "\x1b[2J{", "got \\x1b[2J{ ("),
+    ("a field twice", '{"timestamp": 1, "timestamp": 2}', 'the field "timestamp" is there twice'),
+    (
+        "exponent",
+        json.dumps({**GOOD, "timestamp": "x"}).replace('"x"', "1e400"),
+        "milliseconds >= 0, got Infinity",
+    ),
 ]
 
 
@@ -128,15 +143,43 @@ def test_malformed_row_names_file_line_field_and_expectation(
     assert (caught.value.path, caught.value.line) == (str(path), 2)
 
 
-@pytest.mark.parametrize("field", GOOD)
+@pytest.mark.parametrize("field", ["input_length", "hash_ids"])
 def test_missing_field_is_named(tmp_path: Path, field: str) -> None:
     path = write_trace(tmp_path, {k: v for k, v in GOOD.items() if k != field})
     with pytest.raises(TraceError, match=rf":1: {field}: expected .*, got no such field"):
         read_trace(path)
 
 
-def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
-    assert len(read_trace(write_trace(tmp_path, {**GOOD, "user": "x"}))) == 1
+def test_unknown_fields_are_ignored_and_named(tmp_path: Path) -> None:
+    workload = read_trace(write_trace(tmp_path, {**GOOD, "user": "x", "b\n": 1}))
+    assert len(workload) == 1
+    assert 'fields that are not used: "b\\n", "user"' in workload.assumptions
+
+
+def test_rows_without_an_output_or_a_time_are_counted(tmp_path: Path) -> None:
+    timeless = {k: v for k, v in GOOD.items() if k != "timestamp"}
+    rows = [{**GOOD, "timestamp": 500}, timeless, {**GOOD, "timestamp": None, "output_length": 0}]
+    rows.append({k: v for k, v in GOOD.items() if k != "output_length"} | {"timestamp": 900})
+    workload = read_trace(write_trace(tmp_path, *rows))
+    assert workload.arrivals.tolist() == [0.5, 0.5, 0.5, 0.9]
+    assert workload.output_lengths.tolist() == [5, 5, 1, 1]
+    assert "2 rows without a time: at the time of the row before" in workload.assumptions
+    assert "2 rows without an output: 1 token is generated" in workload.assumptions
+
+
+def test_no_row_has_a_time(tmp_path: Path) -> None:
+    timeless = {k: v for k, v in GOOD.items() if k != "timestamp"}
+    workload = read_trace(write_trace(tmp_path, timeless, timeless))
+    assert workload.arrivals.tolist() == [0, 0]
+    assert any(line.startswith("no row has a time") for line in workload.assumptions)
+
+
+def test_rows_are_sorted_by_time(tmp_path: Path) -> None:
+    rows = [row([n], timestamp=time, length=n + 1) for n, time in enumerate([30, 10, 20, 10])]
+    workload = read_trace(write_trace(tmp_path, *rows), block_size=512)
+    assert workload.prompt_lengths.tolist() == [2, 4, 3, 1]
+    assert [int(workload.prompt(i)[0]) // 512 for i in range(4)] == [1, 3, 2, 0]
+    assert "2 rows earlier than the row before: all are sorted by time" in workload.assumptions
 
 
 @pytest.mark.parametrize(
@@ -157,6 +200,15 @@ def test_unreadable_file_is_one_line(tmp_path: Path, content: bytes, told: str) 
         read_trace(path)
     assert str(caught.value).startswith(f"{path}: {told}")
     assert "\n" not in str(caught.value)
+
+
+def test_cut_file_has_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    lines = (json.dumps(row([n, n + 1, n * n], timestamp=n)) for n in range(40_000))
+    data = gzip.compress("\n".join(lines).encode())
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(TraceError, match=r"cannot be read after row \d+: Compressed file ended"):
+        read_trace(path)
 
 
 def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:

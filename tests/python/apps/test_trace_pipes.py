@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import slow_but
-from kvcore.apps.replay import trace, trace_lines
+from kvcore.apps.traces import blocks, source
 from kvcore.replay import TraceError, read_trace
 from trace_files import row
 
@@ -101,7 +101,7 @@ def test_small_file_of_many_lines_is_refused_at_the_bound(tmp_path: Path) -> Non
 def test_line_without_an_end_is_refused_at_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_lines, "MOST_LINE_CHARACTERS", 5_000)
+    monkeypatch.setattr(source, "MOST_LINE_CHARACTERS", 5_000)
     path = tmp_path / "line"
     path.write_bytes(TEXT + b" " * 5_000 + b"\n")
     assert refused(path) == f"{path}:41: expected at most 5000 characters in a line"
@@ -112,9 +112,9 @@ def test_line_without_an_end_is_refused_at_the_bound(
 def test_text_is_counted_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace"
     path.write_bytes(PACKED)
-    monkeypatch.setattr(trace_lines, "MOST_CHARACTERS", len(TEXT))
+    monkeypatch.setattr(source, "MOST_CHARACTERS", len(TEXT))
     assert len(read_trace(path)) == 40
-    monkeypatch.setattr(trace_lines, "MOST_CHARACTERS", len(TEXT) - 1)
+    monkeypatch.setattr(source, "MOST_CHARACTERS", len(TEXT) - 1)
     assert refused(path) == f"{path}:40: expected at most {len(TEXT) - 1} characters, decompressed"
     assert len(read_trace(path, limit=39)) == 39
 
@@ -122,7 +122,7 @@ def test_text_is_counted_decompressed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace"
     path.write_bytes(TEXT)
-    monkeypatch.setattr(trace, "MAX_BLOCKS", 79)
+    monkeypatch.setattr(blocks, "MAX_BLOCKS", 79)
     assert ":40: hash_ids: expected at most 79 ids in all requests, got 80" in refused(path)
     assert len(read_trace(path, limit=39)) == 39
 

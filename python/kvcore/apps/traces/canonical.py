@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write and read the one form of a trace in a file: a header and JSON lines; see docs/traces.md."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from kvcore.apps.traces.blocks import BlockContent, BlockIds
+from kvcore.apps.traces.clock import Clock
+from kvcore.apps.traces.errors import shown_value
+from kvcore.apps.traces.json_values import parsed_row
+from kvcore.apps.traces.lengths import LengthContent
+from kvcore.apps.traces.rows import ReadOptions, row_errors
+from kvcore.apps.traces.source import Source
+from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
+from kvcore.apps.traces.trace import Requests, Trace, token_count
+
+__all__ = ["VERSION", "TraceFile", "read_canonical", "write_trace"]
+
+VERSION = 1
+_NONE = -1
+_CONTENTS = ("blocks", "tokens", "lengths")
+_HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
+_ROW = frozenset({"time", "input", "output", "session", "parent", "delay"})
+_MOST_NOTES = 64
+
+
+class TraceFile:
+    """Write a file row by row; the file has its name only after all rows are written.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file; it is compressed if its name ends in ``.gz``. Rows go directly to a device, a pipe
+        or a link.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        is_replaced = not self._path.is_symlink() and (
+            self._path.is_file() or not self._path.exists()
+        )
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
+        self._part = part if is_replaced else self._path
+        self._streams = ExitStack()
+        self._file: Any = None
+
+    def __enter__(self) -> Any:
+        """Open the file."""
+        self._file = self._streams.enter_context(self._part.open("wb"))
+        if self._path.suffix == ".gz":
+            packed = gzip.GzipFile("", "wb", 6, self._file, mtime=0)
+            self._file = self._streams.enter_context(packed)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Give the file its name; remove it after an error."""
+        try:
+            self._streams.close()
+            if kind is None and self._part != self._path:
+                self._part.replace(self._path)
+        finally:
+            if self._part != self._path:
+                self._part.unlink(missing_ok=True)
+
+    def header(self, content: str, notes: Sequence[str], **more: Any) -> None:
+        """Write the first line."""
+        first = {"kvcore_trace": VERSION, "time_unit": "s", "content": content}
+        self.row(first | more | {"notes": list(notes)})
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Write a line."""
+        self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+
+def write_trace(
+    trace: Trace, path: str | os.PathLike[str], on_progress: Callable[[int], None] | None = None
+) -> None:
+    """Write a trace; a name that ends in ``.gz`` is compressed.
+
+    Parameters
+    ----------
+    trace : Trace
+        The trace.
+    path : str or os.PathLike
+        The file; an existing file is replaced only after all rows are written.
+    on_progress : callable, optional
+        Called from time to time with the number of written requests.
+    """
+    content = trace.content
+    with TraceFile(path) as file:
+        if isinstance(content, BlockContent):
+            file.header("blocks", trace.notes, block_size=content.size)
+        elif isinstance(content, TokenContent):
+            file.header("tokens", trace.notes)
+        else:
+            assert isinstance(content, LengthContent)
+            file.header("lengths", trace.notes, prefix_share=content.prefix_share)
+        for index in range(len(trace)):
+            row: dict[str, Any] = {
+                "time": float(trace.arrivals[index]),
+                "input": int(trace.input_lengths[index]),
+                "output": int(trace.output_lengths[index]),
+            }
+            if trace.sessions[index] != _NONE:
+                row["session"] = int(trace.sessions[index])
+            if trace.parents[index] != _NONE:
+                row["parent"] = int(trace.parents[index])
+            if not math.isnan(trace.delays[index]):
+                row["delay"] = float(trace.delays[index])
+            file.row(row | _prompt(content, index, row))
+            if on_progress is not None and index % 64 == 0:
+                on_progress(index)
+
+
+def _prompt(content: Any, index: int, row: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(content, BlockContent):
+        first = int(content.firsts[index])
+        return {"blocks": content.ids[first : first + int(content.counts[index])].tolist()}
+    if isinstance(content, TokenContent):
+        first, output = int(content.prompts[index]), int(content.outputs[index])
+        found = {"tokens": content.tokens[first : first + row["input"]].tolist()}
+        if output != _NONE:
+            found["output_tokens"] = content.tokens[output : output + row["output"]].tolist()
+        return found
+    return {}
+
+
+def read_canonical(source: Source, name: str, options: ReadOptions) -> Trace:
+    """Read a file that `write_trace` wrote."""
+    lines = source.lines()
+    number, text = next(lines, (1, ""))
+    with row_errors(number):
+        header = _header(parsed_row(text))
+    reader = _Rows(header, options)
+    for number, text in lines:
+        if options.limit is not None and len(reader.requests) >= options.limit:
+            break
+        with row_errors(number):
+            reader.add(parsed_row(text))
+    with row_errors(number):
+        return reader.finish(name)
+
+
+def _header(row: dict[str, Any]) -> dict[str, Any]:
+    if row.get("kvcore_trace") != VERSION:
+        raise ValueError(
+            f"kvcore_trace: expected version {VERSION}, got {shown_value(row.get('kvcore_trace'))}"
+        )
+    if row.get("content") not in _CONTENTS:
+        raise ValueError(
+            f"content: expected one of {', '.join(_CONTENTS)}, got "
+            f"{shown_value(row.get('content'))}"
+        )
+    _known(row, _HEADER)
+    if row.get("time_unit") != "s":
+        raise ValueError(f'time_unit: expected "s", got {shown_value(row.get("time_unit"))}')
+    if row["content"] == "blocks":
+        token_count("block_size", row.get("block_size"))
+    share = row.get("prefix_share")
+    if share is not None and not (type(share) in (int, float) and 0 <= share < 1):
+        raise ValueError(f"prefix_share: expected 0 to 1, got {shown_value(share)}")
+    notes = row.get("notes", [])
+    is_list = isinstance(notes, list) and len(notes) <= _MOST_NOTES
+    if not is_list or not all(isinstance(note, str) and note.isprintable() for note in notes):
+        raise ValueError(f"notes: expected at most {_MOST_NOTES} lines of text")
+    return row
+
+
+def _known(row: dict[str, Any], names: frozenset[str]) -> None:
+    if not row.keys() <= names:
+        name = min(row.keys() - names)
+        raise ValueError(
+            f"expected only the fields {', '.join(sorted(names))}, got {shown_value(name)}"
+        )
+
+
+class _Rows:
+    """Collect the rows below a header."""
+
+    def __init__(self, header: dict[str, Any], options: ReadOptions) -> None:
+        self._kind: str = header["content"]
+        self._size: int = header.get("block_size", 0)
+        share = header.get("prefix_share")
+        self._lengths = LengthContent(
+            prefix_share=share if options.prefix_share is None else options.prefix_share
+        )
+        self._notes: list[str] = header.get("notes", [])
+        self.requests = Requests(Clock("s"))
+        self._ids = BlockIds()
+        self._text = TokenText()
+        self._followed: set[int] = set()
+        names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens"], "lengths": []}
+        self._fields = _ROW | frozenset(names[self._kind])
+        if options.block_size not in (None, self._size):
+            raise ValueError(f"block_size: the file has {self._size}, which no option changes")
+        if options.time_unit not in (None, "s"):
+            raise ValueError("time_unit: the file has seconds, which no option changes")
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row; ValueError for a bad row."""
+        _known(row, self._fields)
+        index = len(self.requests)
+        inputs = token_count("input", row.get("input"))
+        outputs = token_count("output", row.get("output"))
+        session, parent = row.get("session", _NONE), row.get("parent", _NONE)
+        for field, value, end in (("session", session, 1 << 62), ("parent", parent, index)):
+            if field in row and not (type(value) is int and 0 <= value < end):
+                raise ValueError(f"{field}: expected 0 to {end - 1}, got {shown_value(value)}")
+        delay = math.nan
+        if "delay" in row:
+            delay = self.requests.clock.duration("delay", row["delay"])
+            if parent == _NONE or parent in self._followed:
+                raise ValueError("delay: expected a parent that no other request follows")
+            self._followed.add(parent)
+        if row.get("time") is None:
+            raise ValueError("time: expected a number of seconds >= 0, got no such field")
+        self.requests.clock.add("time", row["time"])
+        self._add_prompt(row, inputs, outputs)
+        self.requests.add(inputs, outputs, session=session, parent=parent, delay=delay)
+
+    def _add_prompt(self, row: dict[str, Any], inputs: int, outputs: int) -> None:
+        if self._kind == "blocks":
+            ids = self._ids.check("blocks", row.get("blocks"))
+            most = -(-inputs // self._size)
+            if len(ids) > most:
+                raise ValueError(f"blocks: expected at most {most} ids, got {len(ids)}")
+            self._ids.add(ids)
+        elif self._kind == "tokens":
+            prompt = token_ids("tokens", row.get("tokens"))
+            output = row.get("output_tokens")
+            if len(prompt) != inputs:
+                raise ValueError(f"tokens: expected {inputs} token ids, got {len(prompt)}")
+            start, place = len(self._text), _NONE
+            self._text.extend(prompt)
+            if output is not None:
+                place = len(self._text)
+                output = token_ids("output_tokens", output)
+                if len(output) != outputs:
+                    raise ValueError(f"output_tokens: expected {outputs} ids, got {len(output)}")
+                self._text.extend(output)
+            self._text.add(start, place)
+
+    def finish(self, name: str) -> Trace:
+        """Return the trace, with the notes of the file that was converted."""
+        content: Any = self._lengths
+        if self._kind == "blocks":
+            content = self._ids.finish(self._size, "as the file says")
+        elif self._kind == "tokens":
+            content = self._text.finish("token ids of the file")
+        trace = self.requests.finish(name, "kvcore", content, [])
+        notes = self._notes or list(trace.notes)
+        return Trace(**(vars(trace) | {"notes": tuple(notes)}))

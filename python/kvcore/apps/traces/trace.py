@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one form of a trace in memory: arrays of the requests, and the content of the prompts."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.apps.traces.errors import counted, shown_value
+
+if TYPE_CHECKING:
+    from kvcore.apps.replay.workload import Workload
+    from kvcore.apps.traces.clock import Clock
+
+__all__ = ["MAX_REQUEST_TOKENS", "Content", "Requests", "Trace", "output_count", "token_count"]
+
+#: Maximum tokens of a prompt, and of an output; no model has a longer context. The bound limits the
+#: memory, because a short row can contain any number, and each prompt token takes four bytes.
+MAX_REQUEST_TOKENS = 2**24
+_COUNT = f"a positive integer, at most {MAX_REQUEST_TOKENS} tokens"
+_NONE = -1
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+class Content(Protocol):
+    """The tokens of the prompts, or what a trace has in place of tokens."""
+
+    def reordered(self, order: _Ints) -> Content:
+        """Return the content of the requests in another order."""
+
+    def notes(self) -> list[str]:
+        """Return the lines of a report about the content."""
+
+    def workload(self, trace: Trace) -> Workload:
+        """Return the requests of a replay."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """The requests of a trace, in the order of their arrival.
+
+    Attributes
+    ----------
+    name, format : str
+        Name of the file, name of its format.
+    arrivals : numpy.ndarray
+        float64 ``[n]``, seconds. For a request with a delay the time only orders the requests.
+    input_lengths, output_lengths : numpy.ndarray
+        int64 ``[n]``, tokens, at least 1.
+    sessions, parents : numpy.ndarray
+        int64 ``[n]``: number of the session, and index of the request that this request continues;
+        -1 for none.
+    delays : numpy.ndarray
+        float64 ``[n]``, seconds between the answer to the parent and this request; NaN for a
+        request that arrives at its own time. A request has at most one follower with a delay.
+    content : Content
+        Tokens or blocks of the prompts.
+    notes : tuple of str
+        One line for each thing that the reader found or assumed.
+    """
+
+    name: str
+    format: str
+    arrivals: _Floats
+    input_lengths: _Ints
+    output_lengths: _Ints
+    sessions: _Ints
+    parents: _Ints
+    delays: _Floats
+    content: Content
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def workload(self) -> Workload:
+        """Return the requests of a replay."""
+        return self.content.workload(self)
+
+    def base_fields(self) -> dict[str, Any]:
+        """Return the fields that all kinds of workloads have."""
+        next_turns = np.full(len(self), _NONE, np.int64)
+        follows = np.flatnonzero(~np.isnan(self.delays))
+        next_turns[self.parents[follows]] = follows
+        return {
+            "name": self.name,
+            "assumptions": self.notes,
+            "arrivals": self.arrivals,
+            "prompt_lengths": self.input_lengths,
+            "output_lengths": self.output_lengths,
+            "output_starts": np.cumsum(self.output_lengths) - self.output_lengths,
+            "next_turns": next_turns,
+            "think_times": np.nan_to_num(self.delays),
+        }
+
+
+def token_count(name: str, value: Any, *, least: int = 1) -> int:
+    """Check a number of tokens; ValueError for any other value."""
+    if type(value) is not int or not least <= value <= MAX_REQUEST_TOKENS:
+        raise ValueError(f"{name}: expected {_COUNT}, got {shown_value(value)}")
+    return value
+
+
+def output_count(name: str, value: Any) -> int:
+    """Check a number of output tokens; 0 for no output, also if the field is missing."""
+    return 0 if value is None else token_count(name, value, least=0)
+
+
+class Requests:
+    """Collect the requests of a trace in the order of the file.
+
+    Parameters
+    ----------
+    clock : Clock
+        Times of the rows; the reader adds a time for each request that it adds here.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._inputs = array("q")
+        self._outputs = array("q")
+        self._sessions = array("q")
+        self._parents = array("q")
+        self._delays = array("d")
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def add(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        session: int = _NONE,
+        parent: int = _NONE,
+        delay: float = np.nan,
+    ) -> None:
+        """Append a request; 0 outputs for a request without an output."""
+        self._inputs.append(inputs)
+        self._outputs.append(outputs)
+        self._sessions.append(session)
+        self._parents.append(parent)
+        self._delays.append(delay)
+
+    def told(self) -> str:
+        """Return a phrase with the number of requests and the longest prompt."""
+        longest = max(self._inputs, default=0)
+        return f"{len(self._inputs)} requests of up to {longest} tokens"
+
+    def finish(
+        self,
+        name: str,
+        format_name: str,
+        content: Content,
+        notes: list[str],
+        *,
+        has_rows_in_order: bool = True,
+    ) -> Trace:
+        """Sort the requests by their arrival, and return the trace.
+
+        With `has_rows_in_order`, the report counts the rows that come too late in the file.
+
+        Raises
+        ------
+        ValueError
+            There is no request.
+        """
+        count = len(self)
+        if not count:
+            raise ValueError("expected at least one request, got none")
+        delays = np.array(self._delays)
+        parents = np.array(self._parents, np.int64)
+        outputs = np.array(self._outputs, np.int64)
+        arrivals, missing = self._arrivals(parents, delays)
+        late = int((np.diff(arrivals) < 0).sum())
+        order = np.argsort(arrivals, kind="stable")
+        rank = np.empty(count + 1, np.int64)
+        rank[order], rank[count] = np.arange(count), _NONE
+        empty = int((outputs == 0).sum())
+        said = [*self.clock.notes(), *content.notes(), *notes]
+        if missing and np.isnan(self.clock.seconds()).all():
+            said.append("no row has a time: all requests arrive at once, in the order of the file")
+        elif missing:
+            said.append(f"{counted(missing, 'row')} without a time: at the time of the row before")
+        if late and has_rows_in_order:
+            said.append(
+                f"{counted(late, 'row')} earlier than the row before: all are sorted by time"
+            )
+        if empty:
+            said.append(f"{counted(empty, 'row')} without an output: 1 token is generated")
+        return Trace(
+            name=name,
+            format=format_name,
+            arrivals=arrivals[order],
+            input_lengths=np.array(self._inputs, np.int64)[order],
+            output_lengths=np.maximum(outputs, 1)[order],
+            sessions=np.array(self._sessions, np.int64)[order],
+            parents=rank[parents[order]],
+            delays=delays[order],
+            content=content if late == 0 else content.reordered(order),
+            notes=tuple(said),
+        )
+
+    def _arrivals(self, parents: _Ints, delays: _Floats) -> tuple[_Floats, int]:
+        """Return the arrivals, and the number of rows with neither a time nor a delay."""
+        times = self.clock.seconds()
+        is_missing = np.isnan(times)
+        if is_missing.all():
+            times[:1] = 0
+        known = np.maximum.accumulate(np.where(np.isnan(times), -1, np.arange(len(times))))
+        first = int(np.argmax(~np.isnan(times)))
+        filled = times[np.where(known < 0, first, known)]
+        follows = ~np.isnan(delays)
+        for index in np.flatnonzero(follows).tolist():
+            before = filled[parents[index]]
+            after = before + delays[index] if is_missing[index] else filled[index]
+            filled[index] = max(before, after)
+        return filled, int((is_missing & ~follows).sum())

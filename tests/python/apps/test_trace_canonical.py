@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one form of a trace: a converted file gives the same workload, and bad files one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_runs import refused, shown, told
+from kvcore.apps.traces.canonical import write_trace
+from kvcore.apps.traces.read import load_trace
+from kvcore.apps.traces.rows import ReadOptions
+from kvcore.replay import PoolSettings, TraceError, Workload, read_trace, replay_online
+
+HEADER = {"kvcore_trace": 1, "time_unit": "s", "content": "blocks", "block_size": 64}
+ROW = {"time": 0.5, "input": 130, "output": 7, "blocks": [4, 5, 6]}
+BLOCKS = [
+    {"timestamp": 1e12 + n % 7, "input_length": 130 + n, "output_length": n, "session_id": n % 3}
+    | {"delay": 5 * n, "hash_ids": [2**64 - 1, n % 2, n + 9]}
+    for n in range(40)
+]
+TOKENS = [
+    {"timestamp": n, "token_ids": [n, 7, 8], "output_token_ids": [1, 2][: n % 3]} for n in range(9)
+]
+LENGTHS = "Timestamp,Model,Request tokens,Response tokens\n" + "5.25,m,40,3\n1,m,50,0\n"
+
+
+def same(first: Workload, second: Workload) -> None:
+    """Compare everything but the names."""
+    for name in ("arrivals", "prompt_lengths", "output_lengths", "next_turns", "think_times"):
+        assert getattr(first, name).tolist() == getattr(second, name).tolist()
+    assert first.assumptions == second.assumptions
+    for index in range(len(first)):
+        assert first.prompt(index).tolist() == second.prompt(index).tolist()
+        assert first.output(index).tolist() == second.output(index).tolist()
+
+
+def lines(*rows: Any) -> str:
+    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("text", [lines(*BLOCKS), lines(*TOKENS), LENGTHS], ids=len)
+def test_a_converted_trace_is_the_same_workload(tmp_path: Path, text: str, name: str) -> None:
+    source, target = tmp_path / "in", tmp_path / name
+    source.write_text(text, encoding="utf-8")
+    trace = load_trace(str(source), ReadOptions())
+    write_trace(trace, target)
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["in", name])
+    again = load_trace(str(target), ReadOptions())
+    same(trace.workload(), again.workload())
+    assert again.sessions.tolist() == trace.sessions.tolist()
+    assert again.parents.tolist() == trace.parents.tolist()
+    first, twice = target.read_bytes(), tmp_path / "twice.jsonl.gz"
+    write_trace(again, twice)
+    data = gzip.decompress(first) if name.endswith("gz") else first
+    assert gzip.decompress(twice.read_bytes()) == data
+
+
+def test_sessions_of_a_converted_trace_are_replayed_the_same(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(*BLOCKS), encoding="utf-8")
+    write_trace(load_trace(str(source), ReadOptions()), target)
+    pool = PoolSettings(page_size=16, pages=60)
+    first, second = (replay_online(read_trace(each), pool) for each in (source, target))
+    assert first.cached_tokens == second.cached_tokens > 0
+    assert first.virtual_seconds == second.virtual_seconds
+    assert first.evicted_pages == second.evicted_pages
+
+
+def test_limit_keeps_the_first_rows(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(*BLOCKS), encoding="utf-8")
+    write_trace(load_trace(str(source), ReadOptions()), target)
+    assert len(read_trace(target, limit=5)) == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_and_a_link_stay(tmp_path: Path) -> None:
+    source, pipe, link, target = (tmp_path / name for name in ("in", "pipe", "link", "out"))
+    source.write_text(LENGTHS, encoding="utf-8")
+    trace = load_trace(str(source), ReadOptions())
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    target.write_text("old", encoding="utf-8")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_trace(trace, pipe)
+    reader.join()
+    write_trace(trace, link)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert got == [target.read_bytes()]
+
+
+def test_a_failed_conversion_keeps_the_old_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(LENGTHS, encoding="utf-8")
+    target.write_text("old", encoding="utf-8")
+
+    def fail(done: int) -> None:
+        raise KeyboardInterrupt(done)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_trace(load_trace(str(source), ReadOptions()), target, fail)
+    assert target.read_text() == "old"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in", "out"]
+
+
+BAD: list[tuple[list[Any], str]] = [
+    ([{**HEADER, "kvcore_trace": 2}], ":1: kvcore_trace: expected version 1, got 2"),
+    ([{**HEADER, "content": "x"}], ":1: content: expected one of blocks, tokens, lengths"),
+    ([{**HEADER, "time_unit": "ms"}], ':1: time_unit: expected "s", got "ms"'),
+    ([{**HEADER, "block_size": 0}], ":1: block_size: expected a positive integer"),
+    ([{**HEADER, "more": 0}], ":1: expected only the fields block_size, content"),
+    ([{**HEADER, "notes": ["a\x1b[2J"]}], ":1: notes: expected at most 64 lines of text"),
+    ([{**HEADER, "prefix_share": 1}], ":1: prefix_share: expected 0 to 1"),
+    ([HEADER], "expected at least one request, got none"),
+    ([HEADER, "{"], ":2: expected a JSON object, got {"),
+    ([HEADER, {**ROW, "blocks": [1, 2, 3, 4]}], ":2: blocks: expected at most 3 ids, got 4"),
+    ([HEADER, {**ROW, "blocks": 1}], ":2: blocks: expected a list of integers"),
+    ([HEADER, {**ROW, "tokens": [1]}], ":2: expected only the fields blocks, delay"),
+    ([HEADER, {**ROW, "time": None}], ":2: time: expected a number of seconds"),
+    ([HEADER, {**ROW, "input": 0}], ":2: input: expected a positive integer"),
+    ([HEADER, {**ROW, "output": 0}], ":2: output: expected a positive integer"),
+    ([HEADER, ROW, {**ROW, "parent": 1}], ":3: parent: expected 0 to 0, got 1"),
+    ([HEADER, {**ROW, "session": -1}], ":2: session: expected 0 to"),
+    ([HEADER, ROW, {**ROW, "delay": 1}], ":3: delay: expected a parent"),
+    (
+        [HEADER, ROW, *[{**ROW, "delay": 1, "parent": 0}] * 2],
+        ":4: delay: expected a parent that no other",
+    ),
+    (
+        [{**HEADER, "content": "tokens"}, {"time": 0, "input": 2, "output": 1, "tokens": [1]}],
+        ":2: tokens: expected 2 token ids, got 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rows", "what"), BAD, ids=[what[:40] for _, what in BAD])
+def test_bad_files_are_one_line(tmp_path: Path, rows: list[Any], what: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines(*rows), encoding="utf-8")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_do_not_change_the_form(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines(HEADER, ROW), encoding="utf-8")
+    assert np.array_equal(read_trace(path, block_size=64, time_unit="s").arrivals, [0.5])
+    with pytest.raises(TraceError, match="block_size: the file has 64"):
+        read_trace(path, block_size=32)
+    with pytest.raises(TraceError, match="time_unit: the file has seconds"):
+        read_trace(path, time_unit="ms")
+
+
+# -- the command -----------------------------------------------------------------------------------
+def test_command_converts_and_prints_what_it_assumed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.jsonl.gz"
+    source.write_text(LENGTHS, encoding="utf-8")
+    out = shown(capsys, "trace", "convert", source, target, "--prefix-share", ".5")
+    assert out.startswith("2 requests from burstgpt to ")
+    assert "times are in s, the unit of the format\n" in out
+    answer = told(capsys, "trace", "convert", source, target, "--prefix-share", ".5")
+    assert (answer["requests"], answer["format"]) == (2, "burstgpt")
+    assert answer["assumptions"] == out.splitlines()[1:]
+    options = ("--mode", "admission", "--page-size", "4")
+    want = told(capsys, "replay", source, *options, "--prefix-share", ".5")
+    got = told(capsys, "replay", target, *options)
+    assert got["assumptions"] == want["assumptions"]
+    assert got["cached_tokens"] == want["cached_tokens"] == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["none", "out"], "none: cannot be read: No such file"),
+        (["in.csv", "in.csv"], "'OUT': in.csv cannot be written: it is the input file"),
+        (["in.csv", "no/out"], "'OUT': no/out cannot be written"),
+        (["in.csv", "out", "--format", "x"], "'--format': expected one of kvcore, mooncake"),
+        (["in.csv", "out", "--time-unit", "h"], "'--time-unit': expected one of s, ms, us, ns"),
+        (["in.csv", "out", "--prefix-share", "1"], "'--prefix-share': expected 0 to less than 1"),
+        (["in.csv", "out", "--prefix-share", "nan"], "'--prefix-share': expected 0 to less"),
+        (["in.csv", "out", "--block-size", "0"], "'--block-size': expected 1 to 16777216, got 0"),
+        (["in.csv", "out", "--format", "mooncake"], "in.csv:1: expected a JSON object"),
+    ],
+)
+def test_bad_conversion_is_one_line_and_leaves_no_file(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text(LENGTHS, encoding="utf-8")
+    assert what in refused(capsys, "trace", "convert", *arguments)
+    assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_options_of_a_trace_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected a TRACE with --format" in refused(capsys, "replay", "--block-size", "16")
+    assert "expected a TRACE with --format" in refused(capsys, "replay", "--format", "azure")
+
+
+def test_replay_reads_standard_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(gzip.compress(LENGTHS.encode()))
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        answer = told(capsys, "replay", "-", "--mode", "admission")
+    assert (answer["workload"], answer["requests"]) == ("stdin", 2)
+
+
+def test_closed_standard_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input: cannot be read: standard input is closed" in refused(
+        capsys, "replay", "-"
+    )
+
+
+def test_report_prints_what_it_assumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(lines(*BLOCKS), encoding="utf-8")
+    for options in ([], ["--pages", "9,90"], ["--replicas", "2", "--route", "prefix"]):
+        out = shown(capsys, "replay", path, *options)
+        assert "blocks of 64 tokens (found from 40 rows): the hit rate is a lower bound\n" in out
+        answer = told(capsys, "replay", path, *options)
+        assert "1 row without an output: 1 token is generated" in answer["assumptions"]
