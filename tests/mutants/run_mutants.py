@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break kvcore in known ways and check that its tests fail.
 
-    python tests/mutants/run_mutants.py [--only NAME] [--language LANGUAGE] [--searched] [--laws]
-        [--alone] [--jobs N] [--folder F] [--cmake-arg ARG ...]
+    python tests/mutants/run_mutants.py [--only NAME] [--language LANGUAGE ...] [--searched]
+        [--laws] [--alone] [--jobs N] [--folder F] [--cmake-arg ARG ...]
 
 The script changes only copies of the checkout, and uses the native modules of the installed kvcore,
 which must be built from the same sources. Each mutant replaces a text that must occur exactly once:
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None, known: Sequence[Mutant] = MUTAN
     """Print a row for each mutant, and a summary. Return 1 if a mutant passes its tests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="run only mutants whose name contains ONLY")
-    parser.add_argument("--language", choices=("C++", "Cython", "Python"))
+    parser.add_argument("--language", nargs="+", choices=("C++", "Cython", "Python"))
     parser.add_argument("--searched", action="store_true", help="skip mutants of fast tests")
     parser.add_argument("--laws", action="store_true", help="skip the slower search by contents")
     parser.add_argument(
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None, known: Sequence[Mutant] = MUTAN
     parser.add_argument("--cmake-arg", action="append", default=[], help="argument of cmake -S -B")
     options = parser.parse_args(arguments)
     chosen = [each for each in known if options.only is None or options.only in each.name]
-    chosen = [each for each in chosen if options.language in (None, each.language)]
+    chosen = [each for each in chosen if each.language in (options.language or [each.language])]
     chosen = [each for each in chosen if each.is_searched or not options.searched]
     for mutant in chosen:
         try:
