@@ -18,8 +18,9 @@ from kvcore.apps.cli.group_figures import (
     pool_rows,
 )
 from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
+from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
-from kvcore.apps.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
+from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
 from kvcore.replay import Comparison
 
 __all__ = ["comparison_page", "comparison_picture"]
@@ -27,7 +28,9 @@ __all__ = ["comparison_page", "comparison_picture"]
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def comparison_page(comparison: Comparison, command: str) -> str:
+def comparison_page(
+    comparison: Comparison, command: str, prefill_speed: float | None = None
+) -> str:
     """Write a page: hit rate over capacity, curves over time in a chosen pool, and all numbers.
 
     Parameters
@@ -36,6 +39,8 @@ def comparison_page(comparison: Comparison, command: str) -> str:
         The comparison to show.
     command : str
         Command line of the comparison, shown at the end.
+    prefill_speed : float, optional
+        Prompt tokens per second, for an estimate of the saved time to first token.
 
     Returns
     -------
@@ -52,7 +57,7 @@ def comparison_page(comparison: Comparison, command: str) -> str:
         _capacity_section(comparison, main),
         *(_concurrency_section(comparison, chart) for chart in wide[1:]),
         _time_section(comparison, panels),
-        _figures_section(comparison),
+        _figures_section(comparison, prefill_speed),
         f"<h2>Command</h2><pre>{escape(command)}</pre>",
         f"<footer>kvcore {escape(kvcore.__version__)}</footer>",
     )
@@ -228,8 +233,7 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
         limit += f" {page_units(comparison)} Both caches have the same memory."
     if comparison.host_pages:
         limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
-        sizes = tier_sizes(comparison.host_pages, comparison.disk_pages)
-        limit += f" Below the device are {sizes}."
+        limit += f" Below the device are {tiers_text(comparison)}."
     return (
         f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens found in the cache, over "
         f'the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
@@ -279,7 +283,7 @@ def _choice_style(count: int) -> str:
     )
 
 
-def _figures_section(comparison: Comparison) -> str:
+def _figures_section(comparison: Comparison, prefill_speed: float | None) -> str:
     head = [
         "pages",
         "tokens",
@@ -298,6 +302,7 @@ def _figures_section(comparison: Comparison) -> str:
     return (
         "<h2>Figures</h2><p>Token hit rate; the best policies of each pool are bold.</p>"
         f"{_table(head, rows)}{_groups_figures(comparison)}{_tier_figures(comparison)}"
+        f"{_saved_figures(comparison, prefill_speed)}"
         f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
@@ -317,7 +322,15 @@ def _tier_figures(comparison: Comparison) -> str:
     if not comparison.host_pages:
         return ""
     title = "Where prompt tokens were found"
-    return _titled(title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
+    return _titled(title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+
+
+def _saved_figures(comparison: Comparison, prefill_speed: float | None) -> str:
+    """Write an estimate of the saved time to first token."""
+    if prefill_speed is None:
+        return ""
+    rows = saved_rows(comparison, prefill_speed)
+    return _titled(saved_title(prefill_speed).capitalize(), saved_head(comparison), NAMES, rows)
 
 
 def _titled(
