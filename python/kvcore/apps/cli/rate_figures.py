@@ -26,7 +26,7 @@ def rate_head(comparison: Comparison) -> tuple[tuple[str, ...], tuple[str, ...]]
     sizes = ("pages", "memory") if comparison.page_bytes else ("pages",)
     if len(comparison.tiers) == 1:
         return sizes, comparison.curves
-    return (*sizes, "host", "disk"), comparison.policies
+    return (*sizes, *_tier_names(comparison)), comparison.policies
 
 
 def rate_rows(comparison: Comparison) -> Iterator[RateRow]:
@@ -38,12 +38,19 @@ def rate_rows(comparison: Comparison) -> Iterator[RateRow]:
         memory = [format_size(each) for each in comparison.memory[i : i + 1]]
         best = comparison.optima[i].token_hit_rate if comparison.optima else None
         for kind, tiers in enumerate(comparison.tiers):
-            below = [_size(each, comparison.page_bytes) for each in tiers] if kinds > 1 else []
+            named = _tier_names(comparison) if kinds > 1 else []
+            below = [_size(getattr(tiers, f"{n}_pages"), comparison.page_bytes) for n in named]
             yield RateRow(
                 (f"{pages:,}", *memory, *below),
                 tuple(comparison.of(name)[i].report.token_hit_rate for name in names[kind::kinds]),
                 best,
             )
+
+
+def _tier_names(comparison: Comparison) -> list[str]:
+    """Return the tiers that at least one replay has."""
+    pages = {"host": comparison.host_pages, "disk": comparison.disk_pages}
+    return [name for name, most in pages.items() if most]
 
 
 def size_labels(comparison: Comparison) -> tuple[list[str], str]:

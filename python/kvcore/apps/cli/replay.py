@@ -148,6 +148,8 @@ def replay(
         )
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
+    if routes is not None and prefill_speed is not None:
+        raise typer.BadParameter("expected no --prefill-speed", param_hint="'--route'")
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,

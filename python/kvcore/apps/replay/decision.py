@@ -301,7 +301,7 @@ class _Decider:
         names = [f"{name} of {self._write(pages)}" for pages, name in below if pages]
         return (
             f"With {tier['policy']}, {self._write(tier['device_pages'])} of device memory and "
-            f"{' and '.join(names)} give the same as {self._write(tier['instead_of_pages'])} of "
+            f"{' and '.join(names)} find as much as {self._write(tier['instead_of_pages'])} of "
             f"device memory: {tier['hit_rate']:.2%} and {tier['instead_of_hit_rate']:.2%}."
         )
 
