@@ -60,6 +60,23 @@ def test_every_table_has_memory_beside_pages(
     assert re.search(r"peak occupancy +│ +[\d.]+% │ 6 pages, 6 GiB", one)
 
 
+def test_a_router_has_memory_too(capsys: pytest.CaptureFixture[str], trace: str) -> None:
+    arguments = (
+        "replay",
+        trace,
+        *SHAPE,
+        "--memory",
+        "18GiB",
+        "--replicas",
+        "2",
+        "--route",
+        "prefix",
+    )
+    (found,) = told(capsys, *arguments)["results"]
+    assert (found["pages"], found["memory_gib"], found["page_bytes"]) == (9, 9, GIB)
+    assert "2 x 9 pages of 512 tokens, 9 GiB each" in shown(capsys, *arguments)
+
+
 def test_the_last_line_is_the_decision(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     arguments = ("replay", trace, *SHAPE, "--memory", "9GiB,12GiB,100GiB", "--policy", "lru,fifo")
     out = shown(capsys, *arguments)
@@ -148,6 +165,7 @@ def test_saved_time_is_found_tokens_over_the_speed(capsys: pytest.CaptureFixture
             ],
             "expected at most 1,024 replays, got 3,600: 1 policies x 3,600 sizes",
         ),
+        (["--prefill-speed", "9", "--route", "prefix"], "'--route': expected no --prefill-speed"),
         (["--prefill-speed", "0"], "'--prefill-speed': expected at least 1, got 0"),
     ],
 )

@@ -105,7 +105,7 @@ class PoolSizes:
         )
 
     def _check_sized(self) -> None:
-        """Check that either --pages or --memory is there."""
+        """Check that the options have either --pages or --memory."""
         if (self.pages is None) == (self.memory is None):
             raise typer.BadParameter(_SIZED)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide from a comparison how much memory to buy; claim only what was replayed."""
+"""Decide from a comparison how much memory to buy; claim only the results of replays."""
 
 from __future__ import annotations
 

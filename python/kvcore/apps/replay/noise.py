@@ -24,8 +24,8 @@ def least_lead(hits: Sequence[int], others: Sequence[int], prompts: NDArray[np.i
 
     Two replays of the same requests are compared pair by pair. The requests are cut into up to 50
     blocks of consecutive requests, because neighbours depend on each other. Each of 2,000 samples
-    draws as many blocks with replacement, with a fixed seed, and compares the hit rates of the
-    drawn blocks (a paired block bootstrap).
+    draws the same number of blocks with replacement, with a fixed seed, and compares the hit rates
+    of the drawn blocks (a paired block bootstrap).
 
     Parameters
     ----------
