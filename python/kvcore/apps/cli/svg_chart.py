@@ -184,7 +184,7 @@ class Chart:
         yield _text((_LEFT + self.right) / 2, self.height - 8, self.x.title, "name middle")
         middle = (_TOP + self.bottom) / 2
         yield (
-            f'<text class="name middle" transform="translate(14 {middle:.0f}) rotate(-90)">'
+            f'<text class="name middle" transform="translate(11 {middle:.0f}) rotate(-90)">'
             f"{escape(self.y.title)}</text>"
         )
 
