@@ -11,7 +11,8 @@ on page ids only. With lower tiers, the manager has a real pool of tiny pages, a
 from kvcore.apps.replay.admission import replay_admission
 from kvcore.apps.replay.belady import Optimum, optimum
 from kvcore.apps.replay.chat import ChatSettings, chat_workload
-from kvcore.apps.replay.comparison import Comparison, ComparisonRun, compare
+from kvcore.apps.replay.comparison import Comparison, ComparisonRun, TierSizes, compare
+from kvcore.apps.replay.decision import Decision
 from kvcore.apps.replay.groups import GroupReport
 from kvcore.apps.replay.online import EngineSettings, replay_online
 from kvcore.apps.replay.pool import (
@@ -21,7 +22,7 @@ from kvcore.apps.replay.pool import (
     PoolError,
     PoolSettings,
 )
-from kvcore.apps.replay.report import ReplayReport
+from kvcore.apps.replay.report import HitTokens, ReplayReport
 from kvcore.apps.replay.routed import MOST_ROUTED, RoutingReport, replay_routed
 from kvcore.apps.replay.tiers import TierReport
 from kvcore.apps.replay.timeline import Timeline, TimelineBins
@@ -42,8 +43,10 @@ __all__ = [
     "ChatSettings",
     "Comparison",
     "ComparisonRun",
+    "Decision",
     "EngineSettings",
     "GroupReport",
+    "HitTokens",
     "Optimum",
     "PageUses",
     "PageUsesError",
@@ -52,6 +55,7 @@ __all__ = [
     "ReplayReport",
     "RoutingReport",
     "TierReport",
+    "TierSizes",
     "Timeline",
     "TimelineBins",
     "TraceError",

@@ -85,7 +85,7 @@ def test_policies_and_pools_are_compared(
         + [f"{each['tiers'][f'{at}_share']:.2%}" for at in ("device", "host", "disk", "computed")]
         for each in sorted(answer["results"], key=lambda each: each["pages"])
     ]
-    assert [list(map(str.strip, line.split("│")))[1:7] for line in out.splitlines()][-5:-1] == rows
+    assert [list(map(str.strip, line.split("│")))[1:7] for line in out.splitlines()][-6:-2] == rows
     html = page.read_text(encoding="utf-8")
     assert "Where prompt tokens were found" in html
     assert "The optimum is only for the device: tiers find more." in html

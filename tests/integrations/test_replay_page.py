@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,7 @@ def test_page_is_whole_by_itself(comparison: Comparison) -> None:
     text = comparison_page(comparison, "kvcore replay trace.jsonl")
     assert_needs_nothing_else(text)
     page = Page(text)
-    assert page.tags.count("svg") == 1 + 3 * 4
+    assert page.tags.count("svg") == 2 + 3 * 4  # the first chart also for a narrow screen
     assert page.text["pre"] == "kvcore replay trace.jsonl"
     assert "prefers-color-scheme:dark" in text
 
@@ -105,12 +107,87 @@ def test_curves_hold_what_was_measured(comparison: Comparison) -> None:
         assert [y for _, y in lines[policy]] == pytest.approx(rates, rel=1e-4)
     best = [each.token_hit_rate for each in comparison.optima]
     assert [y for _, y in lines["optimum"]] == pytest.approx(best, rel=1e-4)
-    assert set(data) == {"capacity", *(f"{pool}-{i}" for pool in range(3) for i in range(4))}
+    small = {"capacity", "capacity-narrow"}
+    assert set(data) == small | {f"{pool}-{i}" for pool in range(3) for i in range(4)}
+    assert data["capacity"]["lines"] == data["capacity-narrow"]["lines"]
     for key, chart in data.items():
         for line in chart["lines"]:
             for x, y in line["points"]:
                 assert chart["x"]["low"] <= x <= chart["x"]["high"] * 1.0001, key
                 assert chart["y"]["low"] <= y <= chart["y"]["high"] * 1.0001, key
+
+
+def test_decision_and_assumptions_are_on_top(comparison: Comparison) -> None:
+    text = comparison_page(comparison, "")
+    top = text[: text.index("Hit rate over capacity")]
+    assert escape(comparison.decision.text) in top
+    assert comparison.assumptions
+    assert all(f"<li>{escape(line)}</li>" in top for line in comparison.assumptions)
+
+
+def test_the_optimum_is_always_visible(comparison: Comparison) -> None:
+    text = comparison_page(comparison, "")
+    # Each curve has a button that hides it, the optimum has none; its line is drawn last.
+    assert re.findall(r'data-line="(\d+)"', text) == [str(i) for i in range(len(POLICIES))]
+    assert '<span class="limit"><i></i>optimum</span>' in text
+    first = text[text.index("<svg") : text.index("</svg>")]
+    lines = re.findall(r'<g class="curve (\w+) c\d+"><path class="line"', first)
+    assert (len(lines), lines[-1]) == (len(POLICIES) + 1, "limit")
+    assert Page(text).text["th"].split("optimum")[0] == "pages"
+
+
+def test_one_pool_has_bars(tmp_path: Path) -> None:
+    workload = chat_workload(seed=2, limit=60)
+    found = compare(workload, [PoolSettings(pages=300, page_bytes=2**30)], ["lru", "arc"])
+    text = comparison_page(found, "", prefill_speed=1000.0)
+    assert_needs_nothing_else(text)
+    bars = re.findall(r"<span>(\w+)</span><i style=\"width:([\d.]+)%\"></i><b>([\d.]+)%</b>", text)
+    rates = {run.report.policy: run.report.token_hit_rate for run in found.runs}
+    rates["optimum"] = found.optima[0].token_hit_rate
+    assert [name for name, *_ in bars] == list(rates)
+    shown = [float(rate) / 100 for *_, rate in bars]
+    assert shown == pytest.approx(list(rates.values()), abs=1e-4)
+    assert [float(width) for _, width, _ in bars][-1] == 100
+    assert "in 300 GiB (300 pages)" in text
+    assert "an estimate at 1,000 prompt tokens/s" in text
+
+
+def test_memory_is_on_the_axis(comparison: Comparison) -> None:
+    sized = dataclasses.replace(comparison, page_bytes=2**29)
+    data = data_of(comparison_page(sized, ""))
+    assert [x for x, _ in data["capacity"]["lines"][0]["points"]] == [15, 30, 200]
+    assert data["capacity"]["x"]["kind"] == "gib"
+    text = comparison_page(sized, "")
+    assert "memory for pages of 128 tokens" in text
+    assert all(f">{size} GiB</label>" in text for size in (15, 30, 200))
+
+
+def test_every_number_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    swept = ("--pages", "100,400", "--host-pages", "0,300", "--policy", "lru,arc")
+    more = ("--bytes-per-token", "1000", "--prefill-speed", "1000")
+    arguments = ["replay", "--limit", "40", *swept, *more, "--html", str(page), "--json"]
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = page.read_text(encoding="utf-8")
+    data = data_of(text)
+    rates = [each["token_hit_rate"] for each in told["results"]]
+    rates += [each["token_hit_rate"] for each in told["optimum"]]
+    drawn = [y for line in data["capacity"]["lines"] for _, y in line["points"]]
+    assert drawn == pytest.approx(rates, rel=1e-4)
+    for i in range(2):
+        for n, key in enumerate(("hit_rates", "cached_pages", "step_us_p50", "step_us_p99")):
+            for k, line in enumerate(data[f"{i}-{n}"]["lines"]):
+                timeline = told["timelines"][2 * k + i]
+                scale = 1 if key != "cached_pages" else timeline["pages"]
+                values = [y / scale for y in timeline[key] if y is not None]
+                assert [y for _, y in line["points"]] == pytest.approx(values, rel=1e-4)
+    for each in told["results"]:
+        for name in ("evicted_pages", "peak_used_pages", "requests"):
+            assert f"<td>{each[name]:,}</td>" in text
+        for value in each["saved_seconds"].values():
+            assert f"<td>{value:,.3f} s</td>" in text
+    assert escape(told["decision"]["text"]) in text
 
 
 def test_table_has_the_figures(comparison: Comparison) -> None:
@@ -155,6 +232,7 @@ def test_any_replay_may_have_a_page(
     assert main(arguments) == 0
     shown = json.loads(capsys.readouterr().out)
     assert ("results" in shown) == (more[:1] == ["--pages"])
+    assert {"decision", "timelines", "optimum", "most_cached_tokens"} <= shown.keys()
     text = page.read_text(encoding="utf-8")
     assert_needs_nothing_else(text)
     assert Page(text).text["pre"].startswith("kvcore replay --limit 60 --mode")

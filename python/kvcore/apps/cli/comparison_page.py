@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
+from itertools import chain
 
 import kvcore
 from kvcore.apps.cli.group_figures import (
@@ -18,16 +20,24 @@ from kvcore.apps.cli.group_figures import (
     pool_rows,
 )
 from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
+from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
+from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
-from kvcore.apps.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
+from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
 from kvcore.replay import Comparison
+from kvcore.support.byte_sizes import format_size
 
 __all__ = ["comparison_page", "comparison_picture"]
 
+_NARROW = (400, 330)  # size of a chart on a narrow screen, in SVG units
+_SHORT_NAME = 9  # characters that a narrow chart has room for at the end of a line
+_LEFT = ' class="left"'
 _NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def comparison_page(comparison: Comparison, command: str) -> str:
+def comparison_page(
+    comparison: Comparison, command: str, prefill_speed: float | None = None
+) -> str:
     """Write a page: hit rate over capacity, curves over time in a chosen pool, and all numbers.
 
     Parameters
@@ -36,23 +46,27 @@ def comparison_page(comparison: Comparison, command: str) -> str:
         The comparison to show.
     command : str
         Command line of the comparison, shown at the end.
+    prefill_speed : float, optional
+        Prompt tokens per second, for an estimate of the saved time to first token.
 
     Returns
     -------
     str
         HTML that includes style sheet, script and pictures; it refers to no other file.
     """
-    main = _capacity_chart(comparison)
-    wide = [main] if comparison.model is None else [main, _concurrency_chart(comparison)]
+    wide = [_capacity_chart(comparison)]
+    if comparison.model is not None:
+        wide.append(_concurrency_chart(comparison))
+    pairs = [(chart, _narrow(chart)) for chart in wide]
     panels = [_time_charts(comparison, i) for i in range(len(comparison.pages))]
-    charts = [*wide, *(chart for panel in panels for chart in panel)]
+    charts = [*chain(*pairs), *chain(*panels)]
     data = json.dumps({chart.key: chart.data() for chart in charts}).replace("<", "\\u003c")
     parts = (
         _header(comparison),
-        _capacity_section(comparison, main),
-        *(_concurrency_section(comparison, chart) for chart in wide[1:]),
+        _capacity_section(comparison, pairs[0]),
+        *(_concurrency_section(comparison, pair) for pair in pairs[1:]),
         _time_section(comparison, panels),
-        _figures_section(comparison),
+        _figures_section(comparison, prefill_speed),
         f"<h2>Command</h2><pre>{escape(command)}</pre>",
         f"<footer>kvcore {escape(kvcore.__version__)}</footer>",
     )
@@ -78,14 +92,14 @@ def _colour(index: int) -> str:
 
 
 def _capacity_chart(comparison: Comparison) -> Chart:
-    pages = [float(each) for each in comparison.pages]
+    sizes = _sizes(comparison)
     lines = [
-        Line(curve, _colour(i), pages, [run.report.token_hit_rate for run in comparison.of(curve)])
+        Line(curve, _colour(i), sizes, [run.report.token_hit_rate for run in comparison.of(curve)])
         for i, curve in enumerate(comparison.curves)
     ]
     if comparison.optima:
         rates = [each.token_hit_rate for each in comparison.optima]
-        lines.append(Line(comparison.optimum_name, "limit", pages, rates))
+        lines.append(Line(comparison.optimum_name, "limit", sizes, rates))
     highest = max(max(line.ys) for line in lines)
     return Chart(
         key="capacity",
@@ -97,19 +111,47 @@ def _capacity_chart(comparison: Comparison) -> Chart:
     )
 
 
+def _sizes(comparison: Comparison) -> list[float]:
+    """Return the places of the pools on an axis: GiB if the bytes of a page are known."""
+    if comparison.page_bytes:
+        return [size / 2**30 for size in comparison.memory]
+    return [float(pages) for pages in comparison.pages]
+
+
 def _capacity_axis(comparison: Comparison) -> Axis:
+    labels, unit = size_labels(comparison)
     name = f"pages of {comparison.page_size:,} tokens"
     if comparison.model is not None:
         name += f" of all {comparison.model.num_layers} layers"
+    if comparison.page_bytes:
+        name = f"memory for {name}"
     if comparison.replicas > 1:
         name += " on each replica"
-    return log_axis(name, [float(each) for each in comparison.pages], kind="pages")
+    return log_axis(name, _sizes(comparison), labels, kind="gib" if unit == "memory" else "pages")
+
+
+def _narrow(chart: Chart) -> Chart:
+    """Return the same chart for a narrow screen; names at the ends only if they are short."""
+    return replace(
+        chart,
+        key=f"{chart.key}-narrow",
+        width=_NARROW[0],
+        height=_NARROW[1],
+        is_labelled=max(len(line.name) for line in chart.lines) <= _SHORT_NAME,
+        has_marks=True,
+    )
+
+
+def _cards(pair: tuple[Chart, Chart]) -> str:
+    """Write a chart for wide and for narrow screens; the style sheet shows one of them."""
+    wide, narrow = pair
+    return f'<div class="card wide">{wide.svg()}</div><div class="card narrow">{narrow.svg()}</div>'
 
 
 def _concurrency_chart(comparison: Comparison) -> Chart:
-    pages = [float(each) for each in comparison.pages]
+    sizes = _sizes(comparison)
     lines = tuple(
-        Line(curve, _colour(i), pages, [run.report.concurrency for run in comparison.of(curve)])
+        Line(curve, _colour(i), sizes, [run.report.concurrency for run in comparison.of(curve)])
         for i, curve in enumerate(comparison.curves)
     )
     highest = max(max(line.ys) for line in lines) or 1.0
@@ -163,8 +205,8 @@ def _time_chart(
         lines=lines,
         x=_time_axis(x_title, last, "seconds" if is_online else "requests"),
         y=linear_axis(unit, 0.0, max(found, default=1.0) or 1.0, write, kind=kind),
-        width=520,
-        height=260,
+        width=440,
+        height=250,
     )
 
 
@@ -177,22 +219,23 @@ def _time_axis(title: str, last: float, kind: str) -> Axis:
 
 def _header(comparison: Comparison) -> str:
     report = comparison.runs[0].report
-    rate, curve, pages = max(
-        (run.report.token_hit_rate, curve, pages)
+    labels, _ = size_labels(comparison)
+    sizes = labels if comparison.page_bytes else [f"{label} pages" for label in labels]
+    rate, size = max(
+        (run.report.token_hit_rate, size)
         for curve in comparison.curves
-        for run, pages in zip(comparison.of(curve), comparison.pages, strict=True)
+        for run, size in zip(comparison.of(curve), sizes, strict=True)
     )
     tiles = [
         ("requests", f"{report.requests + report.refused:,}"),
         ("prompt tokens", _short(report.prompt_tokens)),
         ("tokens per page", f"{comparison.page_size:,}"),
-        (f"best hit rate: {curve}, {pages:,} pages", f"{rate:.2%}"),
+        ("replays", f"{len(comparison.runs):,}"),
+        (f"highest hit rate, {size}", f"{rate:.2%}"),
     ]
     if comparison.optima:
         most = comparison.optima[-1]
-        tiles.append(
-            (f"{comparison.optimum_name}, {most.pages:,} pages", f"{most.token_hit_rate:.2%}")
-        )
+        tiles.append((f"{comparison.optimum_name}, {sizes[-1]}", f"{most.token_hit_rate:.2%}"))
     shown = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in tiles
@@ -204,22 +247,28 @@ def _header(comparison: Comparison) -> str:
     )
     return (
         f"<h1>{escape(comparison.workload)}</h1><p>Hits of the prefix cache with each eviction "
-        f'policy, measured with the real manager. {how}</p><div class="tiles">{shown}</div>'
+        f"policy, measured with the real manager. {how}</p>"
+        f'<div class="decision"><h2>Decision</h2><p>{escape(comparison.decision.text)}</p></div>'
+        f'{_assumed(comparison)}<div class="tiles">{shown}</div>'
     )
 
 
-def _capacity_section(comparison: Comparison, chart: Chart) -> str:
-    entries = [(line.name, line.colour) for line in chart.lines]
-    buttons = "".join(
-        f'<button type="button" class="{colour}" data-colour="{colour}" aria-pressed="true">'
-        f"<i></i>{escape(name)}</button>"
-        for name, colour in entries
-    )
+def _assumed(comparison: Comparison) -> str:
+    """Write what the reader of the trace found or assumed."""
+    if not comparison.assumptions:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in comparison.assumptions)
+    return f'<ul class="assumed">{lines}</ul>'
+
+
+def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
+    has_curves = len(comparison.pages) > 1
     limit = (
-        "The dashed curve is Belady's optimum, which no policy exceeds: it evicts the page whose "
-        "next use is farthest in the future."
+        f"The dashed {'curve' if has_curves else 'bar'} is Belady's optimum, which no policy "
+        "exceeds: it evicts the page whose next use is farthest in the future."
         if comparison.optima
-        else ""
+        else "In online mode the order of the requests depends on the policy, so there is no "
+        "single optimum."
     )
     if comparison.model is not None:
         limit += " The optimum is for the flat cache: groups may find more." * bool(
@@ -228,34 +277,66 @@ def _capacity_section(comparison: Comparison, chart: Chart) -> str:
         limit += f" {page_units(comparison)} Both caches have the same memory."
     if comparison.host_pages:
         limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
-        sizes = tier_sizes(comparison.host_pages, comparison.disk_pages)
-        limit += f" Below the device are {sizes}."
+        limit += f" Below the device are {tiers_text(comparison)}"
+        names = [each.name(comparison.page_bytes) for each in comparison.tiers]
+        limit += f": {', '.join(names)}." if len(names) > 1 else "."
+    name = "Hit rate over capacity" if has_curves else "Hit rate"
+    over = ", over the size of the pool" if has_curves else f", in {_only_size(comparison)}"
     return (
-        f"<h2>Hit rate over capacity</h2><p>Share of all prompt tokens found in the cache, over "
-        f'the pages of the pool. {escape(limit)}</p><div class="legend">{buttons}</div>'
-        f'<div class="card wide">{chart.svg()}</div>'
+        f"<h2>{name}</h2><p>Share of all prompt tokens found in the cache{over}. "
+        f"{escape(limit)}</p>{_legend(pair[0])}"
+        f"{_cards(pair) if has_curves else _bars(pair[0])}"
     )
 
 
-def _concurrency_section(comparison: Comparison, chart: Chart) -> str:
+def _only_size(comparison: Comparison) -> str:
+    pages = f"{comparison.pages[0]:,} pages"
+    return f"{size_labels(comparison)[0][0]} ({pages})" if comparison.page_bytes else pages
+
+
+def _legend(chart: Chart) -> str:
+    """Write a button for each curve; the optimum has no button, because it is always visible."""
+    entries = "".join(
+        f'<span class="limit"><i></i>{escape(line.name)}</span>'
+        if line.colour == "limit"
+        else f'<button type="button" class="{line.colour}" data-line="{i}" aria-pressed="true">'
+        f"<i></i>{escape(line.name)}</button>"
+        for i, line in enumerate(chart.lines)
+    )
+    return f'<div class="legend">{entries}</div>'
+
+
+def _bars(chart: Chart) -> str:
+    """Write a bar for each line of a chart with one place."""
+    most = max(line.ys[0] for line in chart.lines) or 1.0
+    rows = "".join(
+        f'<div class="{line.colour}"><span>{escape(line.name)}</span>'
+        f'<i style="width:{line.ys[0] / most:.2%}"></i><b>{line.ys[0]:.2%}</b></div>'
+        for line in chart.lines
+    )
+    return f'<div class="card bars">{rows}</div>'
+
+
+def _concurrency_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
     how = (
         "The mean over simulated time."
         if comparison.mode == "online"
         else "The number of requests that fit without shared pages, each with a computed prompt."
     )
-    return (
-        f"<h2>Requests at a time over capacity</h2><p>{how}</p>"
-        f'<div class="card wide">{chart.svg()}</div>'
-    )
+    shown = _cards(pair) if len(comparison.pages) > 1 else ""
+    return f"<h2>Requests at a time over capacity</h2><p>{how}</p>{shown}" if shown else ""
 
 
 def _time_section(comparison: Comparison, panels: Sequence[Sequence[Chart]]) -> str:
     chosen = len(panels) // 2
+    hidden = " hidden" * (len(panels) == 1)
+    labels, unit = size_labels(comparison)
     choices = "".join(
-        f'<input type="radio" name="pool" id="pool{i}"{" checked" * (i == chosen)}>'
-        f'<label for="pool{i}">{pages:,}</label>'
-        for i, pages in enumerate(comparison.pages)
+        f'<input type="radio" name="pool" id="pool{i}"{" checked" * (i == chosen)}{hidden}>'
+        f'<label for="pool{i}"{hidden}>{escape(label)}</label>'
+        for i, label in enumerate(labels)
     )
+    how = f", in a pool with this {'memory' if unit == 'memory' else 'number of pages'}:"
     shown = "".join(
         '<div class="panel">'
         + "".join(
@@ -266,8 +347,8 @@ def _time_section(comparison: Comparison, panels: Sequence[Sequence[Chart]]) -> 
         for panel in panels
     )
     return (
-        "<h2>Over time</h2><p>The same replays from the first request to the last, in a pool "
-        f'with this number of pages:</p><div class="cut">{choices}'
+        "<h2>Over time</h2><p>The same replays from the first request to the last"
+        f'{"." if hidden else how}</p><div class="cut">{choices}'
         f'<div class="panels">{shown}</div></div>'
     )
 
@@ -279,25 +360,22 @@ def _choice_style(count: int) -> str:
     )
 
 
-def _figures_section(comparison: Comparison) -> str:
-    head = [
-        "pages",
-        "tokens",
-        *comparison.curves,
-        *([comparison.optimum_name] * bool(comparison.optima)),
-    ]
-    columns = [comparison.of(policy) for policy in comparison.curves]
+def _figures_section(comparison: Comparison, prefill_speed: float | None) -> str:
+    sizes, names = rate_head(comparison)
+    best = [comparison.optimum_name] * bool(comparison.optima)
     rows = []
-    for i, pages in enumerate(comparison.pages):
-        rates = [column[i].report.token_hit_rate for column in columns]
-        cells = [_cell(f"{pages:,}"), _cell(_short(pages * comparison.page_size))]
-        cells += [_cell(f"{rate:.2%}", "best" * (rate == max(rates))) for rate in rates]
-        if comparison.optima:
-            cells.append(_cell(f"{comparison.optima[i].token_hit_rate:.2%}", "far"))
-        rows.append(cells)
+    for row in rate_rows(comparison):
+        cells = [_cell(size) for size in row.sizes]
+        if row.optimum is not None:
+            cells.append(_cell(f"{row.optimum:.2%}", "far"))
+        most = max(row.rates)
+        rows.append(cells + [_cell(f"{rate:.2%}", "best" * (rate == most)) for rate in row.rates])
     return (
-        "<h2>Figures</h2><p>Token hit rate; the best policies of each pool are bold.</p>"
-        f"{_table(head, rows)}{_groups_figures(comparison)}{_tier_figures(comparison)}"
+        "<h2>Figures</h2><p>Token hit rate; the highest rate of each row is bold. The decision "
+        "says whether it is higher by more than the noise.</p>"
+        f"{_table([*sizes, *best, *names], rows)}"
+        f"{_groups_figures(comparison)}{_tier_figures(comparison)}"
+        f"{_saved_figures(comparison, prefill_speed)}"
         f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
@@ -317,7 +395,15 @@ def _tier_figures(comparison: Comparison) -> str:
     if not comparison.host_pages:
         return ""
     title = "Where prompt tokens were found"
-    return _titled(title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
+    return _titled(title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+
+
+def _saved_figures(comparison: Comparison, prefill_speed: float | None) -> str:
+    """Write an estimate of the saved time to first token."""
+    if prefill_speed is None:
+        return ""
+    rows = saved_rows(comparison, prefill_speed)
+    return _titled(saved_title(prefill_speed).capitalize(), saved_head(comparison), NAMES, rows)
 
 
 def _titled(
@@ -326,21 +412,24 @@ def _titled(
     """Write a table with a title; the columns in `names` contain text."""
     kinds = ["left" if name in names else "" for name in head]
     cells = [[_cell(text, kind) for text, kind in zip(row, kinds, strict=True)] for row in rows]
-    return f"<h3>{title}</h3>{_table(head, cells)}"
+    return f"<h3>{escape(title)}</h3>{_table(head, cells, names)}"
 
 
 def _runs(comparison: Comparison) -> str:
-    head = ["cache", "pages", "served", "refused", "token hits", "token hits, served", "page hits"]
-    head += ["evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
+    memory = ["memory"] * bool(comparison.page_bytes)
+    head = ["cache", "pages", *memory, "served", "refused", "token hits", "token hits, served"]
+    head += ["page hits", "evicted pages", "peak pages", "µs, median", "µs, p99", "M tokens/s"]
     rows = []
     found = [(curve, run.report) for curve in comparison.curves for run in comparison.of(curve)]
     for curve, each in found:
-        counts = (each.pages, each.requests, each.refused)
+        size = [_cell(format_size(each.pages * each.page_bytes))] * bool(each.page_bytes)
         rates = (each.token_hit_rate, each.served_token_hit_rate, each.page_hit_rate)
         rows.append(
             [
                 _cell(curve, "left"),
-                *(_cell(f"{count:,}") for count in counts),
+                _cell(f"{each.pages:,}"),
+                *size,
+                *(_cell(f"{count:,}") for count in (each.requests, each.refused)),
                 *(_cell(f"{rate:.2%}") for rate in rates),
                 *(_cell(f"{count:,}") for count in (each.evicted_pages, each.peak_used_pages)),
                 *(_cell(f"{us:,.1f}") for us in (each.step_us_p50, each.step_us_p99)),
@@ -350,8 +439,11 @@ def _runs(comparison: Comparison) -> str:
     return _table(head, rows)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ("cache",)
+) -> str:
+    """Write a table; the heads in `left` are above text."""
+    names = "".join(f'<th scope="col"{_LEFT * (name in left)}>{escape(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>'
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +19,10 @@ from kvcore.apps.cli.group_figures import (
     page_units,
     pool_rows,
 )
-from kvcore.apps.cli.tier_figures import TIER_HEAD, TIER_NAMES, tier_rows, tier_sizes
+from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
+from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
+from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
 from kvcore.replay import Comparison
-from kvcore.support.byte_sizes import format_size
 
 __all__ = ["print_comparison"]
 
@@ -28,8 +30,13 @@ _NARROWEST_PLOT = 60
 _WIDER_THAN_ANY = 10_000
 
 
-def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print the table, after the curves if the console is a terminal with enough columns."""
+def print_comparison(
+    comparison: Comparison,
+    console: Console | None = None,
+    *,
+    prefill_speed: float | None = None,
+) -> None:
+    """Print the table and the decision; before them the curves, if a terminal is wide enough."""
     console = console or Console()
     title = (
         f"{comparison.workload}, {comparison.mode}: token hit rate by pages of "
@@ -40,11 +47,14 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     if comparison.replicas > 1:
         title += f" on each of {comparison.replicas:,} replicas"
     if comparison.host_pages:
-        title += f", with {tier_sizes(comparison.host_pages, comparison.disk_pages)}"
+        title += f", with {tiers_text(comparison)}"
+    title += f", {len(comparison.runs):,} replays"
     console.print(Text(title, style="italic"))
     can_draw = console.is_terminal and console.width >= _NARROWEST_PLOT
     if can_draw and len(comparison.pages) > 1 and not console.options.ascii_only:
-        for line in draw_curves(_curves(comparison), comparison.pages, console.width):
+        labels, unit = size_labels(comparison)
+        curves = _curves(comparison)
+        for line in draw_curves(curves, comparison.pages, console.width, labels, unit):
             console.print(line, no_wrap=True)
     table = _wide(comparison)
     unbounded = console.options.update(max_width=_WIDER_THAN_ANY)
@@ -54,7 +64,18 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         _print_groups(comparison, console)
     if comparison.host_pages:
         title = "where prompt tokens were found"
-        _print_rows(console, title, TIER_HEAD, TIER_NAMES, tier_rows(comparison))
+        _print_rows(console, title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+    if prefill_speed is not None:
+        _print_saved(comparison, prefill_speed, console)
+    console.print(Text(comparison.decision.text), soft_wrap=not console.is_terminal)
+
+
+def _print_saved(comparison: Comparison, prefill_speed: float, console: Console) -> None:
+    """Print an estimate of the saved time to first token for each replay."""
+    title = saved_title(prefill_speed)
+    _print_rows(
+        console, title, saved_head(comparison), NAMES, saved_rows(comparison, prefill_speed)
+    )
 
 
 def _print_groups(comparison: Comparison, console: Console) -> None:
@@ -86,7 +107,7 @@ def _print_rows(
 def _curves(comparison: Comparison) -> list[Curve]:
     curves = [
         Curve(curve, [run.report.token_hit_rate for run in comparison.of(curve)], colour)
-        for curve, colour in zip(comparison.curves, COLOURS, strict=False)
+        for curve, colour in zip(comparison.curves, cycle(COLOURS), strict=False)
     ]
     if comparison.optima:
         rates = [each.token_hit_rate for each in comparison.optima]
@@ -97,34 +118,30 @@ def _curves(comparison: Comparison) -> list[Curve]:
 def _wide(comparison: Comparison) -> Table:
     """Make a table with a row for each pool and a column for each curve; best rates are bold."""
     table = Table()
-    table.add_column("pages", justify="right", no_wrap=True)
-    if comparison.model is not None:
-        table.add_column("memory", justify="right", no_wrap=True)
-    for curve in comparison.curves:
-        table.add_column(curve, justify="right", no_wrap=True)
+    sizes, names = rate_head(comparison)
+    for name in (*sizes, *names):
+        table.add_column(name, justify="right", no_wrap=True)
     if comparison.optima:
         table.add_column(comparison.optimum_name, justify="right", style="dim", no_wrap=True)
-    columns = [comparison.of(curve) for curve in comparison.curves]
-    for i, pages in enumerate(comparison.pages):
-        rates = [column[i].report.token_hit_rate for column in columns]
-        best = [comparison.optima[i].token_hit_rate] if comparison.optima else []
-        shown = [Text(f"{rate:.2%}", style="bold" * (rate == max(rates))) for rate in rates]
-        memory = [format_size(each) for each in comparison.memory[i : i + 1]]
-        table.add_row(f"{pages:,}", *memory, *shown, *(f"{rate:.2%}" for rate in best))
+    for row in rate_rows(comparison):
+        best = [] if row.optimum is None else [f"{row.optimum:.2%}"]
+        most = max(row.rates)
+        shown = [Text(f"{rate:.2%}", style="bold" * (rate == most)) for rate in row.rates]
+        table.add_row(*row.sizes, *shown, *best)
     return table
 
 
 def _long(comparison: Comparison) -> Table:
     """Make a table with a row for each pool and curve, for a narrow console."""
     table = Table()
-    for name in ("pages", "cache", "hit rate"):
+    sizes, names = rate_head(comparison)
+    for name in (*sizes, "cache", "hit rate"):
         table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=True)
-    for i, pages in enumerate(comparison.pages):
-        for curve in comparison.curves:
-            rate = comparison.of(curve)[i].report.token_hit_rate
-            table.add_row(f"{pages:,}", curve, f"{rate:.2%}")
-        if comparison.optima:
-            rate = comparison.optima[i].token_hit_rate
-            table.add_row(f"{pages:,}", comparison.optimum_name, f"{rate:.2%}", style="dim")
+    for row in rate_rows(comparison):
+        for curve, rate in zip(names, row.rates, strict=True):
+            table.add_row(*row.sizes, curve, f"{rate:.2%}")
+        if row.optimum is not None:
+            name = comparison.optimum_name
+            table.add_row(*row.sizes, name, f"{row.optimum:.2%}", style="dim")
         table.add_section()
     return table

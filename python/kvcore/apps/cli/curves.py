@@ -36,7 +36,13 @@ class Curve:
     style: str
 
 
-def draw_curves(curves: Sequence[Curve], places: Sequence[int], width: int) -> list[Text]:
+def draw_curves(
+    curves: Sequence[Curve],
+    places: Sequence[int],
+    width: int,
+    labels: Sequence[str] | None = None,
+    unit: str = "pages",
+) -> list[Text]:
     """Draw curves with a common axis, each with its name at its end.
 
     Parameters
@@ -47,6 +53,10 @@ def draw_curves(curves: Sequence[Curve], places: Sequence[int], width: int) -> l
         Rising values of the axis, at least two.
     width : int
         Characters of a line.
+    labels : sequence of str, optional
+        Label of each place; the number by default.
+    unit : str
+        Name of the axis.
 
     Returns
     -------
@@ -61,15 +71,16 @@ def draw_curves(curves: Sequence[Curve], places: Sequence[int], width: int) -> l
     xs = [(math.log(place) - first) / (last - first) for place in places]
     for curve in reversed(curves):
         grid.add(xs, [value / top for value in curve.values], curve.style)
-    labels = _end_labels(curves, top)
+    names_by_row = _end_labels(curves, top)
     lines = []
     for row in range(_HEIGHT):
         line = Text().append(_axis_label(row, step, top), style="dim")
         line.append_text(grid.line(row))
-        if row in labels:
-            line.append(f" {labels[row].name}", style=labels[row].style)
+        if row in names_by_row:
+            line.append(f" {names_by_row[row].name}", style=names_by_row[row].style)
         lines.append(line)
-    return [*lines, *_axis(places, xs, columns)]
+    texts = [f"{place:,}" for place in places] if labels is None else labels
+    return [*lines, *_axis(texts, xs, columns, unit)]
 
 
 def _scale(highest: float) -> tuple[float, float]:
@@ -102,21 +113,20 @@ def _end_labels(curves: Sequence[Curve], top: float) -> dict[int, Curve]:
     return dict(zip(rows, highest_first, strict=True))
 
 
-def _axis(places: Sequence[int], xs: Sequence[float], columns: int) -> Iterator[Text]:
+def _axis(texts: Sequence[str], xs: Sequence[float], columns: int, unit: str) -> Iterator[Text]:
     """Yield the axis and its labels; leave out a label that would touch another label."""
     rule = ["─"] * columns
     labels = [" "] * (columns + _LABEL + 1)
     free_from = 0
-    for place, x in zip(places, xs, strict=True):
+    for text, x in zip(texts, xs, strict=True):
         column = round(x * (columns - 1))
         rule[column] = "┬"
-        text = f"{place:,}"
         start = min(max(column + _LABEL + 1 - len(text) // 2, 0), len(labels) - len(text))
         if start >= free_from:
             labels[start : start + len(text)] = text
             free_from = start + len(text) + 1
     yield Text(" " * _LABEL + "└" + "".join(rule), style="dim")
-    yield Text("".join(labels).rstrip() + "  pages", style="dim")
+    yield Text("".join(labels).rstrip() + f"  {unit}", style="dim")
 
 
 class _Grid:

@@ -42,26 +42,37 @@ PAGE_STYLE = """
 body{margin:0;background:var(--paper);color:var(--ink);line-height:1.5;font-size:15px;
  font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 main{max-width:1080px;margin:0 auto;padding:40px 24px 64px}
-h1{font-size:26px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em}
+h1{font-size:26px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em;overflow-wrap:anywhere}
 h2{font-size:18px;margin:44px 0 4px}
-p{margin:0 0 14px;color:var(--soft);max-width:78ch}
+p{margin:0 0 14px;color:var(--soft);max-width:78ch;overflow-wrap:anywhere}
+.decision{border:1px solid var(--rule);border-left:4px solid var(--s0);border-radius:10px;
+ background:var(--card);padding:12px 16px;margin:18px 0 12px;overflow-wrap:anywhere}
+.decision h2{margin:0 0 4px;font-size:15px}
+.decision p{color:var(--ink);margin:0}
+.assumed{margin:0 0 8px;padding-left:20px;color:var(--soft);font-size:14px;overflow-wrap:anywhere}
+.bars{display:grid;grid-template-columns:auto minmax(60px,1fr) auto;gap:8px 12px;
+ align-items:center;font-size:14px;font-variant-numeric:tabular-nums}
+.bars div{display:contents}
+.bars span{overflow-wrap:anywhere}
+.bars i{display:block;height:14px;min-width:2px;border-radius:3px;background:var(--c)}
+.bars .limit i{background:none;border:1.5px dashed var(--c)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;
  margin:22px 0 0}
 .tile{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px 16px}
 .tile b{display:block;font-size:22px;font-weight:650;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:13px}
 .legend{display:flex;flex-wrap:wrap;gap:6px;margin:10px 0 12px}
-.legend button{font:inherit;font-size:13px;color:var(--ink);background:none;cursor:pointer;
- border:1px solid var(--rule);border-radius:999px;padding:2px 12px 2px 10px}
+.legend button,.legend span{font:inherit;font-size:13px;color:var(--ink);background:none;
+ cursor:pointer;border:1px solid var(--rule);border-radius:999px;padding:2px 12px 2px 10px}
 .legend button:hover{border-color:var(--c)}
 .legend i{display:inline-block;width:16px;height:0;border-top:3px solid var(--c);
  margin-right:7px;vertical-align:middle}
 .legend .limit i{border-top-style:dashed;border-top-width:2px}
+.legend span{cursor:default}
 .legend [aria-pressed=false]{opacity:.45;text-decoration:line-through}
 .card{position:relative;border:1px solid var(--rule);border-radius:10px;padding:12px;
  overflow-x:auto;background:var(--paper)}
-.card .chart{min-width:430px}
-.wide .chart{min-width:680px}
+.narrow{display:none}
 .card h3{font-size:14px;margin:2px 4px 6px;font-weight:600}
 .cut input{position:absolute;opacity:0;pointer-events:none}
 .cut label{display:inline-block;border:1px solid var(--rule);border-radius:8px;padding:2px 12px;
@@ -72,6 +83,8 @@ p{margin:0 0 14px;color:var(--soft);max-width:78ch}
 .scroll{overflow-x:auto;border:1px solid var(--rule);border-radius:10px}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:6px 14px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--paper)}
+th:first-child{background:var(--card)}
 tr:last-child td{border-bottom:0}
 th{background:var(--card);font-weight:600;color:var(--soft);font-size:13px}
 td.best{font-weight:700}
@@ -91,6 +104,16 @@ pre{background:var(--card);border:1px solid var(--rule);border-radius:10px;paddi
  margin-right:6px}
 .cursor path{stroke:var(--soft);stroke-dasharray:2 3;fill:none}
 .cursor circle{fill:var(--c);stroke:var(--paper);stroke-width:1.5}
+@media (max-width:640px){
+main{padding:24px 14px 48px}
+h1{font-size:21px}
+.wide{display:none}
+.narrow{display:block}
+.card{padding:8px}
+th,td{padding:6px 10px}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:8px}
+.tile b{font-size:18px}
+}
 footer{margin-top:40px;color:var(--soft);font-size:13px}
 @media print{.legend button{border:0}.tip{display:none!important}}
 """
@@ -103,6 +126,10 @@ const write = {
   share: v => (v * 100).toFixed(2) + ' %',
   us: v => (v < 10 ? v.toFixed(2) : v.toFixed(1)) + ' µs',
   pages: v => v.toLocaleString('en') + ' pages',
+  gib: v => {
+    const [scaled, unit] = v >= 1024 ? [v / 1024, 'TiB'] : v >= 1 ? [v, 'GiB'] : [v * 1024, 'MiB'];
+    return +scaled.toFixed(2) + ' ' + unit;
+  },
   count: v => v.toFixed(1),
   requests: v => 'request ' + Math.round(v).toLocaleString('en'),
   seconds: v => v.toFixed(1) + ' s',
@@ -127,7 +154,8 @@ function drawn(name, parent, attributes) {
   parent.append(found);
 }
 function nearest(chart, x) {
-  return chart.lines.filter(line => !hidden.has(line.colour) && line.points.length).map(line => {
+  const shown = chart.lines.filter((line, i) => !hidden.has(`${i}`) && line.points.length);
+  return shown.map(line => {
     let best = null;
     for (const point of line.points) {
       const at = place(chart, point);
@@ -168,10 +196,10 @@ for (const svg of document.querySelectorAll('svg.chart')) {
 }
 for (const button of document.querySelectorAll('.legend button')) {
   button.addEventListener('click', () => {
-    const colour = button.dataset.colour;
-    const show = hidden.delete(colour) || !hidden.add(colour);
+    const line = button.dataset.line;
+    const show = hidden.delete(line) || !hidden.add(line);
     button.setAttribute('aria-pressed', show);
-    for (const curve of document.querySelectorAll('g.curve.' + colour)) {
+    for (const curve of document.querySelectorAll('g.curve.c' + line)) {
       curve.style.display = show ? '' : 'none';
     }
   });

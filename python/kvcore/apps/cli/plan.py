@@ -13,6 +13,7 @@ from kvcore.apps.cli import options
 from kvcore.apps.cli.plan_table import print_plan
 from kvcore.apps.cli.presets import PRESETS, find_model
 from kvcore.apps.cli.token_counts import parse_tokens
+from kvcore.apps.cli.weights import weights_bytes
 from kvcore.groups import State
 from kvcore.layers.hf.config import ConfigReading, with_copied_heads
 from kvcore.layers.kinds import MAX_CHUNK_TOKENS, described
@@ -26,7 +27,7 @@ from kvcore.sizing import (
     pages_per_sequence,
     sequence_bytes,
 )
-from kvcore.support.byte_sizes import parse_size
+from kvcore.support.byte_sizes import format_size, parse_size
 from kvcore.support.dtypes import itemsize
 
 QUANTISED = ("float8_e4m3fn", "int8")
@@ -52,7 +53,17 @@ Memory = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="For K and V, over all devices, such as 80GiB, without weights and activations.",
+        help="For K and V, over all devices, such as 80GiB, without activations; without weights "
+        "unless --weights subtracts them.",
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|PATH",
+        help="Subtract the weights of each replica from the memory: a size such as 16GiB, or a "
+        "folder with safetensors files or their index.",
+        show_default=False,
     ),
 ]
 MaxSeqLen = Annotated[
@@ -101,6 +112,7 @@ def plan(
     model: Model,
     memory: Memory,
     max_seq_len: MaxSeqLen,
+    weights: Weights = None,
     tp: Tp = 1,
     dp: Dp = 1,
     dtype: Dtype = None,
@@ -119,11 +131,15 @@ def plan(
     affect the cache and kvcore has no rule for the field, the command ends with an error.
 
     Example: kvcore plan llama-3.1-70b --memory 640GiB --max-seq-len 32k --tp 8
+
+    Example: kvcore plan ./Qwen3-8B --memory 80GiB --weights ./Qwen3-8B --max-seq-len 32k
     """
     if dtype is not None:
         options.checked("--dtype", itemsize, dtype)
     size = options.checked("--memory", parse_size, memory)
     tokens = options.checked("--max-seq-len", parse_tokens, max_seq_len)
+    loaded = None if weights is None else options.checked("--weights", weights_bytes, weights)
+    rest = size if loaded is None else _beside_weights(size, loaded, dp)
     found = options.checked("CONFIG|PRESET", find_model, model)
     ignored = dict.fromkeys(assume or (), "ignored")
 
@@ -136,11 +152,25 @@ def plan(
     options.checked("CONFIG|PRESET", read, 1)
     # Read again with `tp`, because the reading divides states and heads among the devices.
     reading, params = options.checked("--tp", read, tp)
-    answer = collect(params, size, tokens, max_chunk_tokens) | _reading(reading, params)
+    answer = collect(params, rest, tokens, max_chunk_tokens) | _reading(reading, params)
+    if loaded is not None:
+        answer |= {"memory": size, "weights": loaded, "kv_memory": rest}
     if as_json:
         typer.echo(json.dumps({"model": model} | answer))
     else:
         print_plan(model, answer)
+
+
+def _beside_weights(memory: int, weights: int, replicas: int) -> int:
+    """Return the memory that the weights of all replicas leave; bad input if they do not fit."""
+    rest = memory - weights * replicas
+    if rest <= 0:
+        raise typer.BadParameter(
+            f"{format_size(weights)} of weights on each of {replicas} replicas do not fit into a "
+            f"memory of {format_size(memory)}; expected more memory or more devices",
+            param_hint="'--weights'",
+        )
+    return rest
 
 
 def collect(

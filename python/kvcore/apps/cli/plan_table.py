@@ -18,10 +18,7 @@ def print_plan(model: str, plan: Plan) -> None:
     columns: list[Plan] = [plan, *plan["quantised"]]
     # A Text, because a path may contain rich's markup.
     table = Table(title=Text(_title(model, plan)), title_justify="left", caption_justify="left")
-    table.caption = (
-        "+ scales: one float32 per token and head\n"
-        "memory only for K and V, not for weights and activations"
-    )
+    table.caption = f"+ scales: one float32 per token and head\n{_memory_text(plan)}"
     if plan["fields"]["assumed"]:
         table.caption += f"\nassumed to change nothing: {', '.join(plan['fields']['assumed'])}"
     table.add_column("", no_wrap=True)
@@ -33,6 +30,16 @@ def print_plan(model: str, plan: Plan) -> None:
     Console().print(table)
     if "groups" in plan:
         Console().print(_groups(plan))
+
+
+def _memory_text(plan: Plan) -> str:
+    if "weights" not in plan:
+        return "memory only for K and V, not for weights and activations"
+    each = " on each replica" if plan["data_parallel_degree"] > 1 else ""
+    return (
+        f"{format_size(plan['kv_memory'])} for K and V after {format_size(plan['weights'])} of "
+        f"weights{each}, activations not subtracted"
+    )
 
 
 def _groups(plan: Plan) -> Table:

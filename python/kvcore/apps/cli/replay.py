@@ -6,9 +6,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -16,16 +16,14 @@ from kvcore import KVCacheParams
 from kvcore.apps.cli import replay_options as options
 from kvcore.apps.cli.comparison_page import comparison_page
 from kvcore.apps.cli.comparison_table import print_comparison
-from kvcore.apps.cli.options import AsJson, PageSize, checked, fitting_pages, listed
-from kvcore.apps.cli.options import pages as read_pages
+from kvcore.apps.cli.options import AsJson, PageSize, checked, listed
 from kvcore.apps.cli.output_file import check_writable
-from kvcore.apps.cli.page_style import SLOTS
-from kvcore.apps.cli.presets import find_model, model_params
 from kvcore.apps.cli.progress import progress_bar
+from kvcore.apps.cli.replay_pools import PoolSizes
 from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
+from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
-from kvcore.apps.replay.pool import flat_page_bytes, require_windows
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.replay import (
     POLICIES,
@@ -44,9 +42,6 @@ from kvcore.replay import (
     replay_routed,
 )
 from kvcore.routing import POLICIES as ROUTES
-from kvcore.support.byte_sizes import parse_size
-
-_MOST_GROUPED = SLOTS // 2  # each policy has two curves
 
 
 def replay(
@@ -64,14 +59,19 @@ def replay(
     pages: options.Pages = None,
     memory: options.Memory = None,
     model: options.Model = None,
+    bytes_per_token: options.BytesPerToken = None,
+    dtype: options.Dtype = None,
     groups: options.Groups = None,
     host_pages: options.HostPages = None,
+    host_memory: options.HostMemory = None,
     disk_pages: options.DiskPages = None,
+    disk: options.Disk = None,
     replicas: options.Replicas = PoolSettings.replicas,
     route: options.Route = None,
     seed: options.Seed = 0,
     limit: options.Limit = None,
     concurrency: options.Concurrency = EngineSettings.concurrency,
+    prefill_speed: options.PrefillSpeed = None,
     prefill_rate: options.PrefillRate = EngineSettings.prefill_rate,
     decode_rate: options.DecodeRate = EngineSettings.decode_rate,
     chunk: options.Chunk = EngineSettings.chunk,
@@ -86,6 +86,9 @@ def replay(
     Admission mode releases each request before the next request claims, so it shows only the
     effect of the cache. With several policies or numbers of pages, the command compares them with
     each other and, in admission mode, with the optimum, which no policy exceeds.
+    With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
+    --host-memory and --disk take sizes, and the last line is the decision: the least memory for
+    95 % of the best hit rate.
     --groups compares a flat cache, which keeps every token in every layer, with a cache of the
     model's windows and chunks in the same memory; --pages counts pages of all layers. --host-pages
     and --disk-pages put a real host tier and a real disk below the device: a pool of tiny pages,
@@ -100,6 +103,8 @@ def replay(
 
     Example: kvcore replay --policy lru,lfu --pages 1000,3000,10000 --html replay.html
 
+    Example: kvcore replay log.jsonl --model llama-3.1-8b --memory 8GiB,32GiB --host-memory 0,64GiB
+
     Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
 
     Example: kvcore replay trace.jsonl.gz --mode admission --host-pages 5000 --disk-pages 50000
@@ -107,21 +112,23 @@ def replay(
     Example: kvcore replay trace.jsonl.gz --replicas 64 --route prefix,prefix+load,least-loaded
     """
     names = checked("--policy", listed, policy, _policy)
-    grouped = None if groups is None else _grouped(groups, page_size, len(names))
-    if grouped is not None and model is not None:
-        raise typer.BadParameter("expected --model or --groups, not both: --groups sets the model")
-    counts = _pages(pages, memory, grouped or model, page_size, replicas)
-    _check_tiers(host_pages, disk_pages, groups)
-    pools = [
-        PoolSettings(
-            page_size=page_size,
-            pages=n,
-            replicas=replicas,
-            host_pages=host_pages or 0,
-            disk_pages=disk_pages or 0,
-        )
-        for n in counts
-    ]
+    sizes = PoolSizes(
+        page_size=page_size,
+        replicas=replicas,
+        pages=pages,
+        memory=memory,
+        model=model,
+        bytes_per_token=bytes_per_token,
+        dtype=dtype,
+        groups=groups,
+        host_pages=host_pages,
+        host_memory=host_memory,
+        disk_pages=disk_pages,
+        disk=disk,
+    )
+    grouped = sizes.grouped(len(names))
+    pools = sizes.pools(grouped)
+    _check_replays(len(names), len(pools) * (1 if grouped is None else 2))
     if html is not None:
         checked("--html", check_writable, html, trace)
     is_one = len(names) * len(pools) == 1 and grouped is None
@@ -134,13 +141,15 @@ def replay(
     )
     pace = engine if mode is options.Mode.online or (mode is None and is_one) else None
     routes = None if route is None else checked("--route", listed, route, _route)
-    if routes is not None and (not is_one or html is not None or host_pages is not None):
+    if routes is not None and (not is_one or html is not None or pools[0].host_pages):
         raise typer.BadParameter(
             "expected one policy and one number of pages, without --groups, tiers and --html",
             param_hint="'--route'",
         )
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
+    if routes is not None and prefill_speed is not None:
+        raise typer.BadParameter("expected no --prefill-speed", param_hint="'--route'")
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,
@@ -157,15 +166,19 @@ def replay(
         return
     if is_one and html is None:
         report = _run(workload, pools[0].with_policy(names[0]), pace)
-        _show(workload, report, read_seconds, as_json=as_json)
+        _show(workload, report, _Extras(read_seconds, prefill_speed), as_json=as_json)
         return
     comparison = _compare(workload, pools, names, pace, grouped, chunk)
     if html is not None:
         command = shlex.join(["kvcore", *context.obj])
-        page = comparison_page(comparison, command)
+        page = comparison_page(comparison, command, prefill_speed)
         html.write_text(page, encoding="utf-8", errors="backslashreplace")
-    shown = comparison.runs[0].report if is_one else comparison
-    _show(workload, shown, read_seconds, as_json=as_json)
+    _show(
+        workload,
+        comparison.runs[0].report if is_one else comparison,
+        _Extras(read_seconds, prefill_speed, comparison if is_one else None),
+        as_json=as_json,
+    )
 
 
 def _policy(name: str) -> str:
@@ -180,47 +193,13 @@ def _route(name: str) -> str:
     return name
 
 
-def _grouped(model: str, page_size: int, policies: int) -> KVCacheParams:
-    """Find a model and check that a replay supports its groups."""
-    if policies > _MOST_GROUPED:
+def _check_replays(policies: int, pools: int) -> None:
+    """Refuse a comparison of too many replays."""
+    if policies * pools > options.MOST_REPLAYS:
         raise typer.BadParameter(
-            f"expected at most {_MOST_GROUPED} policies with --groups, got {policies}",
-            param_hint="'--policy'",
+            f"expected at most {options.MOST_REPLAYS:,} replays, got {policies * pools:,}: "
+            f"{policies} policies x {pools:,} sizes; give fewer sizes of pools or tiers"
         )
-    found = checked("--groups", find_model, model)
-    params = checked("--groups", partial(found.params, groups=True), page_size)
-    checked("--groups", require_windows, params)
-    return params
-
-
-def _check_tiers(host_pages: int | None, disk_pages: int | None, groups: str | None) -> None:
-    if host_pages is not None and groups is not None:
-        raise typer.BadParameter(
-            "expected --host-pages or --groups, not both: tiers hold flat pages"
-        )
-    if disk_pages is not None and host_pages is None:
-        raise typer.BadParameter(
-            "expected --host-pages with --disk-pages: pages reach the disk through a host tier"
-        )
-
-
-def _pages(
-    pages: str | None,
-    memory: str | None,
-    model: KVCacheParams | str | None,
-    page_size: int,
-    replicas: int,
-) -> tuple[int | None, ...]:
-    """Return the numbers of pages per replica from the options; None for the default number."""
-    if memory is None and not isinstance(model, str):
-        return (None,) if pages is None else checked("--pages", listed, pages, read_pages)
-    if pages is not None or memory is None or model is None:
-        raise typer.BadParameter("expected --pages, or --memory together with --model or --groups")
-    sizes = checked("--memory", listed, memory, parse_size)
-    if isinstance(model, str):
-        model = checked("--model", model_params, model, page_size)
-    page_bytes = flat_page_bytes(model)
-    return tuple(dict.fromkeys(fitting_pages(size, replicas, page_bytes) for size in sizes))
 
 
 def _workload(
@@ -316,18 +295,45 @@ def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
         raise typer.BadParameter(_too_large(workload, pool)) from error
 
 
+@dataclass(frozen=True)
+class _Extras:
+    """Numbers beside a report: the seconds to read, the prefill speed, the page's comparison."""
+
+    read_seconds: float
+    prefill_speed: float | None
+    comparison: Comparison | None = None
+
+    def to_dict(self, workload: Workload, shown: ReplayReport | Comparison) -> dict[str, Any]:
+        """Return the keys that a report or comparison does not have, ready for JSON."""
+        told: dict[str, Any] = {}
+        if self.comparison is not None:
+            names = ("optimum", "timelines", "most_cached_tokens", "decision")
+            whole = self.comparison.to_dict()
+            told = {name: whole[name] for name in names}
+        if self.prefill_speed is not None:
+            told["prefill_speed"] = self.prefill_speed
+            if isinstance(shown, ReplayReport):
+                told["saved_seconds"] = saved_seconds(shown, self.prefill_speed)
+        return told | {"assumptions": workload.assumptions, "read_seconds": self.read_seconds}
+
+
 def _show(
-    workload: Workload, shown: ReplayReport | Comparison, read_seconds: float, *, as_json: bool
+    workload: Workload, shown: ReplayReport | Comparison, extras: _Extras, *, as_json: bool
 ) -> None:
+    speed = extras.prefill_speed
     if as_json:
-        more = {"assumptions": workload.assumptions, "read_seconds": read_seconds}
-        typer.echo(json.dumps(shown.to_dict() | more))
+        told = shown.to_dict()
+        if speed is not None and isinstance(shown, Comparison):
+            reports = [run.report for run in shown.runs]
+            for row, report in zip(told["results"], reports, strict=True):
+                row["saved_seconds"] = saved_seconds(report, speed)
+        typer.echo(json.dumps(told | extras.to_dict(workload, shown)))
         return
     _print_assumptions(workload)
     if isinstance(shown, Comparison):
-        print_comparison(shown)
+        print_comparison(shown, prefill_speed=speed)
     else:
-        print_report(shown)
+        print_report(shown, prefill_speed=speed)
 
 
 def _print_assumptions(workload: Workload) -> None:

@@ -15,6 +15,8 @@ from kvcore.routing import POLICIES as ROUTES
 from kvcore.support.byte_sizes import format_size
 
 MOST_BLOCK = 1 << 24
+MOST_BYTES_PER_TOKEN = 1 << 30
+MOST_REPLAYS = 1024
 
 _DEFAULT_PAGES = f"pages for {DEFAULT_POOL_TOKENS:,} tokens"
 
@@ -108,13 +110,59 @@ Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE[,SIZE...]",
-        help="Instead of --pages: memory of all replicas, such as 80GiB; needs --model or "
-        "--groups.",
+        help="Instead of --pages: memory of all replicas, such as 80GiB; needs --model, "
+        "--bytes-per-token or --groups.",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="PRESET|config.json", help="Model for the page size of --memory."),
+    typer.Option(
+        metavar="PRESET|config.json",
+        help="Model for the bytes of a page: the report has GiB beside pages.",
+    ),
+]
+BytesPerToken = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=within(1, MOST_BYTES_PER_TOKEN),
+        help="Instead of --model: bytes of K and V of a token in all layers.",
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --model or --groups: dtype of the pages.",
+        show_default="the model's",
+    ),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE[,SIZE...]",
+        help="Instead of --host-pages: memory of the host tiers of all replicas; 0 in a list is "
+        "no tier.",
+        show_default=False,
+    ),
+]
+Disk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE[,SIZE...]",
+        help="Instead of --disk-pages: size of the disk for all replicas; 0 in a list is no disk.",
+        show_default=False,
+    ),
+]
+PrefillSpeed = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TOKENS/S",
+        callback=_rate,
+        help="Estimate the time to first token that hits save: found tokens over this speed.",
+        show_default=False,
+    ),
 ]
 Groups = Annotated[
     str | None,
@@ -124,20 +172,20 @@ Groups = Annotated[
     ),
 ]
 HostPages = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="N",
-        callback=count,
-        help="Pages of a host tier on each replica, in a pool of real, tiny pages.",
+        metavar="N[,N...]",
+        help="Pages of a host tier on each replica, in a pool of real, tiny pages; 0 in a list is "
+        "no tier.",
         show_default=False,
     ),
 ]
 DiskPages = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="N",
-        callback=count,
-        help="With --host-pages: pages on disk for all replicas, in a temporary directory.",
+        metavar="N[,N...]",
+        help="With a host tier: pages on disk for all replicas, in a temporary directory; 0 in a "
+        "list is no disk.",
         show_default=False,
     ),
 ]

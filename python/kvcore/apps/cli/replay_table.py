@@ -7,23 +7,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
 from kvcore.replay import ReplayReport, TierReport
+from kvcore.support.byte_sizes import format_size
 
 
-def print_report(report: ReplayReport) -> None:
-    """Print the table that ends ``kvcore replay``."""
+def print_report(report: ReplayReport, *, prefill_speed: float | None = None) -> None:
+    """Print the table of one replay; with a prefill speed, also an estimate of saved time."""
     title = (
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
-        f"of {report.page_size} tokens, {report.policy}"
+        f"of {report.page_size} tokens{_bytes(report, report.pages)}, {report.policy}"
     )
     if report.tiers is not None:
-        title += f", with {tier_sizes(report.tiers.host_pages, report.tiers.disk_pages)}"
+        sizes = (report.tiers.host_pages, report.tiers.disk_pages)
+        title += f", with {tier_sizes(*sizes, report.page_bytes)}"
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    for section in (_traffic(report), _found(report.tiers), _memory(report), _time(report)):
+    sections = (_traffic(report), _found(report.tiers), _memory(report), _time(report))
+    for section in (*sections, _saved(report, prefill_speed)):
         for row in section:
             table.add_row(*row)
         table.add_section()
@@ -55,14 +59,23 @@ def _found(tiers: TierReport | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
-    yield "evicted pages", f"{report.evicted_pages:,}", ""
+    evicted = report.evicted_pages
+    yield "evicted pages", f"{evicted:,}", _bytes(report, evicted).removeprefix(", ")
     if report.mode == "online":
         again = f"{report.recomputed_tokens:,} tokens computed again" if report.preemptions else ""
         yield "preemptions", f"{report.preemptions:,}", again
     peak = report.peak_used_pages
-    yield "peak occupancy", f"{peak / report.total_pages:.1%}", f"{peak:,} pages"
+    yield (
+        "peak occupancy",
+        f"{peak / report.total_pages:.1%}",
+        f"{peak:,} pages{_bytes(report, peak)}",
+    )
     mean = report.mean_used_pages
-    yield "mean occupancy", f"{mean / report.total_pages:.1%}", f"{mean:,.0f} pages"
+    yield (
+        "mean occupancy",
+        f"{mean / report.total_pages:.1%}",
+        f"{mean:,.0f} pages{_bytes(report, mean)}",
+    )
     yield "leaked pages", f"{report.leaked_pages:,}", ""
 
 
@@ -78,6 +91,19 @@ def _time(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     whole = f"of {report.wall_seconds:,.2f} s"
     yield "manager, total", f"{report.manager_seconds:,.2f} s", whole
     yield "manager's speed", f"{report.tokens_per_second / 1e6:,.0f} M tokens/s", ""
+
+
+def _saved(report: ReplayReport, prefill_speed: float | None) -> Iterator[tuple[str, str, str]]:
+    if prefill_speed is None:
+        return
+    mean, median, p95 = saved_row(report, prefill_speed)
+    yield "first token earlier by", mean, f"mean; median {median}, p95 {p95}"
+    yield "", "", f"an estimate at {prefill_speed:,.0f} tokens/s"
+
+
+def _bytes(report: ReplayReport, pages: float) -> str:
+    """Write the bytes of pages after a comma; nothing if the bytes of a page are unknown."""
+    return f", {format_size(round(pages * report.page_bytes))}" if report.page_bytes else ""
 
 
 def _extra(count: int, what: str) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcore.replay import RoutingReport
+from kvcore.support.byte_sizes import format_size
 
 __all__ = ["print_routing"]
 
@@ -20,6 +21,8 @@ def print_routing(workload: str, reports: Sequence[RoutingReport]) -> None:
     """Print a row for each policy; all have the same workers."""
     first = reports[0]
     title = f"{workload}: {first.replicas:,} x {first.pages:,} pages of {first.page_size:,} tokens"
+    if first.page_bytes:
+        title += f", {format_size(first.pages * first.page_bytes)} each"
     if first.refused:
         title += f", {first.refused:,} requests larger than a pool"
     table = Table(title=Text(title), title_justify="left")

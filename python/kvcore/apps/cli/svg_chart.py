@@ -12,7 +12,7 @@ __all__ = ["Axis", "Chart", "Line", "linear_axis", "log_axis"]
 
 _LEFT, _TOP, _BOTTOM = 62, 14, 46
 _RIGHT = 16
-_END_LABELS = 86  # to the right of the curves
+_END_LABELS = 86  # to the right of the curves, at least
 _CHARACTER = 6.6  # approximate width in a label
 _LABEL_HEIGHT = 14
 _MARKS = (  # paths of 8 x 8 units, around the origin
@@ -68,12 +68,15 @@ def linear_axis(
     return Axis(title, low, low + step * count, ticks, kind=kind)
 
 
-def log_axis(title: str, values: Sequence[float], *, kind: str = "") -> Axis:
+def log_axis(
+    title: str, values: Sequence[float], labels: Sequence[str] | None = None, *, kind: str = ""
+) -> Axis:
     """Make an axis with a label at each of the rising `values`; a single value is in the middle."""
     low, high = values[0], values[-1]
     if low == high:
         low, high = low / 2, high * 2
-    ticks = tuple((value, f"{value:,.0f}") for value in values)
+    texts = [f"{value:,.0f}" for value in values] if labels is None else labels
+    ticks = tuple(zip(values, texts, strict=True))
     return Axis(title, low, high, ticks, is_log=True, kind=kind)
 
 
@@ -88,13 +91,16 @@ class Chart:
     title : str
         Description of the chart for screen readers.
     lines : tuple of Line
-        The first lines are drawn on top of the others.
+        The first lines are drawn on top of the others, and a line of the class "limit" on top of
+        all.
     x, y : Axis
         The axes.
     width, height : int
         Size of the picture, in SVG units.
     is_labelled : bool
         Draw marks at the points, and write the name of each line at its end.
+    has_marks : bool
+        Draw marks at the points, also without names.
     """
 
     key: str
@@ -105,11 +111,15 @@ class Chart:
     width: int = 960
     height: int = 420
     is_labelled: bool = False
+    has_marks: bool = False
 
     @property
     def right(self) -> float:
         """Right end of the curves, in SVG units."""
-        return self.width - (_END_LABELS if self.is_labelled else _RIGHT)
+        if not self.is_labelled:
+            return self.width - _RIGHT
+        longest = max(len(line.name) for line in self.lines)
+        return self.width - max(_END_LABELS, math.ceil(22 + longest * _CHARACTER * 1.08))
 
     @property
     def bottom(self) -> float:
@@ -123,11 +133,16 @@ class Chart:
             f'<svg class="chart" data-key="{escape(self.key)}" role="img" '
             f'viewBox="0 0 {self.width} {self.height}"{own}><title>{escape(self.title)}</title>',
             *self._grid(),
-            *(self._line(i) for i in reversed(range(len(self.lines)))),
+            *(self._line(i) for i in self._order()),
         ]
         if self.is_labelled:
             parts += self._end_labels()
         return "".join([*parts, '<g class="cursor"></g></svg>'])
+
+    def _order(self) -> list[int]:
+        """Return the lines in the order of drawing: the last is on top."""
+        places = reversed(range(len(self.lines)))
+        return sorted(places, key=lambda i: self.lines[i].colour == "limit")
 
     def data(self) -> dict[str, object]:
         """Return the data that the script of the page needs to show values, ready for JSON."""
@@ -161,6 +176,7 @@ class Chart:
             x = self._place(value, self.y.low)[0]
             yield f'<path class="axis" d="M{x:.1f} {self.bottom}v4"/>'
             half = len(label) * _CHARACTER / 2
+            x = min(x, self.width - half - 1)
             if x - half >= free_from:
                 yield _text(x, self.bottom + 18, label, "tick middle")
                 free_from = x + half + 6
@@ -168,7 +184,7 @@ class Chart:
         yield _text((_LEFT + self.right) / 2, self.height - 8, self.x.title, "name middle")
         middle = (_TOP + self.bottom) / 2
         yield (
-            f'<text class="name middle" transform="translate(14 {middle:.0f}) rotate(-90)">'
+            f'<text class="name middle" transform="translate(11 {middle:.0f}) rotate(-90)">'
             f"{escape(self.y.title)}</text>"
         )
 
@@ -177,21 +193,27 @@ class Chart:
         places = [self._place(x, y) for x, y in _points(line)]
         d = "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(places))
         drawn = f'<path class="line" d="{d}"/>'
-        if self.is_labelled and line.colour.startswith("s"):
-            mark = _MARKS[index % len(_MARKS)]
+        if (self.is_labelled or self.has_marks) and line.colour.startswith("s"):
+            # Lines of the same colour have different marks.
+            mark = _MARKS[(index + index // len(_MARKS)) % len(_MARKS)]
             drawn += "".join(
                 f'<path class="mark" d="{mark}" transform="translate({x:.1f} {y:.1f})"/>'
                 for x, y in places
             )
-        return f'<g class="curve {line.colour}">{drawn}</g>'
+        return f'<g class="curve {line.colour} c{index}">{drawn}</g>'
 
     def _end_labels(self) -> Iterable[str]:
-        ends = [(self._place(*_points(line)[-1])[1], line) for line in self.lines if _points(line)]
+        ends = [
+            (self._place(*_points(line)[-1])[1], i, line)
+            for i, line in enumerate(self.lines)
+            if _points(line)
+        ]
         ends.sort(key=lambda end: end[0])
-        places = _spread([y for y, _ in ends], self.bottom)
-        for (y, line), place in zip(ends, places, strict=True):
+        places = _spread([y for y, *_ in ends], self.bottom)
+        for (y, i, line), place in zip(ends, places, strict=True):
             yield (
-                f'<g class="curve {line.colour}"><path class="lead" d="M{self.right + 5} {y:.1f}'
+                f'<g class="curve {line.colour} c{i}"><path class="lead" '
+                f'd="M{self.right + 5} {y:.1f}'
                 f'L{self.right + 13} {place:.1f}"/>{_text(self.right + 17, place + 4, line.name)}'
                 "</g>"
             )

@@ -5,18 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcore.replay import Comparison, TierReport
+from kvcore.replay import Comparison, ReplayReport, TierReport
+from kvcore.support.byte_sizes import format_size
 
-__all__ = ["TIER_HEAD", "TIER_NAMES", "found_in", "tier_rows", "tier_sizes"]
+__all__ = ["TIER_NAMES", "found_in", "tier_head", "tier_rows", "tier_sizes", "tiers_text"]
 
-TIER_HEAD = ("pages", "cache", "device", "host", "disk", "computed")
 TIER_NAMES = ("cache",)  # columns of text
 
 
-def tier_sizes(host_pages: int, disk_pages: int) -> str:
-    """Return a phrase with the pages of the host tier and the disk."""
-    disk = f" and {disk_pages:,} on disk" if disk_pages else ""
-    return f"{host_pages:,} pages of a host tier{disk}"
+def tier_sizes(host_pages: int, disk_pages: int, page_bytes: int = 0) -> str:
+    """Return a phrase with the pages of the host tier and the disk, and their bytes if known."""
+
+    def size(pages: int) -> str:
+        return f" ({format_size(pages * page_bytes)})" if page_bytes else ""
+
+    disk = f" and {disk_pages:,}{size(disk_pages)} on disk" if disk_pages else ""
+    return f"{host_pages:,} pages{size(host_pages)} of a host tier{disk}"
+
+
+def tiers_text(comparison: Comparison) -> str:
+    """Return a phrase with all tiers of a comparison."""
+    if len(comparison.tiers) == 1:
+        return tier_sizes(comparison.host_pages, comparison.disk_pages, comparison.page_bytes)
+    return f"{len(comparison.tiers)} combinations of tiers"
 
 
 def found_in(tiers: TierReport) -> Iterator[tuple[str, float, int]]:
@@ -27,14 +38,25 @@ def found_in(tiers: TierReport) -> Iterator[tuple[str, float, int]]:
         yield "on disk", tiers.disk_share, tiers.disk_tokens
 
 
+def tier_head(comparison: Comparison) -> tuple[str, ...]:
+    """Return the names of the columns of `tier_rows`."""
+    memory = ("memory",) if comparison.page_bytes else ()
+    return ("pages", *memory, "cache", "device", "host", "disk", "computed")
+
+
 def tier_rows(comparison: Comparison) -> Iterator[Sequence[str]]:
     """Yield a row for each pool and curve: the shares of prompt tokens found in each tier."""
     for i, pages in enumerate(comparison.pages):
+        memory = [format_size(size) for size in comparison.memory[i : i + 1]]
         for curve in comparison.curves:
-            tiers = comparison.of(curve)[i].report.tiers
-            assert tiers is not None
-            shares = (
-                *(tiers.device_share, tiers.host_share, tiers.disk_share),
-                tiers.computed_share,
-            )
-            yield (f"{pages:,}", curve, *(f"{share:.2%}" for share in shares))
+            yield (f"{pages:,}", *memory, curve, *_shares(comparison.of(curve)[i].report))
+
+
+def _shares(report: ReplayReport) -> Iterator[str]:
+    tiers = report.tiers
+    if tiers is not None:
+        shares = (tiers.device_share, tiers.host_share, tiers.disk_share, tiers.computed_share)
+    else:
+        computed = report.served_prompt_tokens - report.cached_tokens
+        shares = (report.token_hit_rate, 0.0, 0.0, computed / max(report.prompt_tokens, 1))
+    return (f"{share:.2%}" for share in shares)

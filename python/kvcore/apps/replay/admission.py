@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from kvcore import KVCacheError, TextGenerationContext
-from kvcore.apps.replay.report import ReplayReport, Tally, summarize
+from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvcore.apps.replay.workload import Workload
 
 _ANY_TOKEN = 0
-_REFUSED = -1
 _PROGRESS_EVERY = 64
 _FEWEST_TOKENS = 2  # a request with one token searches no hit
 
@@ -103,9 +102,10 @@ class AdmissionReplay:
         before = tally.manager_ns
         hit = self._admit(index, tokens)
         tally.step_ns.append(tally.manager_ns - before)
+        tally.request_hits.append(hit)
         if self._timeline is not None:
             self._record(index, len(tokens), hit, tally.step_ns[-1])
-        if hit == _REFUSED:
+        if hit == REFUSED:
             tally.refused += 1
             return
         tally.served += 1
@@ -116,15 +116,15 @@ class AdmissionReplay:
 
     def _record(self, index: int, prompt: int, hit: int, spent_ns: int) -> None:
         assert self._timeline is not None
-        held = 0 if hit == _REFUSED else self._held
+        held = 0 if hit == REFUSED else self._held
         self._timeline.add_request(index, prompt, max(hit, 0))
         self._timeline.add_step(index, spent_ns)
         self._timeline.add_pages(index, held, self._manager.num_cached_blocks)
 
     def _admit(self, index: int, tokens: NDArray[np.int32]) -> int:
-        """Return the tokens of the request found in the cache, or `_REFUSED`."""
+        """Return the tokens of the request found in the cache, or `REFUSED`."""
         manager, tally = self._manager, self._tally
-        hit = _REFUSED
+        hit = REFUSED
         if self._tiers is not None:
             self._tiers.begin()
         started = perf_counter_ns()
@@ -134,7 +134,7 @@ class AdmissionReplay:
             if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:
                 hit = self._compute(context, len(tokens))
             tally.manager_ns += perf_counter_ns() - started
-            if hit != _REFUSED:
+            if hit != REFUSED:
                 self._look(index, len(tokens))
             started = perf_counter_ns()
         finally:
@@ -146,10 +146,10 @@ class AdmissionReplay:
 
     def _compute(self, context: TextGenerationContext, prompt: int) -> int:
         """Run a prompt chunk by chunk; return its cached tokens."""
-        hit = _REFUSED
+        hit = REFUSED
         while context.start_idx < prompt:
             self._reserve(context)
-            hit = context.start_idx if hit == _REFUSED else hit
+            hit = context.start_idx if hit == REFUSED else hit
             context.update(_ANY_TOKEN)
             self._manager.step([context])
         return hit

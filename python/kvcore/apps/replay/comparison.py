@@ -3,28 +3,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcore.apps.replay.admission import replay_admission
 from kvcore.apps.replay.belady import Optimum, optimum
+from kvcore.apps.replay.decision import Decision, decide
 from kvcore.apps.replay.online import replay_online
-from kvcore.apps.replay.pool import PoolSettings, flat_page_bytes
+from kvcore.apps.replay.pool import PoolError, PoolSettings, flat_page_bytes
+from kvcore.apps.replay.report import gib
 from kvcore.apps.replay.timeline import Timeline, TimelineBins
 from kvcore.apps.replay.uses import page_uses
+from kvcore.support.byte_sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from kvcore import KVCacheParams
     from kvcore.apps.replay.online import EngineSettings
     from kvcore.apps.replay.report import ReplayReport
     from kvcore.apps.replay.workload import Workload
 
-__all__ = ["Comparison", "ComparisonRun", "compare"]
+__all__ = ["Comparison", "ComparisonRun", "TierSizes", "compare"]
 
 _TIMELINE_PARTS = 100
+
+
+class TierSizes(NamedTuple):
+    """Pages of each replica's host tier, and of the disk; 0 without a tier."""
+
+    host_pages: int
+    disk_pages: int
+
+    def name(self, page_bytes: int) -> str:
+        """Write the sizes for the name of a curve, in GiB if the bytes of a page are known."""
+        parts = zip(self, ("host", "disk"), strict=True)
+        sizes = [f"{size_of(pages, page_bytes)} {name}" for pages, name in parts if pages]
+        return " + ".join(sizes) or "device only"
+
+
+def size_of(pages: int, page_bytes: int) -> str:
+    """Write a number of pages as bytes, or as a number if the bytes of a page are unknown."""
+    return format_size(pages * page_bytes) if page_bytes else f"{pages:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +65,8 @@ class Comparison:
     """The results of each policy in each pool.
 
     With a `model`, each policy has two curves: the curve of the flat cache, whose pages have all
-    layers, and the curve of the model's groups in the same number of bytes.
+    layers, and the curve of the model's groups in the same number of bytes. With several `tiers`,
+    each policy has a curve for each of them.
 
     Attributes
     ----------
@@ -48,8 +74,10 @@ class Comparison:
         As in `ReplayReport`.
     page_size, replicas : int
         Tokens per page, replicas.
-    host_pages, disk_pages : int
-        Pages of each replica's host tier, and of the disk; 0 without a tier.
+    page_bytes : int
+        Bytes of a page with all layers; 0 if unknown.
+    tiers : tuple of TierSizes
+        The tiers below the device, rising; without tiers one entry of zeros.
     policies : tuple of str
         Names of the eviction policies.
     pages : tuple of int
@@ -61,6 +89,12 @@ class Comparison:
         order of the requests depends on the policy, so there is no single optimum.
     model : KVCacheParams or None
         Model with the replayed groups; `pages` still counts pages of the flat cache.
+    prompt_lengths : numpy.ndarray
+        int64 ``[n]``, as in `Workload`.
+    most_cached_tokens : int or None
+        Prompt tokens that a cache without evictions finds; None in online mode.
+    assumptions : tuple of str
+        As in `Workload`.
     optimum_seconds, wall_seconds : float
         Time for the optimum; time of the whole comparison.
     """
@@ -71,20 +105,36 @@ class Comparison:
     replicas: int
     policies: tuple[str, ...]
     pages: tuple[int, ...]
-    host_pages: int
-    disk_pages: int
+    page_bytes: int
+    tiers: tuple[TierSizes, ...]
     runs: tuple[ComparisonRun, ...]
     optima: tuple[Optimum, ...]
     model: KVCacheParams | None
+    prompt_lengths: NDArray[np.int64] = field(repr=False, compare=False)
+    most_cached_tokens: int | None
+    assumptions: tuple[str, ...]
     optimum_seconds: float
     wall_seconds: float
 
     @property
     def curves(self) -> tuple[str, ...]:
-        """Names of the curves: one curve per policy, with groups two curves per policy."""
-        if self.model is None:
+        """Names of the curves: a curve per policy, and per pair of tiers, or two with groups."""
+        if self.model is None and len(self.tiers) == 1:
             return self.policies
-        return tuple(f"{each} {kind}" for each in self.policies for kind in ("flat", "groups"))
+        kinds = ["flat", "groups"]
+        if self.model is None:
+            kinds = [each.name(self.page_bytes) for each in self.tiers]
+        return tuple(f"{each} {kind}" for each in self.policies for kind in kinds)
+
+    @property
+    def host_pages(self) -> int:
+        """Pages of each replica's host tier, the largest of `tiers`; 0 without a tier."""
+        return max(each.host_pages for each in self.tiers)
+
+    @property
+    def disk_pages(self) -> int:
+        """Pages of the disk, the largest of `tiers`; 0 without a disk."""
+        return max(each.disk_pages for each in self.tiers)
 
     @property
     def optimum_name(self) -> str:
@@ -95,10 +145,13 @@ class Comparison:
 
     @property
     def memory(self) -> tuple[int, ...]:
-        """Bytes of each pool's replica, in the order of `pages`; empty without a model."""
-        if self.model is None:
-            return ()
-        return tuple(pages * flat_page_bytes(self.model) for pages in self.pages)
+        """Bytes of each pool's replica, in the order of `pages`; empty if unknown."""
+        return tuple(pages * self.page_bytes for pages in self.pages) if self.page_bytes else ()
+
+    @cached_property
+    def decision(self) -> Decision:
+        """The least memory for 95 % of the best hit rate, and more: see `Decision`."""
+        return decide(self)
 
     def of(self, curve: str) -> tuple[ComparisonRun, ...]:
         """Return the runs of a curve, in the order of `pages`."""
@@ -106,23 +159,36 @@ class Comparison:
         return self.runs[first : first + len(self.pages)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields without the timelines by name, ready for JSON."""
+        """Return all fields by name, ready for JSON."""
         names = ("mode", "workload", "page_size", "replicas", "policies", "pages")
         told = {name: getattr(self, name) for name in names}
-        if self.model is not None:
+        told["replays"] = len(self.runs)
+        if self.page_bytes:
             told["memory"] = self.memory
-            told["flat_page_bytes"] = flat_page_bytes(self.model)
+            told["flat_page_bytes"] = self.page_bytes
+        if self.model is not None:
             told["group_page_bytes"] = self.model.bytes_per_page
         if self.host_pages:
             told |= {"host_pages": self.host_pages, "disk_pages": self.disk_pages}
+            told["tiers"] = [each._asdict() for each in self.tiers]
+        named = self.curves != self.policies
+        rows = [(curve, run) for curve in self.curves for run in self.of(curve)]
         told["results"] = [
-            run.report.to_dict() | ({} if self.model is None else {"curve": curve})
-            for curve in self.curves
-            for run in self.of(curve)
+            run.report.to_dict() | ({"curve": curve} if named else {}) for curve, run in rows
         ]
-        told["optimum"] = [each.to_dict() for each in self.optima]
+        told["optimum"] = [self._optimum_row(each) for each in self.optima]
+        told["timelines"] = [
+            {"curve": curve, "pages": run.report.pages} | run.timeline.to_dict()
+            for curve, run in rows
+        ]
+        told["most_cached_tokens"] = self.most_cached_tokens
+        told["decision"] = self.decision.to_dict()
         seconds = ("optimum_seconds", "wall_seconds")
         return told | {name: getattr(self, name) for name in seconds}
+
+    def _optimum_row(self, best: Optimum) -> dict[str, Any]:
+        size = {"memory_gib": gib(best.pages * self.page_bytes)} if self.page_bytes else {}
+        return best.to_dict() | size
 
 
 def compare(
@@ -145,8 +211,8 @@ def compare(
     workload : Workload
         The requests.
     pools : sequence of PoolSettings
-        At least one pool; the pools may differ only in their number of pages. Their `policy` is
-        not used.
+        At least one pool; the pools may differ only in their number of pages and in their tiers,
+        and each number of pages is there with the same tiers. Their `policy` is not used.
     policies : sequence of str
         Names of eviction policies, at least one.
     engine : EngineSettings, optional
@@ -168,15 +234,20 @@ def compare(
     ------
     PoolError
         The manager refuses a pool; the model has no windows or has a state; a pool has tiers and
-        there is a model.
+        there is a model; a number of pages lacks a pair of tiers.
     PageUsesError
         The prompts have too many pages for the optimum; the comparison ends before any replay.
     """
     started = perf_counter()
-    pools = sorted(pools, key=lambda pool: pool.total_pages)
-    kinds = [pools] if model is None else [pools, [pool.with_groups(model) for pool in pools]]
+    if model is not None:
+        pools = [replace(pool, page_bytes=flat_page_bytes(model)) for pool in pools]
+    by_tiers = _by_tiers(pools)
+    tiers, kinds = tuple(by_tiers), list(by_tiers.values())
+    pools = kinds[0]
+    if model is not None:
+        kinds += [[pool.with_groups(model) for pool in kind] for kind in kinds]
     progress = _Progress(on_progress, len(workload))
-    optima = () if engine is not None else _optima(workload, pools, progress)
+    optima, most = ((), None) if engine is not None else _optima(workload, pools, progress)
     optimum_seconds = perf_counter() - started
 
     def run(pool: PoolSettings) -> ComparisonRun:
@@ -196,11 +267,14 @@ def compare(
         replicas=pools[0].replicas,
         policies=tuple(policies),
         pages=tuple(pool.pages_per_replica for pool in pools),
-        host_pages=pools[0].host_pages,
-        disk_pages=pools[0].disk_pages,
+        page_bytes=pools[0].page_bytes,
+        tiers=tiers,
         runs=runs,
         optima=optima,
         model=model,
+        prompt_lengths=workload.prompt_lengths,
+        most_cached_tokens=most,
+        assumptions=workload.assumptions,
         optimum_seconds=optimum_seconds,
         wall_seconds=perf_counter() - started,
     )
@@ -225,12 +299,28 @@ class _Progress:
         self._before += self._requests
 
 
+def _by_tiers(pools: Sequence[PoolSettings]) -> dict[TierSizes, list[PoolSettings]]:
+    """Sort the pools by tiers and pages; PoolError if the tiers have different pages."""
+    found: dict[TierSizes, list[PoolSettings]] = {}
+    for pool in sorted(pools, key=lambda p: (p.host_pages, p.disk_pages, p.total_pages)):
+        found.setdefault(TierSizes(pool.host_pages, pool.disk_pages), []).append(pool)
+    sizes = [[pool.pages_per_replica for pool in each] for each in found.values()]
+    if any(each != sizes[0] for each in sizes):
+        raise PoolError(
+            f"the tiers {', '.join(each.name(0) for each in found)} have pools of {sizes} pages; "
+            f"expected the same pages for all tiers"
+        )
+    return found
+
+
 def _optima(
     workload: Workload, pools: Sequence[PoolSettings], progress: _Progress
-) -> tuple[Optimum, ...]:
+) -> tuple[tuple[Optimum, ...], int]:
+    """Return the optimum of each pool, and the tokens found without any eviction."""
     uses = page_uses(workload, pools[0].page_size, on_progress=progress.current)
     progress.finish()
-    return tuple(optimum(uses, pool.pages_per_replica, replicas=pool.replicas) for pool in pools)
+    best = tuple(optimum(uses, pool.pages_per_replica, replicas=pool.replicas) for pool in pools)
+    return best, int(uses.best_hits.sum())
 
 
 def _run(

@@ -8,6 +8,7 @@ clock is simulated: every claim, reserve, fetch, step and release is a call of t
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
@@ -17,7 +18,7 @@ import numpy as np
 
 from kvcore import CapacityError, TextGenerationContext, update_batch
 from kvcore.apps.replay.arrivals import ArrivalQueue
-from kvcore.apps.replay.report import ReplayReport, Tally, summarize
+from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 from kvcore.apps.replay.timing import CallTimer, TimedManager
 from kvcore.scheduler import Batch, Request, Scheduler
 
@@ -152,7 +153,7 @@ class _OnlineReplay:
             update=self._timer.timed(update_batch),
         )
         self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
-        self._tally = Tally()
+        self._tally = Tally(request_hits=array("q", [REFUSED]) * len(workload))
         self._now = 0.0
         self._start = self._arrivals.next_time
         self._unsampled_seconds = 0.0
@@ -239,6 +240,7 @@ class _OnlineReplay:
         tally.output_tokens += self._output_lengths[index]
         tally.cached_tokens += request.cached_tokens
         tally.cached_pages += request.cached_tokens // self._pool.page_size
+        tally.request_hits[index] = request.cached_tokens
         tally.request_ns.append(self._timer.of_request.pop(index))
         if self._timeline is not None:
             self._timeline.add_request(self._now, request.num_prompt, request.cached_tokens)

@@ -73,6 +73,8 @@ class PoolSettings:
         pages: one layer with one int8 head of one element.
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
+    page_bytes : int
+        Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
     """
 
     page_size: int = 16
@@ -82,6 +84,7 @@ class PoolSettings:
     model: KVCacheParams | None = None
     host_pages: int = 0
     disk_pages: int = 0
+    page_bytes: int = 0
 
     @property
     def pages_per_replica(self) -> int:
@@ -126,7 +129,7 @@ class PoolSettings:
                 f"{self.pages_per_replica} pages of all layers are {pages} pages of the groups; "
                 f"expected at most {_MOST_PAGES} pages of the groups"
             )
-        return replace(self, pages=pages, model=model)
+        return replace(self, pages=pages, model=model, page_bytes=model.bytes_per_page)
 
     def most_pages(self, tokens: int, chunk: int) -> int:
         """Return the maximum pages of a request whose steps have at most `chunk` tokens."""

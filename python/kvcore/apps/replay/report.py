@@ -12,11 +12,35 @@ import numpy as np
 from kvcore.apps.replay.rates import HIT_RATES, HitRates
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kvcore import PagedKVCacheManager
     from kvcore.apps.replay.groups import GroupReport
     from kvcore.apps.replay.pool import PoolSettings
     from kvcore.apps.replay.tiers import TierHits, TierReport
     from kvcore.apps.replay.workload import Workload
+
+
+@dataclass(frozen=True)
+class HitTokens:
+    """Prompt tokens found for a request: the mean, the median and the 95th percentile."""
+
+    mean: float
+    p50: float
+    p95: float
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64]) -> HitTokens:
+        """Summarize the tokens of each request; zeros without requests."""
+        if not len(tokens):
+            return cls(0.0, 0.0, 0.0)
+        p50, p95 = np.percentile(tokens, (50, 95)).tolist()
+        return cls(float(tokens.mean()), p50, p95)
+
+
+def gib(size: float) -> float:
+    """Return bytes as GiB, for JSON."""
+    return size / 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +59,8 @@ class ReplayReport(HitRates):
         Name of the eviction policy.
     page_size, pages, replicas : int
         Tokens per page, pages per replica, replicas.
+    page_bytes : int
+        Bytes of a page of the served model; 0 if unknown.
     requests, refused : int
         Served requests, and refused requests, which are larger than the pool.
     leaked_pages : int
@@ -49,6 +75,9 @@ class ReplayReport(HitRates):
     prompt_pages, cached_pages : int
         Pages of all prompts, including partial last pages and refused requests; whole pages of
         prompts found in the cache.
+    request_hits : array of int
+        Prompt tokens found for each request, in the order of the workload; -1 for a refused
+        request.
     recomputed_tokens : int
         Tokens computed again after a preemption.
     evicted_pages, preemptions : int
@@ -83,6 +112,7 @@ class ReplayReport(HitRates):
     page_size: int
     pages: int
     replicas: int
+    page_bytes: int
     requests: int
     refused: int
     leaked_pages: int
@@ -92,6 +122,7 @@ class ReplayReport(HitRates):
     cached_tokens: int
     prompt_pages: int
     cached_pages: int
+    request_hits: array[int]
     recomputed_tokens: int
     evicted_pages: int
     preemptions: int
@@ -122,14 +153,41 @@ class ReplayReport(HitRates):
         tokens = self.served_prompt_tokens + self.output_tokens
         return tokens / self.manager_seconds if self.manager_seconds else 0.0
 
+    @property
+    def hit_tokens(self) -> HitTokens:
+        """Prompt tokens found for a served request: the mean and two percentiles."""
+        found = np.array(self.request_hits, np.int64)
+        return HitTokens.of(found[found >= 0])
+
     def to_dict(self) -> dict[str, Any]:
-        """List every field and rate by name, ready for JSON."""
+        """List every field and rate by name, ready for JSON; GiB if the page has known bytes."""
         rates = ("total_pages", *HIT_RATES, "tokens_per_second")
+        tiers = None if self.tiers is None else self.tiers.to_dict()
+        sizes = {}
+        if self.page_bytes:
+            sizes = {f"{name}_gib": gib(pages * self.page_bytes) for name, pages in self._sizes}
+            if self.tiers is not None and tiers is not None:
+                tiers["host_gib"] = gib(self.tiers.host_pages * self.page_bytes)
+                tiers["disk_gib"] = gib(self.tiers.disk_pages * self.page_bytes)
         parts = {
+            "hit_tokens": vars(self.hit_tokens),
             "groups": [each.to_dict() for each in self.groups],
-            "tiers": None if self.tiers is None else self.tiers.to_dict(),
+            "tiers": tiers,
         }
-        return vars(self) | parts | {name: getattr(self, name) for name in rates}
+        fields = {name: value for name, value in vars(self).items() if name != "request_hits"}
+        return fields | parts | {name: getattr(self, name) for name in rates} | sizes
+
+    @property
+    def _sizes(self) -> tuple[tuple[str, float], ...]:
+        return (
+            ("memory", self.pages),
+            ("evicted", self.evicted_pages),
+            ("peak_used", self.peak_used_pages),
+            ("mean_used", self.mean_used_pages),
+        )
+
+
+REFUSED = -1  # in place of the hit tokens of a refused request
 
 
 @dataclass
@@ -142,6 +200,7 @@ class Tally:
     output_tokens: int = 0
     cached_tokens: int = 0
     cached_pages: int = 0
+    request_hits: array[int] = field(default_factory=lambda: array("q"))
     recomputed_tokens: int = 0
     preemptions: int = 0
     manager_ns: int = 0
@@ -183,6 +242,7 @@ def summarize(
         page_size=pool.page_size,
         pages=pool.pages_per_replica,
         replicas=pool.replicas,
+        page_bytes=pool.page_bytes,
         requests=tally.served,
         refused=tally.refused,
         leaked_pages=pool.total_pages - manager.num_free_blocks,
@@ -192,6 +252,7 @@ def summarize(
         cached_tokens=tally.cached_tokens,
         prompt_pages=int((-(-workload.prompt_lengths // pool.page_size)).sum()),
         cached_pages=tally.cached_pages,
+        request_hits=tally.request_hits,
         recomputed_tokens=tally.recomputed_tokens,
         evicted_pages=metrics.evicted_pages,
         preemptions=tally.preemptions,

@@ -13,6 +13,7 @@ import numpy as np
 from kvcore.apps.replay.admission import AdmissionReplay
 from kvcore.apps.replay.online import EngineSettings
 from kvcore.apps.replay.pool import PoolError
+from kvcore.apps.replay.report import gib
 from kvcore.cache_events import PagesRemoved, PagesStored
 from kvcore.keys import page_keys
 from kvcore.routing import POLICIES, PrefixIndex, Router
@@ -41,6 +42,8 @@ class RoutingReport:
         Name of the policy, from `kvcore.routing.POLICIES`.
     replicas, pages, page_size : int
         Workers, pages of each worker, tokens of a page.
+    page_bytes : int
+        Bytes of a page of the served model; 0 if unknown.
     requests, refused : int
         Served requests, and refused requests, which are larger than a worker's pool.
     prompt_tokens, cached_tokens, computed_tokens : int
@@ -62,6 +65,7 @@ class RoutingReport:
     replicas: int
     pages: int
     page_size: int
+    page_bytes: int
     requests: int
     refused: int
     prompt_tokens: int
@@ -75,8 +79,9 @@ class RoutingReport:
     wall_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict, for JSON."""
-        return asdict(self)
+        """Return the fields as a dict, for JSON; `memory_gib` if the page has known bytes."""
+        size = {"memory_gib": gib(self.pages * self.page_bytes)} if self.page_bytes else {}
+        return asdict(self) | size
 
 
 def replay_routed(
@@ -209,6 +214,7 @@ class _RoutedReplay(AdmissionReplay):
             replicas=self._pool.replicas,
             pages=self._pool.pages_per_replica,
             page_size=self._pool.page_size,
+            page_bytes=self._pool.page_bytes,
             requests=tally.served,
             refused=tally.refused,
             prompt_tokens=prompts,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,13 @@ class TimelineBins:
     step_us_p99: list[float]
     used_pages: list[float]
     cached_pages: list[float]
+
+    def to_dict(self) -> dict[str, list[float | None]]:
+        """List every series by name, ready for JSON: None for a part without samples."""
+        return {
+            name: [None if math.isnan(each) else each for each in values]
+            for name, values in vars(self).items()
+        }
 
 
 class Timeline:
