@@ -25,6 +25,7 @@ from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.traces import read_with_progress
+from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.replay.pool import flat_page_bytes, require_windows
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.replay import (
@@ -60,6 +61,7 @@ def replay(
     prefix_share: options.PrefixShare = None,
     mode: options.ReplayMode = None,
     policy: options.Policy = PoolSettings.policy,
+    hints: options.Hints = PoolSettings.hints,
     page_size: PageSize = PoolSettings.page_size,
     pages: options.Pages = None,
     memory: options.Memory = None,
@@ -86,6 +88,8 @@ def replay(
     Admission mode releases each request before the next request claims, so it shows only the
     effect of the cache. With several policies or numbers of pages, the command compares them with
     each other and, in admission mode, with the optimum, which no policy exceeds.
+    The policy hinted evicts by hints when sessions return: --hints takes them from the recorded
+    times of the sessions, exact or in classes (soon, later, never).
     --groups compares a flat cache, which keeps every token in every layer, with a cache of the
     model's windows and chunks in the same memory; --pages counts pages of all layers. --host-pages
     and --disk-pages put a real host tier and a real disk below the device: a pool of tiny pages,
@@ -119,6 +123,7 @@ def replay(
             replicas=replicas,
             host_pages=host_pages or 0,
             disk_pages=disk_pages or 0,
+            hints=checked("--hints", _hints, hints),
         )
         for n in counts
     ]
@@ -171,6 +176,12 @@ def replay(
 def _policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"expected one or more of {', '.join(POLICIES)}, got {name!r}")
+    return name
+
+
+def _hints(name: str) -> str:
+    if name not in HINTS:
+        raise ValueError(f"expected one of {', '.join(HINTS)}, got {name!r}")
     return name
 
 
