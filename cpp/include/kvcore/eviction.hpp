@@ -55,7 +55,7 @@ struct PolicyInterest {
     bool retention = false;     // `retain`, `advance`
     bool fingerprints = false;  // `identify`
     bool exposure = false;      // `expose`
-    bool returns = false;       // `expect`
+    bool returns = false;       // `expect`, together with `retention`
 };
 
 /// The order in which cached runs are evicted.

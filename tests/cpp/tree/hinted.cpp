@@ -9,6 +9,7 @@
 
 #include "support/check.hpp"
 #include "support/tree_fixture.hpp"
+#include "tree/tree_node.hpp"
 
 namespace tests::tree::hinted {
 

@@ -8,7 +8,7 @@
 
 namespace kvcore {
 
-/// When the sessions of a run return: a time, or one of ReturnTime.
+/// `returns` is the time when the sessions of a run return, or one of ReturnTime.
 struct HintedRun {
     std::uint64_t time = 0;
     std::int64_t returns = ReturnTime::kUnknown;

@@ -41,9 +41,9 @@ def return_hints(workload: Workload, kind: str) -> list[Hint]:
         The requests. A request without a session, and without a next turn in a workload without
         sessions, gets no hint.
     kind : str
-        One of `HINTS`. "exact": the seconds until the session's next arrival, and "never" for its
-        last request; "class": "soon" or "later" in place of the seconds, and no hint for more than
-        ten minutes; "closed": only the "never" of last requests; "none": no hint.
+        A name from `HINTS`. "exact": the seconds until the session's next arrival, and "never" for
+        its last request; "class": "soon" or "later" in place of the seconds, and no hint for more
+        than ten minutes; "closed": only the "never" of last requests; "none": no hint.
 
     Returns
     -------
