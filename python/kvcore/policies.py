@@ -164,7 +164,7 @@ class Hinted(EvictionPolicy):
     ...     manager.claim(token)
     ...     _ = manager.reserve(context)
     ...     context.update(1)
-    ...     manager.step([context])
+    ...     _ = manager.step([context])
     ...     manager.release(token)
     >>> [token for token in (5, 6, 7, 8) if manager.match_prefix([token])]
     [5, 8]
