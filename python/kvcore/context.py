@@ -22,7 +22,8 @@ class ContextLike(Protocol):
 
     ``0 <= start_idx < active_idx <= end_idx`` always holds. Optional attributes: ``extra_key`` and
     ``cache_salt``, str or None, are the prefix-cache namespace; ``extra_keys`` is a list of (start,
-    length, bytes) or None. Every call reads ``extra_keys``. If the list is not empty, the call
+    length, bytes) or None; ``returns_in`` is the hint for the policy "hinted", which ``release``
+    reads. Every call reads ``extra_keys``. If the list is not empty, the call
     copies the tokens.
 
     If `tokens` is a contiguous int32 array, the manager reads it in place: the first part of an

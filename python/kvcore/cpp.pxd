@@ -77,6 +77,8 @@ cdef extern from "kvcore/eviction.hpp" namespace "kvcore" nogil:
         Retention()
         Retention(int32_t priority)
         Retention(int32_t priority, int64_t until)
+    const int64_t NEVER "kvcore::ReturnTime::kNever"
+    const int64_t UNKNOWN "kvcore::ReturnTime::kUnknown"
 
 
 cdef extern from "kvcore/eviction.hpp" namespace "kvcore" nogil:
@@ -637,7 +639,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void release(
-            SequenceHandle sequence, RequestHistory* history
+            SequenceHandle sequence, RequestHistory* history, int64_t returns_in
         ) except +translate_exception
         void recall(
             SequenceHandle sequence, const RequestHistory& history

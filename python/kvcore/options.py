@@ -95,8 +95,9 @@ class CacheOptions(Options):
     eviction : str or kvcore.policies.EvictionPolicy
         The order in which cached pages are evicted when memory is full.
     clock : callable
-        Returns the time in seconds, used to end the priorities of contexts. The manager calls it
-        only with ``eviction="priority"``. By default ``time.monotonic``.
+        Returns the time in seconds, used to end the priorities of contexts and for their
+        ``returns_in``. The manager calls it only with ``eviction="priority"`` or ``"hinted"``. By
+        default ``time.monotonic``.
     quotas : dict of str to (reserved_pages, max_pages), optional
         For each tenant (``tenant=``) and each replica: the pages that all other tenants must leave
         to the tenant, and the largest number of pages that the tenant may hold, None for no
@@ -257,7 +258,7 @@ class TierOptions(Options):
         page from the cache or commits it again.
     host_eviction : str or kvcore.policies.EvictionPolicy
         The order in which pages of the host tier are evicted when the tier is full. "priority"
-        needs ``eviction="priority"``.
+        and "hinted" need the same policy as `eviction`.
     host_min_priority : int
         With ``eviction="priority"``: pages with a lower priority, and all pages that follow them in
         a prompt, are not copied to the host tier.

@@ -46,7 +46,7 @@ from kvcore.native.engine import (
 from kvcore.ops import increment
 from kvcore.options import CacheOptions, LayerOptions, TierOptions, grouped, signature_of
 from kvcore.params import KVCacheParams, require_count
-from kvcore.policies import Priority, resolved
+from kvcore.policies import Hinted, Priority, resolved
 from kvcore.pools import (
     InputSymbols,
     StateArrays,
@@ -244,7 +244,7 @@ class PagedKVCacheManager(StepEngine):
             # The listener comes last: after an earlier error, the traceback would keep the endpoint
             # in use.
             listener=_listener(zmq_endpoint_base if params.enable_prefix_caching else None),
-            clock=cache.clock if resolved(cache.eviction)[0] == Priority.name else None,
+            clock=cache.clock if resolved(cache.eviction)[0] in _TIMED else None,
             layers=LayerMap.of(params),
             pages_per_column=pages_per_column(params),
             runtime_checks=enable_runtime_checks,
@@ -1122,6 +1122,9 @@ PagedKVCacheManager.__init__.__signature__ = signature_of(  # type: ignore[attr-
 
 
 _log = logging.getLogger("kvcore")
+
+#: The policies that need the time.
+_TIMED = (Priority.name, Hinted.name)
 
 #: Evicted checkpoints per slot, and per hit, from which the log warns of too few slots.
 _MANY_EVICTIONS = 4

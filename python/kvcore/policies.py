@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["ARC", "FIFO", "LFU", "LRU", "SLRU", "Cost", "EvictionPolicy", "Priority"]
+__all__ = ["ARC", "FIFO", "LFU", "LRU", "SLRU", "Cost", "EvictionPolicy", "Hinted", "Priority"]
 
 _INT32_HIGH = 2**31 - 1
 
@@ -144,9 +144,38 @@ class ARC(EvictionPolicy):
     name = "arc"
 
 
+@dataclass(frozen=True)
+class Hinted(EvictionPolicy):
+    """Evict by recency, and by the hints of requests when their sessions return.
+
+    Only this policy uses ``returns_in``. It evicts the pages of closed sessions first, next pages
+    without a hint by recency, and last the pages whose sessions return, the farthest return first.
+    Without hints it is LRU.
+
+    Examples
+    --------
+    >>> from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
+    >>> params = KVCacheParams("int8", 1, 1, 1, page_size=1, enable_prefix_caching=True)
+    >>> manager = PagedKVCacheManager(
+    ...     params, max_batch_size=1, max_seq_len=9, num_pages=4, eviction="hinted"
+    ... )
+    >>> for token, returns_in in ((5, "soon"), (6, "never"), (7, None), (8, "later")):
+    ...     context = TextGenerationContext(token, [token, 1], returns_in=returns_in)
+    ...     manager.claim(token)
+    ...     _ = manager.reserve(context)
+    ...     context.update(1)
+    ...     _ = manager.step([context])
+    ...     manager.release(token)
+    >>> [token for token in (5, 6, 7, 8) if manager.match_prefix([token])]
+    [5, 8]
+    """
+
+    name = "hinted"
+
+
 #: The policies by name, in the order of ``EvictionOrder`` in C++.
 BY_NAME: dict[str, type[EvictionPolicy]] = {
-    each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC)
+    each.name: each for each in (LRU, LFU, SLRU, FIFO, Priority, Cost, ARC, Hinted)
 }
 
 

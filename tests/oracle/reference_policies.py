@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from reference_claims import Claim, Key, Namespace, Page
 
 FOR_EVER = float("inf")
 RANKED = tuple(name for name in BY_NAME if name != "arc")  # the policies of `Manager.worth`
+NEVER = FOR_EVER  # the return of a closed session
+NO_HINT = 1e300
+RETURNS = {None: NO_HINT, "soon": 60, "later": 600, "never": NEVER}  # seconds after the release
+GRACE = 5  # seconds after a return in which it still counts
 ATTENTION_TOKENS = 24_576  # the same as in kvcore.policies.Cost
 
 
@@ -26,6 +31,7 @@ class Past:
     floor: int
     asked: tuple[int, float] = (0, FOR_EVER)  # the highest priority, and its end
     lasting: int = 0  # the highest priority without an end
+    returns: float = NO_HINT  # when its session returns
 
 
 class Manager(reference_tier.Manager):
@@ -80,7 +86,23 @@ class Manager(reference_tier.Manager):
         claim = self.find(request_id)
         for key in claim.path:
             self.ask(request_id, self.cache[claim.replica][key])
+        self.expect(request_id, claim)
         super().release(request_id)
+
+    def expect(self, request_id: Any, claim: Claim) -> None:
+        """Store when the session of a request returns: a shared page keeps the earliest time."""
+        cache = self.cache[claim.replica]
+        followers = Counter((space, tokens[: -self.page_size]) for space, tokens in cache)
+        hint = self.terms.get(request_id, {}).get("returns_in")
+        returns = self.now + RETURNS.get(hint, hint)
+        is_shared, follower = False, 0
+        for key in reversed(claim.path):
+            is_shared = is_shared or followers[key] > follower
+            past, follower = self.of(cache[key]), 1
+            past.returns = min(self.returns(past), returns) if is_shared else returns
+
+    def returns(self, past: Past) -> float:
+        return NO_HINT if past.returns < self.now - GRACE else past.returns
 
     def worth(self, key: Key, page: Page) -> Any:
         past = self.of(page)
@@ -93,6 +115,7 @@ class Manager(reference_tier.Manager):
             "slru": lambda: (past.uses > 1, page.stamp),
             "fifo": lambda: past.entered,
             "priority": lambda: (past.asked[0] if lasts else past.lasting, page.stamp),
+            "hinted": lambda: (-self.returns(past), page.stamp),
             "cost": lambda: (past.floor + past.uses * (attention + depth), page.stamp),
         }
         return worth[self.eviction]()

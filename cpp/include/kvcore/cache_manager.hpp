@@ -140,8 +140,11 @@ class CacheManager {
     /// fork holds them and their transfers in flight are finished.
     /// `history`, if given, receives the counts that a later claim of the same request passes to
     /// `recall`.
+    /// `returns_in`: when the session of the request returns, in the unit of `advance` from now on,
+    /// or one of ReturnTime, for policies that use return times.
     /// Throws RequestNotFoundError. O(pages not committed).
-    void release(SequenceHandle sequence, RequestHistory* history = nullptr);
+    void release(SequenceHandle sequence, RequestHistory* history = nullptr,
+                 std::int64_t returns_in = ReturnTime::kUnknown);
     /// Marks the claim as a resumption of a request that ran under an earlier claim: the tokens in
     /// `history` are counted separately (Metrics::resumed_tokens, recomputed_tokens). Does nothing
     /// for a claim that was already reserved. Throws RequestNotFoundError. O(1).

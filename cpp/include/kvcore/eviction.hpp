@@ -23,16 +23,26 @@ constexpr NodeId kNoNode = 0;
 /// Priority of a run if no user set its priority, 0 .. 100.
 constexpr std::int32_t kDefaultPriority = 50;
 
-/// The priority that a user wants for a run, and how long.
+/// Values for the time when the session of a run is expected to return. All other values are times
+/// in the unit of `advance`. The larger the value, the less a run is worth.
+struct ReturnTime {
+    static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+    static constexpr std::int64_t kUnknown = kNever - 1;
+    static constexpr std::int64_t kLatest = kUnknown - 1;
+};
+
+/// The priority that a user wants for a run, and how long; and when its session returns.
 struct Retention {
     static constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
     // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions): implicit
-    Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever) noexcept
-        : priority(wanted), until(end) {}
+    Retention(std::int32_t wanted = kDefaultPriority, std::int64_t end = kForever,
+              std::int64_t back = ReturnTime::kUnknown) noexcept
+        : priority(wanted), until(end), returns(back) {}
 
     std::int32_t priority;
-    std::int64_t until;  // when the priority ends, in the unit of `advance`
+    std::int64_t until;    // when the priority ends, in the unit of `advance`
+    std::int64_t returns;  // a time, or one of ReturnTime
 };
 
 /// The calls that a policy wants in addition to the calls for runs that enter, are released and
@@ -45,6 +55,7 @@ struct PolicyInterest {
     bool retention = false;     // `retain`, `advance`
     bool fingerprints = false;  // `identify`
     bool exposure = false;      // `expose`
+    bool returns = false;       // `expect`, together with `retention`
 };
 
 /// The order in which cached runs are evicted.
@@ -130,8 +141,14 @@ class EvictionPolicy {
         static_cast<void>(node), static_cast<void>(retention);
         return true;
     }
-    /// Sets the current time, which never decreases, and ends priorities whose time is over. O(log
-    /// n) for each priority that ends.
+    /// A user released a prefix that contains the run, and its session returns at this time, or
+    /// one of ReturnTime. `is_shared`: other cached runs continue the run, or a later run of the
+    /// prefix. Called before `release`, from the end of the prefix to its start.
+    virtual void expect(NodeId node, std::int64_t returns, bool is_shared) noexcept {
+        static_cast<void>(node), static_cast<void>(returns), static_cast<void>(is_shared);
+    }
+    /// Sets the current time, which never decreases, and ends priorities and hints whose time is
+    /// over. O(log n) for each of them.
     virtual void advance(std::int64_t now) noexcept { static_cast<void>(now); }
 
     /// No pin or later run protects the end of the run any more: its last user released it, whether
@@ -184,6 +201,7 @@ enum class EvictionOrder : std::uint8_t {
     kPriority,  // lowest priority, then least recently released
     kCost,      // least prefill time saved per byte, with ageing
     kArc,       // by recency or by frequency, adapted when an evicted run returns
+    kHinted,    // sessions that do not return, then least recently released, then latest return
 };
 
 /// An order and its parameters.
@@ -192,9 +210,12 @@ struct EvictionConfig {
     // kCost: the number of preceding tokens at which attention takes as long as all other
     // computation for a token; at least 1.
     std::int32_t attention_tokens = 24'576;
+    // kHinted: how long after its return time a run still has the worth of that time, in the unit
+    // of `advance`, at least 0. 5 seconds for a caller that counts nanoseconds.
+    std::int64_t return_grace = 5'000'000'000;
 };
 
-/// The order with this name: lru, lfu, slru, fifo, priority, cost or arc. Throws
+/// The order with this name: lru, lfu, slru, fifo, priority, cost, arc or hinted. Throws
 /// std::invalid_argument for another name.
 [[nodiscard]] EvictionOrder eviction_order(std::string_view name);
 
@@ -202,7 +223,8 @@ struct EvictionConfig {
 using PolicyFactory = std::function<std::unique_ptr<EvictionPolicy>()>;
 
 /// Makes a policy for a tree with this page size in tokens. Throws std::invalid_argument unless
-/// page_size and attention_tokens are at least 1, and for an unknown order.
+/// page_size and attention_tokens are at least 1 and return_grace is at least 0, and for an unknown
+/// order.
 [[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config,
                                                           std::int32_t page_size);
 

@@ -206,6 +206,12 @@ class PrefixTree {
                 const Retention& retention) noexcept {
         if (interest_.retention) retain_between(at, first, end, retention);
     }
+    /// The session of the prefix at `at`, the end of a run, returns at this time, or one of
+    /// ReturnTime: call it before the `unpin` of its holder. For policies that use return times.
+    /// O(runs) for them, free for others.
+    void expect(TreePosition at, std::int64_t returns) noexcept {
+        if (interest_.returns) expect_between(at, returns);
+    }
     /// Takes a prefix and releases it at once: counts as a use, also by recency. Ends a run at
     /// `at`, so it may throw std::bad_alloc. O(runs).
     void touch(TreePosition at);
@@ -347,6 +353,7 @@ class PrefixTree {
     void use_between(TreePosition at, std::int32_t first) noexcept;
     void retain_between(TreePosition at, std::int32_t first, std::int32_t end,
                         const Retention& retention) noexcept;
+    void expect_between(TreePosition at, std::int64_t returns) noexcept;
     void tell_size(const TreeNode* node) noexcept;
     void tell_fingerprint(const TreeNode* node) noexcept;
     void report_pages(TreePosition at, std::int32_t first,

@@ -70,14 +70,21 @@ void require_tier(const CacheConfig& config, bool has_own_policy) {
             detail::concat("host_pages is ", config.host_pages,
                            ", must be 0 without prefix_caching: the host tier holds cached pages"));
     }
-    if (has_own_policy || config.eviction.order == EvictionOrder::kPriority) return;
-    if (config.host_min_priority > 0) {
+    if (has_own_policy) return;
+    if (config.host_min_priority > 0 && config.eviction.order != EvictionOrder::kPriority) {
         throw std::invalid_argument(detail::concat(
             "host_min_priority is ", config.host_min_priority,
             ", must be 0 unless eviction uses priorities: else pages have no priority; use "
             "priority eviction"));
     }
-    if (config.host_eviction.order == EvictionOrder::kPriority) {
+    if (config.host_eviction.order == EvictionOrder::kHinted &&
+        config.eviction.order != EvictionOrder::kHinted) {
+        throw std::invalid_argument(
+            "host_eviction is hinted, must be another policy unless eviction is also hinted: the "
+            "tier gets hints from the device; use hinted for both");
+    }
+    if (config.host_eviction.order == EvictionOrder::kPriority &&
+        config.eviction.order != EvictionOrder::kPriority) {
         throw std::invalid_argument(
             "host_eviction is priority, must be another policy unless eviction is also priority: "
             "the tier gets priorities from the device; use priority for both");

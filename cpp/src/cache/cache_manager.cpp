@@ -63,9 +63,12 @@ std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_
     return queries::pages_of(impl_->cache, sequence, bundle, first);
 }
 
-void CacheManager::release(SequenceHandle sequence, RequestHistory* history) {
+void CacheManager::release(SequenceHandle sequence, RequestHistory* history,
+                           std::int64_t returns_in) {
     const Lock lock(impl_->mutex);
-    if (verbs::release(impl_->cache, sequence, history)) impl_->finished.notify_all();
+    if (verbs::release(impl_->cache, sequence, history, returns_in)) {
+        impl_->finished.notify_all();
+    }
 }
 
 void CacheManager::recall(SequenceHandle sequence, const RequestHistory& history) {

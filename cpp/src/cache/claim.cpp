@@ -41,7 +41,8 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
     return handle;
 }
 
-bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
+bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history,
+             std::int64_t returns_in) {
     Sequence& leaving = cache.sequences.at(handle);
     cache.count_generated(handle, leaving);
     if (history != nullptr) *history = cache.counts.history(handle, leaving);
@@ -52,7 +53,11 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history) {
     TreeNode* node = leaving.pages.node();
     cache.windows.clear(home, handle, leaving.pages);
     if (home.keeps_by_priority && node != nullptr) {
-        cache.priorities.retain(home.tree, handle, {node, PrefixTree::depth_of(node)}, 0);
+        const TreePosition end = {node, PrefixTree::depth_of(node)};
+        cache.priorities.retain(home.tree, handle, end, 0);
+        const std::int64_t returns = cache.priorities.time_of_return(returns_in);
+        home.tree.expect(end, returns);
+        cache.ledger.flights.expect(handle, returns);
     }
     cache.priorities.forget(handle);
     cache.tenants.set(handle, 0);

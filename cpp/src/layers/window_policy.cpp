@@ -167,6 +167,14 @@ void WindowPolicy::retain(NodeId node, const Retention& retention) noexcept {
     }
 }
 
+void WindowPolicy::expect(NodeId node, std::int64_t returns, bool is_shared) noexcept {
+    policy_->expect(id(node), returns, is_shared);
+    for (Departure d = ends_.first(node); d != 0; d = ends_.behind(d)) {
+        if (departures_[d].place == Place::kSpare) continue;
+        policy_->expect(departures_[d].id, returns, is_shared);
+    }
+}
+
 // After `split`, the tree calls this first for the upper half: the marks that end in it move to it.
 void WindowPolicy::resize(NodeId node, std::int32_t depth, std::int32_t pages) noexcept {
     if (cut_ != kNoNode) {

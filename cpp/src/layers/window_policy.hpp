@@ -124,6 +124,7 @@ class WindowPolicy final : public EvictionPolicy {
     [[nodiscard]] bool joins(NodeId node, const Retention& retention) const noexcept override {
         return policy_->joins(id(node), retention);
     }
+    void expect(NodeId node, std::int64_t returns, bool is_shared) noexcept override;
     void advance(std::int64_t now) noexcept override { policy_->advance(now); }
     void expose(NodeId node) noexcept override { unreachable_.suspect(node); }
     void offer(NodeId node) noexcept override {

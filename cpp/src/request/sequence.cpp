@@ -530,6 +530,12 @@ Retention Priorities::lasting(std::int32_t priority, std::int64_t duration) cons
     return {priority, duration < left ? now_ + duration : Retention::kForever};
 }
 
+std::int64_t Priorities::time_of_return(std::int64_t returns_in) const noexcept {
+    if (returns_in > ReturnTime::kLatest) return returns_in;
+    const std::int64_t left = ReturnTime::kLatest - std::max<std::int64_t>(now_, 0);
+    return std::min(returns_in, left) + now_;
+}
+
 Priorities::Segment Priorities::segment_of(const RequestPriority& priority,
                                            std::int32_t column) const noexcept {
     constexpr std::int64_t kLast = std::numeric_limits<std::int32_t>::max();

@@ -783,6 +783,9 @@ class Priorities {
     void retain(PrefixTree& tree, SequenceHandle sequence, TreePosition at,
                 std::int32_t first) const noexcept;
 
+    /// Returns the time after `returns_in` units of time; kNever and kUnknown stay the same.
+    [[nodiscard]] std::int64_t time_of_return(std::int64_t returns_in) const noexcept;
+
    private:
     [[nodiscard]] const RequestPriority* find(SequenceHandle sequence) const noexcept {
         return sequence.index < all_.size() ? all_[sequence.index].get() : nullptr;

@@ -256,6 +256,13 @@ void TierFlights::move_back(SequenceHandle handle, std::int32_t columns, PrefixR
     standing->place = std::move(cut);
 }
 
+void TierFlights::expect(SequenceHandle handle, std::int64_t returns) noexcept {
+    const Standing* standing = find(handle);
+    if (standing == nullptr || !standing->place) return;
+    Level& host = *home_of(sequences_.find(handle)->replica).host;
+    host.tree.expect({standing->place.node(), standing->place.depth()}, returns);
+}
+
 void TierFlights::forget(SequenceHandle handle) noexcept {
     Standing* standing = find(handle);
     if (standing == nullptr) return;

@@ -141,6 +141,10 @@ class TierFlights {
         return standing != nullptr && standing->is_due;
     }
 
+    /// Tells the tier when the session of a sequence returns, for the pages that the sequence has
+    /// in the tier. The copies that are still on their way keep the hint that they began with.
+    void expect(SequenceHandle handle, std::int64_t returns) noexcept;
+
     /// With write-back, prepares the eviction of `need` pages or columns of a replica: evicts pages
     /// that were offered to the tier before, and gives out stores of the other pages that are next
     /// to evict. Returns true if it gave out stores: the caller repeats its call when they are

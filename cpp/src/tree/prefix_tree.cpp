@@ -1032,6 +1032,17 @@ void PrefixTree::retain_between(TreePosition at, std::int32_t first, std::int32_
     for (; node->end() > first; node = node->parent) policy_->retain(node->id, retention);
 }
 
+// A run is shared if another run continues it or a later run of the prefix. Forgotten runs have
+// left the policy.
+void PrefixTree::expect_between(TreePosition at, std::int64_t returns) noexcept {
+    const TreeNode* node = position(at.node, at.depth).node;
+    bool is_shared = node->end() > at.depth || node->num_children > 0;
+    for (; !node->is_root(); node = node->parent) {
+        if (!node->is_forgotten) policy_->expect(node->id, returns, is_shared);
+        is_shared = is_shared || node->parent->num_children > 1;
+    }
+}
+
 void PrefixTree::touch(TreePosition at) {
     if (at.depth == 0) return;
     TreeNode* end = split(at);

@@ -145,9 +145,12 @@ cdef class Terms:
     cdef object ttl
     cdef tuple retention
     cdef object tenant  # a str, or None
+    cdef object returns_in  # seconds, a str, or None
+    cdef int64_t returns  # the same in nanoseconds, UNKNOWN or NEVER
 
 
 cdef int64_t nanoseconds(object seconds, str name) except? -1
+cdef int64_t return_time(object given, str name) except? -1
 
 
 # ---- contexts: contexts/text_generation.pxi ------------------------------------------------------
@@ -210,6 +213,8 @@ cdef inline bint has_moved(const RequestView& now, const RequestView& given) noe
 
 
 # Python code of the objects may run and change values that were read before.
+# The hint of any context, or None for "no context", as return_time.
+cdef int64_t return_of(object context) except? -1
 cdef object read_foreign(object context, RequestView* view, list keep)
 cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1
 cdef int check_settable(object context) except -1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from typing_extensions import Self
 from kvcore.context import ContextLike, Exported
 from kvcore.layers.layer_map import LayerMap
 
+_ReturnsIn: TypeAlias = float | Literal["soon", "later", "never"]
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64] | Exported
 
 def host_tensor(value: object) -> NDArray[Any] | None: ...
@@ -57,6 +58,7 @@ class TextGenerationContext:
         retention: Iterable[tuple[int, int | None, int, float | None]] | None = None,
         extra_keys: Iterable[tuple[int, int, bytes]] | None = None,
         tenant: str | None = None,
+        returns_in: _ReturnsIn | None = None,
     ) -> Self: ...
     def __deepcopy__(self, memo: object) -> Self: ...
     @property
@@ -67,6 +69,10 @@ class TextGenerationContext:
     def ttl(self) -> float | None: ...
     @property
     def retention(self) -> tuple[tuple[int, int | None, int, float | None], ...]: ...
+    @property
+    def returns_in(self) -> _ReturnsIn | None: ...
+    @returns_in.setter
+    def returns_in(self, value: _ReturnsIn | None) -> None: ...
     @property
     def tokens(self) -> NDArray[np.int32]: ...
     @property

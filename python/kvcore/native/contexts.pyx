@@ -29,6 +29,8 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from kvcore.cpp cimport (
+    NEVER,
+    UNKNOWN,
     CacheManager,
     ExtraKey,
     RequestView,

@@ -99,6 +99,8 @@ from kvcore.native.contexts cimport (
     prefetch_context,
     read_foreign,
     require_plain,
+    return_of,
+    return_time,
     room_in,
     show_tokens,
     shown_of,

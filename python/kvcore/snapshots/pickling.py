@@ -21,9 +21,9 @@ __all__ = ["context_state", "inputs_state", "make_context", "make_inputs"]
 _MOST_BEHIND = 1 << 20
 
 #: Version of the states below. It rises when their fields change.
-VERSION = 1
+VERSION = 2
 
-_TERMS = ("extra_key", "cache_salt", "priority", "ttl", "retention", "tenant")
+_TERMS = ("extra_key", "cache_salt", "priority", "ttl", "retention", "tenant", "returns_in")
 _CONTEXT = {"request_id", "tokens", "start_idx", "active_idx", "extra_keys", *_TERMS}
 _INPUTS = {
     *("cache_lengths", "lookup_table", "max_lengths", "tables", "states", "layers", "row_offsets"),

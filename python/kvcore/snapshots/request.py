@@ -171,6 +171,7 @@ class SavedSequence:
                 "ttl": None,
                 "retention": None,
                 "tenant": None,
+                "returns_in": None,
             }
         )
 

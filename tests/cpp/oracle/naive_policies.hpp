@@ -26,14 +26,15 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         std::int64_t floor = 0;
         kvcore::Retention highest{0};
         std::int32_t lasting = 0;
+        std::int64_t returns = kvcore::ReturnTime::kUnknown;
     };
     using Rank = std::tuple<std::int64_t, std::uint64_t>;
 
-    NaivePolicy(kvcore::EvictionOrder order, std::int64_t attention_pages)
-        : order_(order), attention_pages_(attention_pages) {}
+    NaivePolicy(const kvcore::EvictionConfig& config, std::int64_t attention_pages)
+        : order_(config.order), attention_pages_(attention_pages), grace_(config.return_grace) {}
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
-        return {true, true, true, true, true, true};
+        return {true, true, true, true, true, true, false, true};
     }
     void make_room(kvcore::NodeId last) override { runs_.resize(last + std::size_t{1}); }
     void insert(kvcore::NodeId node, std::int32_t depth, std::int32_t,
@@ -75,12 +76,24 @@ class NaivePolicy : public kvcore::EvictionPolicy {
         }
         const auto key = [](const kvcore::Retention& r) { return std::tuple(r.priority, r.until); };
         if (key(run.highest) < key(asked)) run.highest = asked;
+        if (returns(given.returns) != kvcore::ReturnTime::kUnknown) run.returns = given.returns;
+    }
+    [[nodiscard]] kvcore::Retention retention(kvcore::NodeId node) const noexcept override {
+        return {kvcore::kDefaultPriority, kvcore::Retention::kForever,
+                returns(runs_[node].returns)};
+    }
+    void expect(kvcore::NodeId node, std::int64_t given, bool is_shared) noexcept override {
+        std::int64_t& kept = runs_[node].returns;
+        kept = is_shared ? std::min(returns(kept), returns(given)) : given;
     }
     [[nodiscard]] bool joins(kvcore::NodeId node,
                              const kvcore::Retention& given) const noexcept override {
         const kvcore::Retention asked = given.until <= now_ ? kvcore::Retention(0) : given;
         const bool goes_by_use = order_ != kvcore::EvictionOrder::kPriority;
         if (order_ == kvcore::EvictionOrder::kFifo) return true;
+        if (order_ == kvcore::EvictionOrder::kHinted) {
+            return returns(runs_[node].returns) == returns(given.returns);
+        }
         const bool has_floor =
             order_ != kvcore::EvictionOrder::kCost || runs_[node].floor == floor_;
         if (goes_by_use) return runs_[node].uses == 1 && has_floor;
@@ -105,6 +118,11 @@ class NaivePolicy : public kvcore::EvictionPolicy {
     [[nodiscard]] std::int32_t priority(const Run& run) const {
         return run.highest.until > now_ ? run.highest.priority : run.lasting;
     }
+    // An order of three kinds: never, unknown, and times, the farthest first.
+    [[nodiscard]] std::int64_t returns(std::int64_t time) const {
+        const bool is_over = now_ > 0 && time < now_ - grace_;
+        return is_over ? kvcore::ReturnTime::kUnknown : time;
+    }
     [[nodiscard]] std::int64_t worth(const Run& run) const {
         return run.floor + run.uses * (attention_pages_ + run.depth);
     }
@@ -120,6 +138,8 @@ class NaivePolicy : public kvcore::EvictionPolicy {
                 return {priority(run), run.last};
             case kvcore::EvictionOrder::kCost:
                 return {worth(run), run.last};
+            case kvcore::EvictionOrder::kHinted:
+                return {-returns(run.returns), run.last};
             default:
                 return {};
         }
@@ -127,6 +147,7 @@ class NaivePolicy : public kvcore::EvictionPolicy {
 
     kvcore::EvictionOrder order_;
     std::int64_t attention_pages_;
+    std::int64_t grace_;
     std::vector<Run> runs_;
     std::int64_t time_ = 0;
     std::int64_t floor_ = 0;
@@ -247,6 +268,5 @@ inline std::unique_ptr<kvcore::EvictionPolicy> make_naive(const kvcore::Eviction
     using kvcore::EvictionOrder;
     if (config.order == EvictionOrder::kLru) return std::make_unique<NaiveLists>(false);
     if (config.order == EvictionOrder::kArc) return std::make_unique<NaiveLists>(true);
-    return std::make_unique<NaivePolicy>(config.order,
-                                         std::max(1, config.attention_tokens / page_size));
+    return std::make_unique<NaivePolicy>(config, std::max(1, config.attention_tokens / page_size));
 }

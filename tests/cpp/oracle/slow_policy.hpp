@@ -59,7 +59,7 @@ class SlowPolicy : public kvcore::EvictionPolicy {
     [[nodiscard]] NodeId first_aside() const { return aside_.empty() ? 0 : aside_.front(); }
 
     [[nodiscard]] kvcore::PolicyInterest interest() const noexcept override {
-        return {true, true, true, true, true, true, true};
+        return {true, true, true, true, true, true, true, true};
     }
     void make_room(NodeId last) override {
         if (last < ids_.size()) return;
@@ -76,6 +76,12 @@ class SlowPolicy : public kvcore::EvictionPolicy {
         pardon(node);
         for (const NodeId departure : departures_of(node)) policy_->hit(departure);
         policy_->hit(ids_[node]);
+    }
+    void expect(NodeId node, std::int64_t returns, bool is_shared) noexcept override {
+        for (const NodeId departure : departures_of(node)) {
+            policy_->expect(departure, returns, is_shared);
+        }
+        policy_->expect(ids_[node], returns, is_shared);
     }
     void release(NodeId node, std::uint64_t) noexcept override {
         candidates_.insert(node);

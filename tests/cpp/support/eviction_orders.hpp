@@ -11,7 +11,7 @@ namespace eviction_orders {
 inline constexpr std::array kAll = {
     kvcore::EvictionOrder::kLru,  kvcore::EvictionOrder::kLfu,      kvcore::EvictionOrder::kSlru,
     kvcore::EvictionOrder::kFifo, kvcore::EvictionOrder::kPriority, kvcore::EvictionOrder::kCost,
-    kvcore::EvictionOrder::kArc,
+    kvcore::EvictionOrder::kArc,  kvcore::EvictionOrder::kHinted,
 };
 
 }  // namespace eviction_orders

@@ -22,6 +22,7 @@ using kvcore::EvictionConfig;
 using kvcore::EvictionOrder;
 using kvcore::PrefixTree;
 using kvcore::Retention;
+using kvcore::ReturnTime;
 using kvcore::TokenId;
 using kvcore::TreeNode;
 using Ids = TreeFixture::Ids;
@@ -161,6 +162,7 @@ TEST(nonsense_is_refused) {
     };
     CHECK_THROWS(std::invalid_argument, make({EvictionOrder::kLru}, 0));
     CHECK_THROWS(std::invalid_argument, make({EvictionOrder::kCost, 0}, 16));
+    CHECK_THROWS(std::invalid_argument, make({EvictionOrder::kHinted, 1, -1}, 16));
     // NOLINTNEXTLINE(clang-analyzer-optin.core.EnumCastOutOfRange): a wrong caller's value
     const auto none = static_cast<EvictionOrder>(99);
     CHECK_THROWS(std::invalid_argument, make({none}, 16));
@@ -172,8 +174,8 @@ class Twins {
    public:
     Twins(std::uint64_t seed, EvictionOrder order)
         : random_(seed),
-          trees_{PrefixTree(kPage, kvcore::make_policy({order, 32}, kPage)),
-                 PrefixTree(kPage, make_naive({order, 32}, kPage))} {}
+          trees_{PrefixTree(kPage, kvcore::make_policy({order, 32, 7}, kPage)),
+                 PrefixTree(kPage, make_naive({order, 32, 7}, kPage))} {}
 
     void run(int steps) {
         for (int step = 0; step < steps; ++step) {
@@ -214,7 +216,14 @@ class Twins {
     }
     Retention retention() {
         const auto priority = static_cast<std::int32_t>(random_.below(4));
-        return {priority, random_.chance(50) ? Retention::kForever : now_ + random_.below(60)};
+        const std::int64_t until =
+            random_.chance(50) ? Retention::kForever : now_ + random_.below(60);
+        return {priority, until, random_.chance(90) ? ReturnTime::kUnknown : returns()};
+    }
+    std::int64_t returns() {
+        const std::int64_t dice = random_.below(4);
+        if (dice == 0) return ReturnTime::kNever;
+        return dice == 1 ? ReturnTime::kUnknown : now_ + random_.between(-20, 60);
     }
     // Each end was pinned once, or is a root, before and after the call.
     Held insert(const Held& at, const std::vector<TokenId>& tokens) {
@@ -237,7 +246,12 @@ class Twins {
     }
     Held roots() { return {{trees_[0].find_namespace(""), trees_[1].find_namespace("")}}; }
     void unpin(const Held& held, bool touch) {
-        for (std::size_t t = 0; t < 2; ++t) trees_[t].unpin(held.ends[t], touch);
+        const std::int64_t back = returns();
+        for (std::size_t t = 0; t < 2; ++t) {
+            TreeNode* end = held.ends[t];
+            if (touch) trees_[t].expect({end, PrefixTree::depth_of(end)}, back);
+            trees_[t].unpin(end, touch);
+        }
     }
     void put() {
         const Held held = insert(roots(), prompt());

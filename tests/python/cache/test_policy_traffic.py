@@ -20,11 +20,14 @@ POLICIES = [name for name in RANKED if name != "lru"]
 class PolicyTraffic(Traffic):
     """Requests with priorities, some with a time limit, while time passes."""
 
+    def terms(self) -> dict[str, Any]:
+        terms: dict[str, Any] = {"priority": self.draw.choice([10, 50, 50, 90])}
+        if self.draw.random() < 0.5:
+            terms["ttl"] = self.draw.randint(1, 40)
+        return terms
+
     def arrive(self) -> Request:
-        draw, new = self.draw, self.pair.new
-        terms: dict[str, Any] = {"priority": draw.choice([10, 50, 50, 90])}
-        if draw.random() < 0.5:
-            terms["ttl"] = draw.randint(1, 40)
+        draw, new, terms = self.draw, self.pair.new, self.terms()
         self.pair.model.now += draw.randint(0, 3)
 
         def new_with_terms(*args: Any, **rest: Any) -> Request:
@@ -46,10 +49,33 @@ class PolicyTraffic(Traffic):
     VERBS = Traffic.VERBS + [touch] * 2  # type: ignore[list-item]
 
 
+class HintTraffic(PolicyTraffic):
+    """Requests with hints, which change while the requests run."""
+
+    HINTS = (None, None, "soon", "later", "never", 3, 20)
+
+    def terms(self) -> dict[str, Any]:
+        self.pair.model.now += self.draw.choice([0, 0, 0, 20])
+        return super().terms() | {"returns_in": self.draw.choice(self.HINTS)}
+
+    def change_hint(self) -> None:
+        request = self.one(claimed=True)
+        if request is not None and not request.foreign:
+            request.core.returns_in = hint = self.draw.choice(self.HINTS)
+            self.pair.model.terms[request.request_id]["returns_in"] = hint
+
+    VERBS = PolicyTraffic.VERBS + [change_hint] * 2  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("seed", slow_but([301], [301, 305]))
 @pytest.mark.parametrize("eviction", POLICIES)
 def test_victims_are_those_of_the_reference(eviction: str, seed: int) -> None:
     PolicyTraffic(seed, eviction).play(150)
+
+
+@pytest.mark.parametrize("seed", slow_but(range(321, 326), range(320, 340)))
+def test_hints_choose_the_victims_of_the_reference(seed: int) -> None:
+    HintTraffic(seed, "hinted").play(400)
 
 
 @pytest.mark.slow

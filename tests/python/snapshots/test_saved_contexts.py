@@ -92,9 +92,9 @@ def state() -> dict[str, Any]:
         (
             {"version": 0},
             ValueError,
-            "0, must be of version 1; save and load with the same version",
+            "0, must be of version 2; save and load with the same version",
         ),
-        ({"version": 2}, ValueError, "of version 2, must be of version 1"),
+        ({"version": 1}, ValueError, "of version 1, must be of version 2"),
         ({"version": None}, ValueError, "version None"),
         ({"more": 1}, ValueError, "with extra or missing fields: more"),
         ({"start_idx": 3}, ValueError, "0 <= start_idx < active_idx <= tokens"),
@@ -126,7 +126,7 @@ def test_changed_states_of_contexts(change: Any, error: Any, text: str) -> None:
 @pytest.mark.parametrize("wrong", [None, 7, "state", [], {}, ()])
 def test_no_states_at_all(wrong: Any) -> None:
     for make in (saved.make_context, saved.make_inputs):
-        with pytest.raises(ValueError, match="of version None, must be of version 1"):
+        with pytest.raises(ValueError, match="of version None, must be of version 2"):
             make(wrong)
 
 
@@ -235,5 +235,5 @@ def test_changed_states_of_inputs(change: Any) -> None:
 
 
 def test_other_versions_of_inputs() -> None:
-    with pytest.raises(ValueError, match="the saved inputs are of version 2, must be of version 1"):
-        saved.make_inputs(inputs_state() | {"version": 2})
+    with pytest.raises(ValueError, match="the saved inputs are of version 1, must be of version 2"):
+        saved.make_inputs(inputs_state() | {"version": 1})

@@ -28,7 +28,7 @@ class TieredGroupsMachine(RuleBasedStateMachine):
         host_pages=st.sampled_from([1, 40, 90, 300]),
         seed=st.integers(0, 1 << 16),
         write_policy=st.sampled_from(WRITE_POLICIES),
-        host_eviction=st.sampled_from(sorted(BY_NAME.keys() - {"priority"})),
+        host_eviction=st.sampled_from(sorted(BY_NAME.keys() - {"priority", "hinted"})),
     )
     def build(self, shape: str, num_pages: int, host_pages: int, seed: int, **options: str) -> None:
         params = with_host_tier(SHAPES[shape], host_pages)

@@ -17,9 +17,9 @@ def tiered(num_pages: int = 8, host_pages: int = 40, **options: Any) -> Any:
     return make_manager(2, num_pages, params=with_host(2, host_pages), blocks="allocate", **options)
 
 
-def serve(manager: Any, name: str, prompt: list[int]) -> int:
+def serve(manager: Any, name: str, prompt: list[int], **rest: Any) -> int:
     """Run and release a prompt, and check the values it reads. Return its reused tokens."""
-    context = TextGenerationContext(name, prompt)
+    context = TextGenerationContext(name, prompt, **rest)
     manager.claim(name)
     assert manager.reserve(context)
     reused = context.start_idx
@@ -42,6 +42,9 @@ def count_up(first: int, n: int) -> list[int]:
         ({"host_min_priority": 101, "eviction": "priority"}, "must be 0 .. 100"),
         ({"host_eviction": "mru"}, "host_eviction is 'mru', must be one of"),
         ({"host_eviction": "priority"}, "host_eviction is priority"),
+        ({"host_eviction": "hinted"}, "host_eviction is hinted, must be another policy"),
+        ({"host_eviction": "hinted", "eviction": "priority"}, "host_eviction is hinted"),
+        ({"host_eviction": "priority", "eviction": "hinted"}, "host_eviction is priority"),
     ],
 )
 def test_impossible_rules_are_refused(options: dict[str, Any], what: str) -> None:
@@ -176,6 +179,18 @@ def test_a_tier_evicts_by_its_own_policy() -> None:
         manager = tiered(3, 4, host_eviction=eviction)
         for name, first in (("a", 0), ("b", 20), ("a again", 0), ("c", 40), ("d", 60)):
             serve(manager, name, count_up(first, 5))
+        assert serve(manager, "last", count_up(0, 5)) == reused
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_a_tier_evicts_by_hints(write_policy: str) -> None:
+    options = {"host_eviction": "hinted", "eviction": "hinted", "write_policy": write_policy}
+    for hints, reused in ((("soon", "never"), 4), (("never", "soon"), 0), ((None, None), 0)):
+        manager = tiered(3, 4, **options)
+        serve(manager, "a", count_up(0, 5), returns_in=hints[0])
+        serve(manager, "b", count_up(20, 5), returns_in=hints[1])
+        serve(manager, "c", count_up(40, 5), returns_in="never")
+        serve(manager, "d", count_up(60, 5), returns_in="never")
         assert serve(manager, "last", count_up(0, 5)) == reused
 
 

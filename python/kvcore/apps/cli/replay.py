@@ -24,6 +24,7 @@ from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
+from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.replay import (
     POLICIES,
@@ -55,6 +56,7 @@ def replay(
     prefix_share: options.PrefixShare = None,
     mode: options.ReplayMode = None,
     policy: options.Policy = PoolSettings.policy,
+    hints: options.Hints = PoolSettings.hints,
     page_size: PageSize = PoolSettings.page_size,
     pages: options.Pages = None,
     memory: options.Memory = None,
@@ -89,6 +91,8 @@ def replay(
     With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
     --host-memory and --disk take sizes, and the last line is the decision: the least memory for
     95 % of the best hit rate.
+    The policy hinted evicts by hints when sessions return: --hints takes them from the recorded
+    times of the sessions, exact or in classes (soon, later, never).
     --groups compares a flat cache, which keeps every token in every layer, with a cache of the
     model's windows and chunks in the same memory; --pages counts pages of all layers. --host-pages
     and --disk-pages put a real host tier and a real disk below the device: a pool of tiny pages,
@@ -127,7 +131,8 @@ def replay(
         disk=disk,
     )
     grouped = sizes.grouped(len(names))
-    pools = sizes.pools(grouped)
+    chosen = checked("--hints", _hints, hints)
+    pools = [replace(pool, hints=chosen) for pool in sizes.pools(grouped)]
     _check_replays(len(names), len(pools) * (1 if grouped is None else 2))
     if html is not None:
         checked("--html", check_writable, html, trace)
@@ -184,6 +189,12 @@ def replay(
 def _policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"expected one or more of {', '.join(POLICIES)}, got {name!r}")
+    return name
+
+
+def _hints(name: str) -> str:
+    if name not in HINTS:
+        raise ValueError(f"expected one of {', '.join(HINTS)}, got {name!r}")
     return name
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvcore.apps.cli.options import count, within
+from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
 from kvcore.routing import POLICIES as ROUTES
@@ -92,6 +93,13 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME[,NAME...]", help=f"Eviction policies to compare: {', '.join(POLICIES)}."
+    ),
+]
+Hints = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"Hints that the policy hinted gets from the sessions of TRACE: {', '.join(HINTS)}.",
     ),
 ]
 Pages = Annotated[

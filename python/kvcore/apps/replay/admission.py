@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from kvcore import KVCacheError, TextGenerationContext
+from kvcore.apps.replay.hints import VirtualClock
 from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def replay_admission(
     """
     started = perf_counter_ns()
     longest = int(workload.prompt_lengths.max())
-    with pool.manager(max_batch_size=1, max_seq_len=longest + 1) as manager:
-        replay = AdmissionReplay(workload, pool, manager, timeline, chunk or longest)
+    clock = VirtualClock()
+    with pool.manager(max_batch_size=1, max_seq_len=longest + 1, clock=clock) as manager:
+        replay = AdmissionReplay(workload, pool, manager, clock, timeline, chunk or longest)
         replay.run_all(on_progress)
         return replay.report((perf_counter_ns() - started) / 1e9)
 
@@ -75,6 +77,7 @@ class AdmissionReplay:
         workload: Workload,
         pool: PoolSettings,
         manager: PagedKVCacheManager,
+        clock: VirtualClock,
         timeline: Timeline | None,
         chunk: int,
     ) -> None:
@@ -83,6 +86,9 @@ class AdmissionReplay:
         self._timeline = timeline
         self._chunk = max(chunk, _FEWEST_TOKENS)
         self._manager = manager
+        self._clock = clock
+        self._arrivals = (workload.arrivals - workload.arrivals.min()).tolist()
+        self._returns = pool.returns(workload)
         self._groups = pool.samples(manager, len(workload))
         self._tiers = pool.tier_hits(manager)
         self._tally = Tally()
@@ -127,8 +133,9 @@ class AdmissionReplay:
         hit = REFUSED
         if self._tiers is not None:
             self._tiers.begin()
+        self._clock.now = self._arrivals[index]
         started = perf_counter_ns()
-        context = TextGenerationContext(index, tokens)
+        context = TextGenerationContext(index, tokens, returns_in=self._returns[index])
         manager.claim(index, self._choose_replica(context))
         try:
             if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:

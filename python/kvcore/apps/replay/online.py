@@ -18,6 +18,7 @@ import numpy as np
 
 from kvcore import CapacityError, TextGenerationContext, update_batch
 from kvcore.apps.replay.arrivals import ArrivalQueue
+from kvcore.apps.replay.hints import VirtualClock
 from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 from kvcore.apps.replay.timing import CallTimer, TimedManager
 from kvcore.scheduler import Batch, Request, Scheduler
@@ -97,11 +98,13 @@ def replay_online(
     started = perf_counter_ns()
     engine = engine or EngineSettings()
     longest = int((workload.prompt_lengths + workload.output_lengths).max())
+    clock = VirtualClock()
     with pool.manager(
         max_batch_size=min(engine.concurrency, len(workload)),
         max_seq_len=longest + engine.decode_steps,
+        clock=clock,
     ) as manager:
-        replay = _OnlineReplay(workload, pool, engine, manager, timeline, on_progress)
+        replay = _OnlineReplay(workload, pool, engine, manager, clock, timeline, on_progress)
         replay.run()
         return replay.report((perf_counter_ns() - started) / 1e9)
 
@@ -125,6 +128,7 @@ class _OnlineReplay:
         pool: PoolSettings,
         engine: EngineSettings,
         manager: PagedKVCacheManager,
+        clock: VirtualClock,
         timeline: Timeline | None,
         on_progress: Callable[[int], None] | None,
     ) -> None:
@@ -156,6 +160,8 @@ class _OnlineReplay:
         self._tally = Tally(request_hits=array("q", [REFUSED]) * len(workload))
         self._now = 0.0
         self._start = self._arrivals.next_time
+        self._clock = clock
+        self._returns = pool.returns(workload)
         self._unsampled_seconds = 0.0
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
@@ -178,6 +184,7 @@ class _OnlineReplay:
                 return
 
     def _receive(self) -> None:
+        self._clock.now = self._now - self._start
         while self._arrivals.next_time <= self._now:
             arrival, index = self._arrivals.pop()
             request = Request(
@@ -194,6 +201,7 @@ class _OnlineReplay:
 
     def _context(self, index: int) -> TextGenerationContext:
         context: TextGenerationContext = self._open(index, self._workload.prompt(index))
+        context.returns_in = self._returns[index]
         return context
 
     def _step(self, batch: Batch) -> None:

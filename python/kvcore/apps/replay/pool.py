@@ -6,17 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
 from kvcore.apps.replay.groups import GroupSamples
+from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
 from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
 from kvcore.layers.layer_map import column_tokens, has_windows
-from kvcore.policies import BY_NAME
+from kvcore.policies import BY_NAME, Hinted
 from kvcore.sizing import pages_per_sequence
+
+if TYPE_CHECKING:
+    from kvcore.apps.replay.workload import Workload
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(BY_NAME)
+_HINTED = Hinted.name
 _MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
 
@@ -75,6 +80,8 @@ class PoolSettings:
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     page_bytes : int
         Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
+    hints : str
+        Hints of the requests for the policy "hinted", from `HINTS`.
     """
 
     page_size: int = 16
@@ -85,6 +92,7 @@ class PoolSettings:
     host_pages: int = 0
     disk_pages: int = 0
     page_bytes: int = 0
+    hints: str = HINTS[0]
 
     @property
     def pages_per_replica(self) -> int:
@@ -152,14 +160,24 @@ class PoolSettings:
             return None
         return TierHits(manager, self.host_pages, self.disk_pages)
 
+    def returns(self, workload: Workload) -> list[Hint]:
+        """Return the hint of each request; no hints for other policies."""
+        return return_hints(workload, self.hints if self.policy == _HINTED else "none")
+
     @contextmanager
     def manager(
-        self, *, max_batch_size: int, max_seq_len: int, events: bool = False
+        self,
+        *,
+        max_batch_size: int,
+        max_seq_len: int,
+        clock: VirtualClock | None = None,
+        events: bool = False,
     ) -> Iterator[PagedKVCacheManager]:
         """Make a manager and close it at the end; `max_batch_size` is per replica.
 
-        With `events`, the manager emits cache events. It has no pool, or a pool of tiny pages if
-        it has tiers. The directory of the disk is removed at the end.
+        `clock` has the time of the replay. With `events`, the manager emits cache events. It has no
+        pool, or a pool of tiny pages if it has tiers. The directory of the disk is removed
+        at the end.
 
         Raises
         ------
@@ -169,7 +187,9 @@ class PoolSettings:
         """
         with ExitStack() as opened:
             try:
-                found = self._open(opened, max_batch_size, max_seq_len, events=events)
+                found = self._open(
+                    opened, max_batch_size, max_seq_len, clock or VirtualClock(), events=events
+                )
             except (ValueError, OverflowError, KVCacheError, OSError) as error:
                 raise PoolError(f"the manager refuses {self}: {error}") from error
             except MemoryError as error:
@@ -187,7 +207,13 @@ class PoolSettings:
         return f"a pool of {pages}{host} on each of {self.replicas:,} replicas{disk}"
 
     def _open(
-        self, opened: ExitStack, max_batch_size: int, max_seq_len: int, *, events: bool
+        self,
+        opened: ExitStack,
+        max_batch_size: int,
+        max_seq_len: int,
+        clock: VirtualClock,
+        *,
+        events: bool,
     ) -> PagedKVCacheManager:
         one_layer = KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
         params = replace(
@@ -203,6 +229,7 @@ class PoolSettings:
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
             eviction=self.policy,
+            clock=clock,
             events=events,
             **self._tiers(opened, params),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcore.apps.replay.admission import AdmissionReplay
+from kvcore.apps.replay.hints import VirtualClock
 from kvcore.apps.replay.online import EngineSettings
 from kvcore.apps.replay.pool import PoolError
 from kvcore.apps.replay.report import gib
@@ -134,8 +135,11 @@ def replay_routed(
         )
     started = perf_counter_ns()
     longest = int(workload.prompt_lengths.max())
-    with pool.manager(max_batch_size=1, max_seq_len=longest + 1, events=True) as manager:
-        replay = _RoutedReplay(workload, pool, manager, route, engine or EngineSettings())
+    clock = VirtualClock()
+    with pool.manager(
+        max_batch_size=1, max_seq_len=longest + 1, clock=clock, events=True
+    ) as manager:
+        replay = _RoutedReplay(workload, pool, manager, clock, route, engine or EngineSettings())
         replay.run_all(on_progress)
         return replay.routing((perf_counter_ns() - started) / 1e9)
 
@@ -148,10 +152,11 @@ class _RoutedReplay(AdmissionReplay):
         workload: Workload,
         pool: PoolSettings,
         manager: PagedKVCacheManager,
+        clock: VirtualClock,
         route: str,
         engine: EngineSettings,
     ) -> None:
-        super().__init__(workload, pool, manager, None, int(workload.prompt_lengths.max()))
+        super().__init__(workload, pool, manager, clock, None, int(workload.prompt_lengths.max()))
         self._route = route
         self._engine = engine
         self._index = PrefixIndex(range(pool.replicas))

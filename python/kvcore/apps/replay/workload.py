@@ -34,6 +34,9 @@ class Workload(ABC):
         for no next turn.
     think_times : numpy.ndarray
         float64 ``[n]``, seconds between the previous answer and this request.
+    sessions : numpy.ndarray or None
+        int64 ``[n]``, number of the session of each request, -1 for none. None: the sessions are
+        the chains of `next_turns`.
     assumptions : tuple of str
         One line for each thing that the reader of a trace found or assumed.
     """
@@ -45,6 +48,7 @@ class Workload(ABC):
     output_starts: NDArray[np.int64]
     next_turns: NDArray[np.int64]
     think_times: NDArray[np.float64]
+    sessions: NDArray[np.int64] | None = None
     assumptions: tuple[str, ...] = ()
 
     @abstractmethod

@@ -97,6 +97,7 @@ class Trace:
             "output_starts": np.cumsum(self.output_lengths) - self.output_lengths,
             "next_turns": next_turns,
             "think_times": np.nan_to_num(self.delays),
+            "sessions": self.sessions,
         }
 
 

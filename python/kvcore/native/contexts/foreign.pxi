@@ -44,6 +44,14 @@ cdef object read_foreign(object context, RequestView* view, list keep):
     return request_id
 
 
+cdef int64_t return_of(object context) except? -1:
+    """Return when the session of a context returns, as return_time; UNKNOWN without a context."""
+    if isinstance(context, TextGenerationContext):
+        terms = (<TextGenerationContext>context)._terms
+        return UNKNOWN if terms is None else (<Terms>terms).returns
+    return return_time(getattr(context, "returns_in", None), "returns_in")
+
+
 cdef int move_indices(object context, const RequestView& to, const RequestView& given) except -1:
     """Set the indices of a foreign context that differ.
 

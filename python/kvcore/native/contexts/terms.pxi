@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terms of a request for its pages: priorities, durations and the tenant."""
+"""The terms of a request for its pages: priorities, durations, its return and the tenant."""
 
 
 # About 270 years.
@@ -28,6 +28,38 @@ cdef int64_t duration(object seconds, str name) except? -1:
     if length < 1:
         raise ValueError(f"{name} is {seconds!r}, must be more than 0 seconds, or None for ever")
     return length
+
+
+# Seconds until a session returns, by the words for them.
+cdef dict RETURNS = {"soon": 60.0, "later": 600.0, "never": None}
+
+
+cdef int64_t return_time(object given, str name) except? -1:
+    """Return a hint as nanoseconds from the release on; UNKNOWN for None, NEVER for "never"."""
+    cdef double seconds
+    if given is None:
+        return UNKNOWN
+    if isinstance(given, str):
+        if given not in RETURNS:
+            raise ValueError(
+                f'{name} is {given!r}, must be "soon" (within a minute), "later" (within ten '
+                f'minutes), "never", or a number of seconds'
+            )
+        if RETURNS[given] is None:
+            return NEVER
+        given = RETURNS[given]
+    try:
+        seconds = given
+    except TypeError:
+        raise TypeError(
+            f'{name} is {given!r}, must be a number of seconds, "soon", "later", "never" or None'
+        ) from None
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise ValueError(
+            f'{name} is {given!r}, must be 0 .. {MOST_SECONDS:g} seconds; pass "never" for a '
+            f"session that is closed"
+        )
+    return <int64_t>floor(seconds * 1e9)
 
 
 cdef int32_t checked_priority(object priority, str name) except? -1:
@@ -60,10 +92,12 @@ cdef RetainedTokens retained(object given, Py_ssize_t i, int64_t last) except *:
 
 @cython.final
 cdef class Terms:
-    """Priorities, durations and tenant of a context's pages, in the form of C++."""
+    """Priorities, durations, return and tenant of a context's pages, in the form of C++."""
 
 
-cdef Terms make_terms(object priority, object ttl, object retention, object tenant):
+cdef Terms make_terms(
+    object priority, object ttl, object retention, object tenant, object returns_in
+):
     cdef int64_t last = 0
     cdef int32_t wanted = checked_priority(priority, "priority")
     cdef Terms terms = Terms.__new__(Terms)
@@ -71,6 +105,8 @@ cdef Terms make_terms(object priority, object ttl, object retention, object tena
     terms.native.duration = duration(ttl, "ttl")
     terms.priority = terms.native.priority
     terms.ttl = ttl
+    terms.returns = return_time(returns_in, "returns_in")
+    terms.returns_in = returns_in
     if tenant is not None:
         if not isinstance(tenant, str):
             raise TypeError(f"tenant is {tenant!r}, must be a string or None")
@@ -79,6 +115,7 @@ cdef Terms make_terms(object priority, object ttl, object retention, object tena
     for i, given in enumerate(terms.retention):
         terms.native.ranges.push_back(retained(given, i, last))
         last = terms.native.ranges.back().end
-    if terms.native.priority == 50 and ttl is None and not terms.retention and tenant is None:
+    if (terms.native.priority == 50 and ttl is None and not terms.retention and tenant is None
+            and returns_in is None):
         return None
     return terms

@@ -19,7 +19,8 @@ cdef inline int64_t growth_room() noexcept:
 # Attributes that a manager reads from the C fields, so that a subclass cannot override them.
 cdef tuple ATTRIBUTES = (
     "request_id", "tokens", "start_idx", "active_idx", "end_idx", "extra_key", "cache_salt",
-    "extra_keys", "priority", "ttl", "retention", "tenant", "pending", "_set_pending",
+    "extra_keys", "priority", "ttl", "retention", "tenant", "returns_in", "pending",
+    "_set_pending",
 )
 
 
@@ -69,13 +70,18 @@ cdef class TextGenerationContext:
     tenant : str, optional
         The owner of the pages, for the quotas of the manager. A tenant without a quota counts as no
         tenant. A fork without a tenant gets the tenant of its parent.
+    returns_in : float or {"soon", "later", "never"}, optional
+        When the session of the request sends its next request, in seconds after the release of this
+        request: "soon" means within a minute, "later" within ten minutes, "never" that the session
+        is closed. Only the eviction policy "hinted" uses it. It may be set at any time before the
+        release. None: no hint.
 
     Raises
     ------
     ValueError
         No tokens, tokens outside int32, more than one dimension, ``active_idx`` outside ``1 .. n``,
         a priority or a time out of range, ranges that overlap or are not in order, an extra key
-        that is empty or outside the tokens.
+        that is empty or outside the tokens, an unknown word for `returns_in`.
     TypeError
         Tokens of another dtype, a namespace or tenant that is not a string, a priority or time that
         is not a number, an extra key that is not (int, int, bytes), a subclass that overrides an
@@ -105,7 +111,7 @@ cdef class TextGenerationContext:
     def __cinit__(self, object request_id, object tokens, *, object active_idx=None,
                   object extra_key=None, object cache_salt=None, object priority=50,
                   object ttl=None, object retention=None, object extra_keys=None,
-                  object tenant=None):
+                  object tenant=None, object returns_in=None):
         if type(self) is not TextGenerationContext:
             require_attributes(type(self))
         cdef cnp.ndarray source = as_tokens(tokens)
@@ -117,8 +123,8 @@ cdef class TextGenerationContext:
         if extra_keys is not None:
             keys = as_extra_keys(extra_keys, n, True)
         if (priority is not USUAL_PRIORITY or ttl is not None or retention is not None
-                or tenant is not None):
-            self._terms = make_terms(priority, ttl, retention, tenant)
+                or tenant is not None or returns_in is not None):
+            self._terms = make_terms(priority, ttl, retention, tenant, returns_in)
         self._name = namespace_of(extra_key, cache_salt)
         self._request.name_space = name_view(self._name)
         self.request_id = request_id
@@ -223,6 +229,17 @@ cdef class TextGenerationContext:
     def tenant(self):
         """The tenant that owns the pages; None without a tenant."""
         return None if self._terms is None else self._terms.tenant
+
+    @property
+    def returns_in(self):
+        """When its session returns after the release: seconds, a word, or None without a hint."""
+        return None if self._terms is None else self._terms.returns_in
+
+    @returns_in.setter
+    def returns_in(self, object returns_in):
+        self._terms = make_terms(
+            self.priority, self.ttl, self.retention, self.tenant, returns_in
+        )
 
     @property
     def pending(self):

@@ -201,9 +201,9 @@ cdef class ClaimTable:
             raise
         return 0
 
-    cdef int release(self, Claim claim) except -1:
-        """End a claim and release the pages and the state of its request."""
-        self.native.release(claim.sequence, &claim.history)
+    cdef int release(self, Claim claim, int64_t returns) except -1:
+        """End a claim and release the pages and the state of its request; `returns` is a hint."""
+        self.native.release(claim.sequence, &claim.history, returns)
         if isinstance(claim.context, TextGenerationContext):
             (<TextGenerationContext>claim.context)._past = claim
         self.end(claim)

@@ -123,7 +123,7 @@ cdef class StepEngine(EngineBase):
         require_made(self)
         return self._claims.lookup(request_id) is not None
 
-    def release(self, request_id, *, after=None):
+    def release(self, request_id, *, after=None, returns_in=None):
         """Release a request; its committed pages stay cached and evictable.
 
         Parameters
@@ -133,21 +133,31 @@ cdef class StepEngine(EngineBase):
             A stream or event of cupy or torch, or the handle of a stream. With GPU pools, no copy
             or kernel overwrites the request's pages before the work in `after` is done. Not needed
             for work on the streams that were current when the batch was fetched.
+        returns_in : float or {"soon", "later", "never"}, optional
+            When the session of the request returns, for the policy "hinted"; by default the
+            `returns_in` of the context with which the claim was used last. "never" closes the
+            session: its pages are evicted first.
 
         Raises
         ------
         RequestNotFoundError
         ValueError
-            `after` is given, but no pool is on a GPU.
+            `after` is given, but no pool is on a GPU; `returns_in` is out of range or an unknown
+            word.
+        TypeError
+            `returns_in` is no number and no word.
         """
         require_made(self)
         tell_time(self)
+        cdef int64_t returns = return_time(returns_in, "returns_in")
         cdef Claim claim = self._claims.claim_of(request_id)
+        if returns_in is None and self._clock is not None:
+            returns = return_of(claim.context)
         if after is not None:
             reuse_after(self, after)
-            if not claim.is_live:
-                raise not_found(request_id)
-        self._claims.release(claim)
+        if not claim.is_live:  # code of the context or of `after` has released it
+            raise not_found(request_id)
+        self._claims.release(claim, returns)
         if self._onload is not None:
             self._onload.drop(request_id)
         check(self)

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "tree/policies/ranked.hpp"
+
+namespace kvcore {
+
+/// `returns` is the time when the sessions of a run return, or one of ReturnTime.
+struct HintedRun {
+    std::uint64_t time = 0;
+    std::int64_t returns = ReturnTime::kUnknown;
+};
+
+struct HintedRank {
+    using Key = RankPair;
+    using Run = HintedRun;
+
+    static PolicyInterest interest() noexcept {
+        PolicyInterest interest;
+        interest.hits = false;
+        interest.recency = interest.growth = interest.retention = interest.returns = true;
+        return interest;
+    }
+    static void entered(Run& run, std::int32_t) noexcept { run = {}; }
+    static void used(Run&) noexcept {}
+    static void released(Run& run, std::uint64_t time) noexcept { run.time = time; }
+    static void resized(Run&, std::int32_t) noexcept {}
+    static bool joins(const Run&) noexcept { return true; }
+    // kNever has worth 0, kUnknown 1, and a time the more the earlier it is. The difference of two
+    // unsigned numbers is also right for times below 0.
+    static Key key(const Run& run) noexcept {
+        return {static_cast<std::uint64_t>(ReturnTime::kNever) -
+                    static_cast<std::uint64_t>(run.returns),
+                run.time};
+    }
+};
+
+/// Evicts runs whose sessions never return, next runs without a hint, and last the runs whose
+/// sessions return, the farthest return first; equal runs least recently released first. When the
+/// return time of a run is over by more than the grace, the run has no hint any more.
+///
+/// The last release of a run decides, unless other runs continue the run: a shared run keeps the
+/// earliest return of its sessions, and is never "never" while a session gave no such hint.
+///
+/// Owns: the ranks, and the runs with a return time, in the order of these times.
+class HintedPolicy final : public RankedPolicy<HintedRank> {
+   public:
+    explicit HintedPolicy(std::int64_t grace) noexcept : grace_(grace) {}
+
+    void make_room(NodeId last) override;
+    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
+                std::int32_t priority) noexcept override;
+    void retain(NodeId node, const Retention& asked) noexcept override;
+    [[nodiscard]] Retention retention(NodeId node) const noexcept override {
+        return {kDefaultPriority, Retention::kForever, runs_[node].returns};
+    }
+    [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override {
+        return runs_[node].returns == at_present(asked.returns);
+    }
+    void split(NodeId upper, NodeId lower) noexcept override;
+    void erase(NodeId node) noexcept override;
+    void expect(NodeId node, std::int64_t returns, bool is_shared) noexcept override;
+    void advance(std::int64_t now) noexcept override;
+
+   private:
+    // Returns kUnknown for a return time that is over by more than the grace.
+    [[nodiscard]] std::int64_t at_present(std::int64_t returns) const noexcept {
+        return returns < earliest_ ? ReturnTime::kUnknown : returns;
+    }
+    void set(NodeId node, std::int64_t returns) noexcept;
+    void watch(NodeId node) noexcept;
+
+    std::int64_t grace_;
+    IndexedHeap<std::int64_t> ending_;
+    std::int64_t earliest_ = std::numeric_limits<std::int64_t>::min();  // the grace before now
+};
+
+}  // namespace kvcore
