@@ -347,6 +347,7 @@ class Traffic:
             return self.mgr.release(self.number)
         cached = self.mgr.metrics.cache_tokens - before
         self.fates.settle("evicted")
+        assert ctx.misses is not None
         assert cached == ctx.misses.cached_tokens
         assert reasons(ctx.misses) == self.fates.expected(salt, prompt, cached)
         if self.random.random() < 0.1:

@@ -76,6 +76,7 @@ def replay(
     decode_rate: options.DecodeRate = EngineSettings.decode_rate,
     chunk: options.Chunk = EngineSettings.chunk,
     decode_steps: options.DecodeSteps = EngineSettings.decode_steps,
+    explain: options.Explain = False,
     html: options.Html = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,6 +120,7 @@ def replay(
             replicas=replicas,
             host_pages=host_pages or 0,
             disk_pages=disk_pages or 0,
+            explain=explain,
         )
         for n in counts
     ]

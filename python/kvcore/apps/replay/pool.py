@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
+from kvcore import CacheOptions, KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
 from kvcore.layers.layer_map import column_tokens, has_windows
@@ -73,6 +73,8 @@ class PoolSettings:
         pages: one layer with one int8 head of one element.
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
+    explain : bool
+        Find out why prompts miss the cache. Remembers four times the pages of the pool.
     """
 
     page_size: int = 16
@@ -82,6 +84,7 @@ class PoolSettings:
     model: KVCacheParams | None = None
     host_pages: int = 0
     disk_pages: int = 0
+    explain: bool = False
 
     @property
     def pages_per_replica(self) -> int:
@@ -199,8 +202,11 @@ class PoolSettings:
             max_seq_len,
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
-            eviction=self.policy,
-            events=events,
+            cache=CacheOptions(
+                eviction=self.policy,
+                events=events,
+                explain=min(4 * self.total_pages, _MOST_PAGES) if self.explain else False,
+            ),
             **self._tiers(opened, params),
         )
         opened.callback(made.close)
