@@ -205,28 +205,34 @@ class MissLog::Recorder final : public TreeListener {
     void stored(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (next_ != nullptr) next_->stored(node, first, n);
         if (ends_.empty()) return;
-        guarded(0, [&] { add_end(first == node->start ? node->parent : node); });
+        const TreeNode* grown = first == node->start ? node->parent : node;
+        guarded(grown, 0, [&] { add_end(grown); });
     }
     void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (next_ != nullptr) next_->removed(node, first, n);
         const bool is_whole = first == node->start;
-        guarded(n, [&] { is_whole ? note_run(node, n) : note_end(node, first, n); });
+        guarded(node, n, [&] { is_whole ? note_run(node, n) : note_end(node, first, n); });
         if (node->id < hashes_.size()) hashes_[node->id].depth = -1;
     }
 
     /// The hash of the first `depth` pages of the path to `node`. Throws std::bad_alloc.
     [[nodiscard]] std::uint64_t hash(const TreeNode* node, std::int32_t depth) {
         while (!node->is_root() && depth <= node->start) node = node->parent;
-        if (node->is_root()) return hash_of_name(PrefixTree::name_of(node));
-        const bool is_end = depth == node->end();
-        if (is_end && node->id < hashes_.size() && hashes_[node->id].depth == depth) {
-            return hashes_[node->id].hash;
+        const std::int32_t last = depth;
+        path_.clear();
+        for (; !node->is_root() && !has_hash(node, depth); node = node->parent) {
+            path_.push_back(node);
+            depth = node->start;
         }
-        const std::uint64_t found = behind_pages(hash(node->parent, node->start), node->tokens,
-                                                 depth - node->start, tree_.page_size());
-        if (!is_end) return found;
-        if (node->id >= hashes_.size()) hashes_.resize(2 * std::size_t{node->id} + 64);
-        hashes_[node->id] = {depth, found};
+        std::uint64_t found =
+            node->is_root() ? hash_of_name(PrefixTree::name_of(node)) : hashes_[node->id].hash;
+        for (; !path_.empty(); path_.pop_back()) {
+            const TreeNode* next = path_.back();
+            const bool is_last = path_.size() == 1;
+            const std::int32_t end = is_last ? last : next->end();
+            found = behind_pages(found, next->tokens, end - next->start, tree_.page_size());
+            if (end == next->end()) set_hash(next, found);
+        }
         return found;
     }
     /// If the evicted end of a cached run begins with the page `tokens`, it is a lost run from now
@@ -251,11 +257,25 @@ class MissLog::Recorder final : public TreeListener {
         std::uint64_t hash = 0;
     };
 
+    [[nodiscard]] bool has_hash(const TreeNode* node, std::int32_t depth) const noexcept {
+        return depth == node->end() && node->id < hashes_.size() &&
+               hashes_[node->id].depth == depth;
+    }
+    void set_hash(const TreeNode* node, std::uint64_t hash) {
+        if (node->id >= hashes_.size()) hashes_.resize(2 * std::size_t{node->id} + 64);
+        hashes_[node->id] = {node->end(), hash};
+    }
+    // If memory is short, the pages are lost, and with them the evicted end of their run.
     template <class Note>
-    void guarded(std::int32_t n, const Note& note) noexcept {
+    void guarded(const TreeNode* node, std::int32_t n, const Note& note) noexcept {
         try {
             note();
         } catch (const std::bad_alloc&) {
+            const auto end = ends_.find(node->id);
+            if (end != ends_.end()) {
+                n += end->second.num_pages;
+                ends_.erase(end);
+            }
             log_.counts_.lost_pages += n;
         }
     }
@@ -302,21 +322,21 @@ class MissLog::Recorder final : public TreeListener {
         to = copy_end(end, to);
         const LostRuns::Run run{hash(node->parent, node->start), node->start, n + end.num_pages,
                                 cause(), std::chrono::steady_clock::now()};
-        ends_.erase(node->id);
         lost_.add(run, std::move(tokens));
+        ends_.erase(node->id);
     }
     // A run grows, or its start leaves for another reason than its end: the end is a run from now
     // on.
     void add_end(const TreeNode* node) {
         const auto found = ends_.find(node->id);
         if (found == ends_.end()) return;
-        const End end = std::move(found->second);
-        ends_.erase(found);
+        const End& end = found->second;
         LostRuns::Tokens tokens = lost_.copy(nullptr, end.num_pages);
         copy_end(end, tokens.get());
         const std::uint64_t before = behind_pages(hash(node->parent, node->start), node->tokens,
                                                   end.first - node->start, tree_.page_size());
         lost_.add({before, end.first, end.num_pages, end.cause, end.time}, std::move(tokens));
+        ends_.erase(found);
     }
     TokenId* copy_end(const End& end, TokenId* to) const noexcept {
         const auto page = static_cast<std::ptrdiff_t>(tree_.page_size());
@@ -333,6 +353,7 @@ class MissLog::Recorder final : public TreeListener {
     const Misses::Reason pressure_;
     std::unordered_map<NodeId, End> ends_;
     std::vector<Hash> hashes_;  // of each run by its id
+    std::vector<const TreeNode*> path_;
 };
 
 // ---- admissions ---------------------------------------------------------------------------------
