@@ -318,8 +318,7 @@ class MissLog::Recorder final : public TreeListener {
     void note_run_with_end(const TreeNode* node, std::int32_t n, const End& end) {
         const auto page = static_cast<std::ptrdiff_t>(tree_.page_size());
         LostRuns::Tokens tokens = lost_.copy(nullptr, n + end.num_pages);
-        TokenId* to = std::copy_n(node->tokens, n * page, tokens.get());
-        to = copy_end(end, to);
+        copy_end(end, std::copy_n(node->tokens, n * page, tokens.get()));
         const LostRuns::Run run{hash(node->parent, node->start), node->start, n + end.num_pages,
                                 cause(), std::chrono::steady_clock::now()};
         lost_.add(run, std::move(tokens));
@@ -338,12 +337,11 @@ class MissLog::Recorder final : public TreeListener {
         lost_.add({before, end.first, end.num_pages, end.cause, end.time}, std::move(tokens));
         ends_.erase(found);
     }
-    TokenId* copy_end(const End& end, TokenId* to) const noexcept {
+    void copy_end(const End& end, TokenId* to) const noexcept {
         const auto page = static_cast<std::ptrdiff_t>(tree_.page_size());
         for (std::int32_t i = end.num_pages; i-- > 0;) {
             to = std::copy_n(end.tokens.data() + i * page, page, to);
         }
-        return to;
     }
 
     PrefixTree& tree_;
