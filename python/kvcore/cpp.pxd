@@ -326,6 +326,25 @@ cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
         int64_t available_pages()
 
 
+cdef extern from "kvcore/misses.hpp" namespace "kvcore" nogil:
+    cdef cppclass MissedTokens "decltype(kvcore::Misses::tokens)":
+        int64_t operator[](size_t)
+        size_t size()
+    cdef cppclass Misses:
+        Misses()
+        Misses(const Misses& other) except +translate_exception
+        int64_t prompt_tokens
+        int64_t cached_tokens
+        MissedTokens tokens
+        double newest_eviction
+        double oldest_eviction
+    cdef cppclass MissCounts:
+        Misses sum
+        int64_t admissions
+        int64_t remembered_pages
+        int64_t lost_pages
+
+
 cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
     cdef enum TimedCall "kvcore::CallTimes::Call":
         kReserve "kvcore::CallTimes::kReserve"
@@ -414,6 +433,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int64_t num_state_slots
         int64_t num_host_state_slots
         int64_t event_pages
+        int64_t explain_pages
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -780,6 +800,8 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         vector[GroupStats] group_stats(int32_t replica) except +translate_exception
         vector[TenantStats] tenant_stats(int32_t replica) except +translate_exception
         Metrics metrics() except +translate_exception
+        Misses misses_of(SequenceHandle sequence) except +translate_exception
+        MissCounts miss_counts() except +translate_exception
         void reset_metrics() except +translate_exception
         void check_integrity() except +translate_exception
 

@@ -23,6 +23,8 @@ __all__ = [
     "Exporter",
     "GroupMetrics",
     "KVCacheMetrics",
+    "MissMetrics",
+    "Misses",
     "ReplicaMetrics",
     "StateMetrics",
     "TenantMetrics",
@@ -218,6 +220,132 @@ class KVCacheMetrics:
         return self.cache_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+#: What happened to the tokens of each reason, for texts.
+_REASONS = {
+    "never_seen": "never seen, or not remembered any more",
+    "evicted": "evicted for new pages",
+    "host_full": "evicted because the host tier was full",
+    "forgotten": "taken out by forget",
+    "reset": "taken out by a reset of the cache",
+    "unreachable": "cached, but a window or a checkpoint was missing",
+    "other_namespace": "cached in another namespace",
+    "partial_page": "of a page that a hit cannot end in",
+    "late": "in a store, but not loaded in time",
+    "declined": "cached, but not taken",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _MissedTokens:
+    """Tokens of prompts by the reason why they were not in the cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    never_seen: int = 0
+    evicted: int = 0
+    host_full: int = 0
+    forgotten: int = 0
+    reset: int = 0
+    unreachable: int = 0
+    other_namespace: int = 0
+    partial_page: int = 0
+    late: int = 0
+    declined: int = 0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens that were not taken from the cache: the sum over all reasons."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def by_reason(self) -> dict[str, int]:
+        """The uncached tokens of each reason."""
+        return {reason: getattr(self, reason) for reason in _REASONS}
+
+    def __str__(self) -> str:
+        """Return a line for the prompt, and a line for each reason that has tokens."""
+        lines = [
+            f"{self.uncached_tokens} of {self.prompt_tokens} prompt tokens were not cached",
+            *(f"  {n} {_REASONS[reason]}" for reason, n in self.by_reason.items() if n),
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Misses(_MissedTokens):
+    """Hold the tokens of one admission that were not cached, by reason.
+
+    An admission is the first ``fetch`` or ``step`` of a claim. A request that is claimed again has
+    another admission, with the tokens that it has then. A fork has no admission.
+
+    Attributes
+    ----------
+    prompt_tokens, cached_tokens : int
+        Tokens of the request, and tokens taken from the cache. Their difference is the sum of all
+        reasons.
+    never_seen : int
+        Tokens that were not cached before, as far as the record of lost pages goes back.
+    evicted, host_full : int
+        Tokens whose pages were evicted for new pages, last from the device or last from the host
+        tier.
+    forgotten, reset : int
+        Tokens whose pages were removed by ``forget`` or ``reset_prefix_cache``.
+    unreachable : int
+        Tokens that are cached, but a hit cannot end there: the pages of a window, or a checkpoint
+        of a state, are missing.
+    other_namespace : int
+        Tokens that are cached with another ``extra_key`` or ``cache_salt``. At most 16 other
+        namespaces are searched.
+    partial_page : int
+        Tokens of a page that a hit cannot take: the end of the prompt that fills no page, the page
+        of the last token, which always runs, or the equal start of a page with fewer tokens than
+        ``partial_page_reuse``.
+    late : int
+        Tokens whose pages a store had, but that were not in the host tier when the request ran: the
+        read failed, took too long, or found no room.
+    declined : int
+        Tokens that are cached, but the reservation did not take them: ``max_hit`` forbade it, or
+        the page to copy from had to be evicted.
+    newest_eviction, oldest_eviction : float or None
+        Seconds between the loss of the pages that count as evicted, forgotten or reset, and the
+        admission; None if no lost page was found. For a run of pages that left in parts, the time
+        of the last part.
+    """
+
+    newest_eviction: float | None = None
+    oldest_eviction: float | None = None
+
+    def __str__(self) -> str:
+        """Return the tokens by reason, and the time since the pages were lost."""
+        text = _MissedTokens.__str__(self)
+        if self.newest_eviction is None or self.oldest_eviction is None:
+            return text
+        newest, oldest = f"{self.newest_eviction:.3g}", f"{self.oldest_eviction:.3g}"
+        times = newest if newest == oldest else f"{newest} to {oldest}"
+        return f"{text}\n  pages were lost {times} s before"
+
+
+@dataclass(frozen=True, slots=True)
+class MissMetrics(_MissedTokens):
+    """Sum the misses of all admissions since the last reset of metrics.
+
+    The attributes of `Misses` except times, and:
+
+    Attributes
+    ----------
+    admissions : int
+        Admissions whose tokens are counted.
+    remembered_pages : int
+        Lost pages whose tokens are remembered now.
+    lost_pages : int
+        Pages that left the cache but are not remembered, because memory was short.
+    """
+
+    admissions: int = 0
+    remembered_pages: int = 0
+    lost_pages: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TierMetrics:
     """Hold the counters of one tier at one moment; ``metrics["hits"]`` is ``metrics.hits``.
@@ -390,6 +518,18 @@ def _evictions(mgr: Any) -> Iterator[Family]:
     yield Family("counter", "evicted_pages", text, ("tier", "reason"), values)
 
 
+def _misses(mgr: Any) -> Iterator[Family]:
+    found = mgr.miss_metrics
+    is_on = mgr._explains  # noqa: SLF001 - otherwise all counters stay 0
+    values = [Value((reason,), n) for reason, n in found.by_reason.items() if is_on]
+    text = "Prompt tokens that were not cached when their request was admitted, by reason."
+    yield Family("counter", "missed_tokens", text, ("reason",), values)
+    text = "Requests whose missed tokens are counted."
+    yield Family(
+        "counter", "explained_admissions", text, (), _plain(found.admissions) if is_on else []
+    )
+
+
 def _pages(mgr: Any) -> Iterator[Family]:
     pages, sequences, host = list[Value](), list[Value](), list[Value]()
     for replica, stats in enumerate(mgr.replica_metrics):
@@ -515,7 +655,17 @@ def manager_families(mgr: Any) -> Iterator[Family]:
     KVCacheError
         The manager is closed.
     """
-    for read in (_tokens, _evictions, _pages, _groups, _states, _tenants, _tiers, _latencies):
+    for read in (
+        _tokens,
+        _misses,
+        _evictions,
+        _pages,
+        _groups,
+        _states,
+        _tenants,
+        _tiers,
+        _latencies,
+    ):
         yield from read(mgr)
 
 

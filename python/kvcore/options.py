@@ -30,6 +30,8 @@ __all__ = ["CacheOptions", "LayerOptions", "TierOptions"]
 
 #: Maximum number of pages whose events wait, for ``events=True``.
 DEFAULT_EVENT_PAGES = 1 << 16
+#: Number of evicted pages that ``explain=True`` remembers.
+DEFAULT_EXPLAIN_PAGES = 1 << 18
 
 
 def _optional_integer(name: str, value: Any) -> int | None:
@@ -108,6 +110,11 @@ class CacheOptions(Options):
     first_page : int
         Number of page ids reserved for the caller, from 0. All pools have these pages in addition
         to the pages of the manager. vLLM's null block is ``first_page=1``.
+    explain : bool or int
+        Find out for each admission why tokens were not cached: ``explain``, ``ctx.misses`` and
+        ``miss_metrics``. The number is the number of pages that left the cache and whose tokens are
+        remembered, 4 bytes per token; True means 262,144 pages. Pages that left the cache earlier
+        count as never seen.
 
     Raises
     ------
@@ -132,11 +139,12 @@ class CacheOptions(Options):
     quotas: Mapping[str, tuple[int, int | None]] | None = field(default=None, metadata=_KEYWORD)
     events: bool | int = field(default=False, metadata=_KEYWORD)
     first_page: int = field(default=0, metadata=_KEYWORD)
+    explain: bool | int = False
 
     def __post_init__(self) -> None:
         """Check flags, numbers, the clock and the type of the quotas."""
         super().__post_init__()
-        for name in ("partial_page_reuse", "events"):
+        for name in ("partial_page_reuse", "events", "explain"):
             value = getattr(self, name)
             is_flag = isinstance(value, bool | np.bool_)
             object.__setattr__(self, name, bool(value) if is_flag else integer(name, value))
@@ -150,6 +158,7 @@ class CacheOptions(Options):
         options = super().core_options() | {
             "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
+            "explain_pages": self.explain_pages,
         }
         options.pop("quotas", None)
         return options
@@ -160,6 +169,13 @@ class CacheOptions(Options):
         if isinstance(self.events, bool):
             return DEFAULT_EVENT_PAGES if self.events else 0
         return integer("events", self.events, 1)
+
+    @property
+    def explain_pages(self) -> int:
+        """Number of evicted pages to remember; 0 if misses are not explained."""
+        if isinstance(self.explain, bool):
+            return DEFAULT_EXPLAIN_PAGES if self.explain else 0
+        return integer("explain", self.explain, 1, (1 << 31) - 1)
 
     def quotas_in(self, num_pages: int) -> dict[str, tuple[int, int | None]]:
         """Check the quotas against the pages of a replica, and return a copy by tenant.

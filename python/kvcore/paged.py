@@ -27,6 +27,7 @@ from kvcore.metrics import (
     EvictionMetrics,
     GroupMetrics,
     KVCacheMetrics,
+    MissMetrics,
     ReplicaMetrics,
     StateMetrics,
     TenantMetrics,
@@ -253,6 +254,7 @@ class PagedKVCacheManager(StepEngine):
             states=states,
         )
         self._quotas = MappingProxyType(limits)
+        self._explains = cache.explain_pages > 0
         self._fingerprint = chosen.fingerprint
         self._states = () if states is None else states.arrays
         self._host_states = host_states
@@ -453,6 +455,11 @@ class PagedKVCacheManager(StepEngine):
         each = [self._core.tenant_stats(r) for r in range(self.num_replicas)]
         summed = [TenantMetrics.summed(of_tenant) for of_tenant in zip(*each, strict=True)]
         return dict(zip(self._quotas, summed, strict=True))
+
+    @property
+    def miss_metrics(self) -> MissMetrics:
+        """Tokens that admissions missed, by reason; zeros without ``explain``. O(replicas)."""
+        return self._core.miss_counts()
 
     @property
     def state_metrics(self) -> StateMetrics:

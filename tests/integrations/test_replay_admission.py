@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,20 @@ def test_progress_is_told(tmp_path: Path) -> None:
     replay_admission(workload, PoolSettings(), on_progress=told.append)
     assert told == sorted(told)
     assert len(told) > 2
+
+
+@pytest.mark.parametrize("pages", [17, 40, 1000])
+def test_explained_misses_add_up(tmp_path: Path, pages: int) -> None:
+    rows = random_rows(0, requests=120, depth=6, fan_out=2)
+    workload = read_trace(write_trace(tmp_path, *rows))
+    pool = PoolSettings(page_size=128, pages=pages)
+    plain, told = (replay_admission(workload, each) for each in (pool, replace(pool, explain=True)))
+    misses = told.misses
+    assert plain.misses is None
+    assert misses is not None
+    assert told.to_dict()["misses"] == asdict(misses)
+    assert misses.cached_tokens == told.cached_tokens == plain.cached_tokens
+    assert misses.prompt_tokens == told.served_prompt_tokens
+    assert sum(misses.by_reason.values()) == misses.uncached_tokens
+    assert (misses.evicted > 0) == (told.evicted_pages > 0)
+    assert misses.admissions == told.requests

@@ -127,6 +127,9 @@ struct CacheConfig {
     // them back. For engines that commit tokens when they schedule them, while earlier steps still
     // read the pages.
     bool keep_windows = false;
+    // Pages that left the cache and whose tokens are remembered, to find out why prompts miss the
+    // cache; 0: the manager does not find it out.
+    std::int64_t explain_pages = 0;
 };
 
 /// The bounds of an option that is a number. They are ignored for other options.
@@ -168,6 +171,7 @@ void for_each_option(Visitor&& visit) {
     visit("host_min_priority", &CacheConfig::host_min_priority, OptionBounds{0, 100});
     visit("first_page", &CacheConfig::first_page, OptionBounds{0, kMostInt32 - 1});
     visit("keep_windows", &CacheConfig::keep_windows, OptionBounds{});
+    visit("explain_pages", &CacheConfig::explain_pages, OptionBounds{0, kMostInt32});
 }
 
 }  // namespace kvcore

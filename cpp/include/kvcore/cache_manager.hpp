@@ -11,6 +11,7 @@
 #include "kvcore/cache_events.hpp"
 #include "kvcore/cached_columns.hpp"
 #include "kvcore/metrics.hpp"
+#include "kvcore/misses.hpp"
 #include "kvcore/page_moves.hpp"
 #include "kvcore/request.hpp"
 #include "kvcore/store_moves.hpp"
@@ -408,6 +409,9 @@ class CacheManager {
                                            std::int64_t max_hit = ReserveOptions::kUnlimited);
     [[nodiscard]] StoreSearch search_below(std::int32_t replica, std::string_view name_space,
                                            const TokenId* tokens, std::int64_t n);
+    /// The device, the host tier and the stores have the first `columns` columns of a searched
+    /// prompt: if the request misses them, they did not arrive in time. O(1).
+    void note_stored(const StoreSearch& search, std::int32_t columns) noexcept;
     /// Writes the keys of columns `first` .. `last` - 1 of a prompt to `out`. `parent` is the key
     /// of column `first` - 1, or the namespace's root key if `first` is 0. Without the mutex.
     /// O(tokens of these columns); if tokens have extra keys, O(all tokens before `last`).
@@ -473,6 +477,12 @@ class CacheManager {
     [[nodiscard]] std::vector<TenantStats> tenant_stats(std::int32_t replica) const;
     /// Summed over replicas. O(replicas + requests).
     [[nodiscard]] Metrics metrics() const;
+    /// With CacheConfig::explain_pages: why tokens of a request's prompt were not cached, as of its
+    /// last reservation with a search for a hit; all zeros before, and for forks. Throws
+    /// RequestNotFoundError, and std::invalid_argument if misses are not explained. O(1).
+    [[nodiscard]] Misses misses_of(SequenceHandle sequence) const;
+    /// The sum of the misses of all admissions; all zeros if misses are not explained. O(replicas).
+    [[nodiscard]] MissCounts miss_counts() const;
     /// Sets the counters to 0, and the peak to the number of pages in use. O(replicas).
     void reset_metrics();
 

@@ -139,6 +139,7 @@ class PrefixTree {
     /// Sets the listener for pages that enter and leave from now on; nullptr for no listener. The
     /// tree does not own it.
     void set_listener(TreeListener* listener) noexcept { listener_ = listener; }
+    [[nodiscard]] TreeListener* listener() const noexcept { return listener_; }
     /// Sets the listener for protected pages. The tree calls the listener when it counts protected
     /// pages.
     void set_protection_listener(ProtectionListener* listener) noexcept;
@@ -171,6 +172,11 @@ class PrefixTree {
     /// siblings). Changes nothing.
     [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
                                     bool want_partial = false) const noexcept;
+
+    /// Pages of the longest cached prefix of `tokens` [n] in other namespaces than `name`. Searches
+    /// `most` namespaces, the default namespace first.
+    [[nodiscard]] std::int32_t match_elsewhere(std::string_view name, const TokenId* tokens,
+                                               std::int64_t n, std::int32_t most) const noexcept;
 
     /// Writes the ids of pages first .. at.depth - 1 on the path to `at` to `out` [at.depth -
     /// first].

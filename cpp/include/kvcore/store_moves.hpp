@@ -72,6 +72,7 @@ struct StoreSearch {
     PageKey parent{};         // key of the column before column `stored`
     // True if no group keeps every token: stores need not have every column of a hit.
     bool has_gaps = false;
+    SequenceHandle sequence{};  // of the request; generation 0 for tokens without a request
 };
 
 }  // namespace kvcore

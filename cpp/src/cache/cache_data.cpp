@@ -129,6 +129,7 @@ CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
                                                                         windows.kept_tokens()})) {
     require_parts(config, grouping);
     if (config.event_pages > 0) events = std::make_unique<EventLog>(config, grouping, replicas);
+    if (config.explain_pages > 0) misses = std::make_unique<MissLog>(config, replicas);
 }
 
 void CacheData::throw_no_replica(std::int32_t index) const {

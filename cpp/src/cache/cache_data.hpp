@@ -11,6 +11,7 @@
 #include "level/level.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
+#include "observe/miss_log.hpp"
 #include "observe/token_counts.hpp"
 #include "request/sequence.hpp"
 #include "transfer/pool_copies.hpp"
@@ -119,6 +120,11 @@ struct CacheData {
             count_generated({static_cast<std::uint32_t>(i), sequence.generation}, sequence);
         }
     }
+    /// The hit of a claim is final.
+    void seal(SequenceHandle handle, Sequence& sequence) noexcept {
+        if (misses != nullptr) misses->seal(handle);
+        counts.seal(home_of(sequence).metrics, handle, sequence, config.page_size);
+    }
     /// Makes a sequence, with its counted tokens, belong to that owner.
     void set_tenant(const Sequence& sequence, SequenceHandle handle, Owner owner) noexcept {
         count_generated(handle, sequence);
@@ -177,6 +183,7 @@ struct CacheData {
     // The order matters: a later member holds pages of an earlier member.
     std::vector<std::unique_ptr<Replica>> replicas;
     std::unique_ptr<EventLog> events;  // null if there is no reader
+    std::unique_ptr<MissLog> misses;   // null unless misses are explained
     SequenceTable sequences;
     WindowRows windows;
     RecurrentStates states;

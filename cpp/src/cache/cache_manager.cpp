@@ -314,6 +314,26 @@ Metrics CacheManager::metrics() const {
     return queries::metrics(impl_->cache);
 }
 
+Misses CacheManager::misses_of(SequenceHandle sequence) const {
+    const Lock lock(impl_->mutex);
+    static_cast<void>(impl_->cache.sequences.at(sequence));
+    if (impl_->cache.misses != nullptr) return impl_->cache.misses->of(sequence);
+    throw std::invalid_argument(
+        "explain_pages is 0, must be at least 1 to explain misses; make the manager with it");
+}
+
+MissCounts CacheManager::miss_counts() const {
+    const Lock lock(impl_->mutex);
+    return impl_->cache.misses == nullptr ? MissCounts{} : impl_->cache.misses->counts();
+}
+
+void CacheManager::note_stored(const StoreSearch& search, std::int32_t columns) noexcept {
+    const Lock lock(impl_->mutex);
+    const CacheData& cache = impl_->cache;
+    if (cache.misses == nullptr || cache.sequences.find(search.sequence) == nullptr) return;
+    cache.misses->note_stored(search.sequence, columns);
+}
+
 void CacheManager::reset_metrics() {
     const Lock lock(impl_->mutex);
     impl_->cache.count_generated();

@@ -293,6 +293,7 @@ void check_integrity(const CacheData& cache) {
         check_states(cache, i);
     }
     cache.ledger.flights.check_integrity();
+    if (cache.misses != nullptr) cache.misses->check_integrity();
 }
 
 }  // namespace kvcore::queries

@@ -31,6 +31,7 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
     const SequenceHandle handle = cache.sequences.claim(replica);
     try {
         cache.counts.begin(handle);
+        if (unlikely(cache.misses != nullptr)) cache.misses->begin(handle);
         cache.windows.make_room(handle);
         cache.states.begin(handle);
     } catch (...) {
@@ -75,6 +76,7 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
     cache.count_generated(handle, sequence);
     cache.counts.uncount(cache.tokens_of(sequence, handle), handle, sequence,
                          cache.config.page_size);
+    if (cache.misses != nullptr) cache.misses->uncount(handle);
     cache.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     cache.ledger.flights.forget(handle);

@@ -417,8 +417,7 @@ void commit(CacheData& cache, const RequestBatch& batch, std::vector<PageSwap>& 
         const RequestView& request = batch[row];
         Sequence& sequence = *cache.sequences.find(request.sequence);
         if (written_tokens(cache, request) != sequence.hit_tokens) {
-            cache.counts.seal(cache.home_of(sequence).metrics, request.sequence, sequence,
-                              cache.config.page_size);
+            cache.seal(request.sequence, sequence);
         }
         // Checked again, because an earlier row may name the same request.
         const bool has_new = has_new_page(cache, sequence, request);

@@ -233,8 +233,7 @@ void count_rows(CacheData& cache, const RequestBatch& batch) noexcept {
     for (const FetchMemory::LateRow& late : cache.fetch_memory.late) {
         Sequence& sequence = cache.rows[late.batch_row];
         const RequestView& request = batch[late.batch_row];
-        cache.counts.seal(cache.home_of(sequence).metrics, request.sequence, sequence,
-                          cache.config.page_size);
+        cache.seal(request.sequence, sequence);
         cache.count_generated(request.sequence, sequence);
         sequence.written = std::min(sequence.written, request.start);
         count_row(sequence, request);

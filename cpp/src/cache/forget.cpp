@@ -72,12 +72,17 @@ void limit_copies(CacheData& cache, std::int32_t replica,
 }
 
 void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
-    for (Sequence& sequence : cache.sequences.live()) {
+    const SequenceTable::Live all = cache.sequences.live();
+    for (std::size_t i = 0; i < all.size; ++i) {
+        Sequence& sequence = all.data[i];
         TreeNode* node = sequence.pages.node();
         if (sequence.replica != replica || node == nullptr) continue;
         if (!PrefixTree::is_forgotten(node)) continue;
         sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
+        if (cache.misses != nullptr) {
+            cache.misses->seal({static_cast<std::uint32_t>(i), sequence.generation});
+        }
     }
 }
 
@@ -102,6 +107,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     // Nothing below can fail.
     limit_owners(cache, replica, marked);
     if (ends.empty()) return 0;
+    const MissLog::Cause cause(cache.misses.get(), Misses::kForgotten);
     if (cache.events != nullptr) cache.events->seal();
     const std::int64_t cached = home.num_cached();
     limit_copies(cache, replica, branches);

@@ -59,6 +59,7 @@ class Children {
     void add(std::int32_t replica, SequenceHandle parent) {
         handles_.push_back(cache_.sequences.claim(replica));
         cache_.counts.begin(handles_.back());
+        if (cache_.misses != nullptr) cache_.misses->begin(handles_.back());
         cache_.windows.make_room(handles_.back());
         if (!cache_.config.quotas.empty()) cache_.tenants.make_room(handles_.back());
         cache_.states.begin(handles_.back());

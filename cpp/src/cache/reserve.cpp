@@ -55,6 +55,7 @@ bool has_columns(const Replica& home, const Plan& plan) {
                                        const Replica& home, std::int64_t limit) {
     const std::int64_t page = cache.config.page_size;
     whole = hit.match.at;
+    hit.seen = whole.depth;
     hit.branch = whole.depth * page;
     std::int32_t legal = home.longest_hit(whole);
     if (legal == whole.depth) hit.branch = 0;
@@ -89,6 +90,7 @@ bool has_columns(const Replica& home, const Plan& plan) {
     TreePosition below =
         home.host->find(request.name_space, request.tokens, searched(home, request, limit));
     if (below.depth == 0) return;
+    hit.seen = std::max(hit.seen, below.depth);
     if (home.states != nullptr) hit.branch = std::max(hit.branch, below.depth * page);
     if (below.depth * page > limit) {
         below = PrefixTree::position(below.node, static_cast<std::int32_t>(limit / page));
@@ -131,6 +133,7 @@ void find_hit(const CacheData& cache, FoundHit& hit, const Sequence& sequence,
             narrow_to_state(cache, hit, whole, home, limit);
         } else if (unlikely(home.columns != nullptr)) {
             whole = match.at;
+            hit.seen = whole.depth;
             const HitSearch search(*home.columns, home.tree, request.tokens, limit);
             const bool has_declined = sequence.reuse == Reuse::kDeclined;
             match = search.longest(match, wants_part && !has_declined ? fewest : 0);
@@ -412,9 +415,11 @@ void complete_plan(const CacheData& cache, Plan& plan, const Sequence& sequence,
         find_columns_below(cache, whole, all, home, request, limit);
     }
     const std::int64_t wanted = hit.wanted;
+    const std::int32_t seen = hit.seen;
     plan = {};
     if (whole.tokens > sequence.hit_tokens) hit = whole;
     hit.wanted = wanted;
+    hit.seen = seen;
     count_needs(cache, plan, sequence, request, args);
     plan.declines_partial = true;
 }
@@ -696,6 +701,10 @@ void count_tokens(CacheData& cache, const Plan& plan, const RequestView& request
         cache.counts.count_hit(sums, handle, sequence, hit.tokens, hit.match.partial_tokens);
     }
     if (!sequence.is_sealed()) {
+        if (unlikely(cache.misses != nullptr)) {
+            cache.misses->note_hit(cache.home_of(sequence), handle, sequence, request, hit,
+                                   plan.declines_partial);
+        }
         if (hit.is_taken()) sequence.reuse = Reuse::kOpen;
         if (plan.declines_partial) sequence.reuse = Reuse::kDeclined;
     }

@@ -16,9 +16,7 @@ void limit_all(CacheData& cache) noexcept {
         const bool has_begun = sequence.is_sealed() || sequence.hit_tokens > 0;
         if (sequence.replica < 0 || sequence.pages.empty() || !has_begun) continue;
         sequence.pages.limit_commits(0);
-        cache.counts.seal(cache.home_of(sequence).metrics,
-                          {static_cast<std::uint32_t>(i), sequence.generation}, sequence,
-                          cache.config.page_size);
+        cache.seal({static_cast<std::uint32_t>(i), sequence.generation}, sequence);
     }
 }
 
@@ -42,6 +40,7 @@ bool reset_prefix_cache(CacheData& cache) {
         home->for_each_level([&](Level& level) { held.push_back(level.tree.make_branches()); });
     }
     // Nothing below can fail.
+    const MissLog::Cause cause(cache.misses.get(), Misses::kReset);
     if (cache.events != nullptr) cache.events->begin_reset();
     cache.cache_copies.note_reset();
     // A copy under way does not count as a use of its page. The reset also forgets that page, but
@@ -69,6 +68,7 @@ bool reset_prefix_cache(CacheData& cache) {
 
 void reset_metrics(CacheData& cache) noexcept {
     cache.counts.reset();
+    if (cache.misses != nullptr) cache.misses->reset_counts();
     for (const auto& replica : cache.replicas) replica->reset_counts();
 }
 

@@ -32,8 +32,10 @@ StoreSearch search(CacheData& cache, std::int32_t replica, std::string_view name
 StoreSearch search(CacheData& cache, const RequestView& request, std::int64_t max_hit) {
     const Sequence& sequence = cache.sequences.at(request.sequence);
     if (!may_hit(sequence, request)) return {};
-    return search(cache, sequence.replica, request.name_space, request.tokens,
-                  cache.hit_limit(request, max_hit));
+    StoreSearch found = search(cache, sequence.replica, request.name_space, request.tokens,
+                               cache.hit_limit(request, max_hit));
+    found.sequence = request.sequence;
+    return found;
 }
 
 }  // namespace kvcore::store_searches

@@ -540,6 +540,9 @@ struct FoundHit {
     // With states: whole pages continued up to this token without a checkpoint; -1: not searched.
     std::int64_t branch = -1;
     std::int64_t wanted = 0;  // whole pages that were searched for
+    // With windows or states: whole pages that the device or the host tier has, even if no hit can
+    // end there.
+    std::int32_t seen = 0;
 
     [[nodiscard]] bool is_taken() const noexcept { return tokens > 0; }
     /// True if the hit takes over pages of the tree.
@@ -547,7 +550,7 @@ struct FoundHit {
     [[nodiscard]] bool is_partial() const noexcept { return match.partial_tokens > 0; }
     /// True if only the host tier has the end of the hit.
     [[nodiscard]] bool ends_below() const noexcept { return below.depth > match.at.depth; }
-    /// Takes no page; `branch` and `wanted` stay.
+    /// Takes no page; `branch`, `wanted` and `seen` stay.
     void drop() noexcept {
         match = {};
         below = {};

@@ -171,6 +171,7 @@ void shorten(Replica& home, FoundHit& hit, std::int64_t taken) {
     if (shorter.tokens <= taken) shorter = {};
     shorter.branch = hit.branch;  // where a checkpoint is due in any case
     shorter.wanted = hit.wanted;
+    shorter.seen = hit.seen;
     hit = shorter;
 }
 

@@ -125,6 +125,7 @@ void StoreReader::load(LowerSearch& search) {
     const Running running(*this);
     if (!running.is_on()) return;
     const std::int32_t end = search.reach(stores_);
+    manager_.note_stored(search.found(), end);
     const auto until = Clock::now() + duration_of(options_.seconds);
     for (int round = 0; round < kRounds; ++round) {
         const std::vector<ColumnParts> columns = search.longest(stores_, end, search.found().legal);

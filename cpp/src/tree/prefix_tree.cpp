@@ -93,6 +93,20 @@ TreeNode* PrefixTree::find_namespace(std::string_view name) const noexcept {
     return found == roots_.end() ? nullptr : found->second.node;
 }
 
+std::int32_t PrefixTree::match_elsewhere(std::string_view name, const TokenId* tokens,
+                                         std::int64_t n, std::int32_t most) const noexcept {
+    std::int32_t longest = 0;
+    const auto search = [&](TreeNode* root) {
+        longest = std::max(longest, match(root, tokens, n).at.depth);
+        --most;
+    };
+    if (!name.empty()) search(default_root_);
+    for (auto each = roots_.begin(); each != roots_.end() && most > 0; ++each) {
+        if (each->first != name) search(each->second.node);
+    }
+    return longest;
+}
+
 TreeNode* PrefixTree::open_namespace(std::string_view name) {
     if (TreeNode* known = find_namespace(name)) return known;
     auto own_name = std::make_unique<const std::string>(name);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, final
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from typing_extensions import Self
 
 from kvcore.context import ContextLike, Exported
 from kvcore.layers.layer_map import LayerMap
+from kvcore.metrics import Misses
 
 _ReturnsIn: TypeAlias = float | Literal["soon", "later", "never"]
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.int32] | NDArray[np.int64] | Exported
@@ -40,6 +42,8 @@ class PoolViews: ...
 
 @final
 class Terms: ...
+
+explaining: WeakSet[Any]
 
 class TextGenerationContext:
     request_id: Hashable
@@ -77,6 +81,8 @@ class TextGenerationContext:
     def tokens(self) -> NDArray[np.int32]: ...
     @property
     def pending(self) -> bool: ...
+    @property
+    def misses(self) -> Misses | None: ...
     def _set_pending(self, is_pending: bool) -> None: ...
     @property
     def extra_keys(self) -> tuple[tuple[int, int, bytes], ...] | None: ...

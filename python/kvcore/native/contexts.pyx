@@ -44,6 +44,7 @@ from kvcore.cpp cimport PrefixTree as CppPrefixTree
 
 import sys
 from copy import copy
+from weakref import WeakSet
 
 import numpy as np
 

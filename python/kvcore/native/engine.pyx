@@ -35,6 +35,8 @@ from kvcore.cpp cimport (
     LatencyHistogram,
     LookupTable,
     Metrics,
+    MissCounts,
+    Misses,
     MovedRequest,
     NamespaceParts,
     OwedStatus,
@@ -127,10 +129,13 @@ from kvcore.metrics import (
     EvictionMetrics,
     GroupMetrics,
     KVCacheMetrics,
+    MissMetrics,
     ReplicaMetrics,
     StateMetrics,
     TenantMetrics,
 )
+from kvcore.metrics import Misses as MissesOfRequest
+from kvcore.native.contexts import explaining
 from kvcore.results import ReservePlan, SharedPrefix
 from kvcore.support.step_order import StepOrder
 

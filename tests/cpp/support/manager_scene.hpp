@@ -24,6 +24,7 @@ struct Mode {
     bool prefix_caching = true;
     std::int64_t window = 0;  // tokens of a second group of layers; 0: only one group
     bool has_quotas = false;  // of a tenant without limits: all pages are counted
+    std::int64_t explain_pages = 0;
 };
 
 inline constexpr Mode kList{"list", false, true, 0};
@@ -32,6 +33,9 @@ inline constexpr Mode kTransfers{"transfers", true, true, 0};
 inline constexpr Mode kTransfersTwins{"transfers, no dedup", true, false, 0};
 inline constexpr Mode kHost{"host tier", true, true, 12};
 inline constexpr Mode kHostTwins{"host tier, no dedup", true, false, 12};
+inline constexpr Mode kExplained{"misses explained", false, true, 0, true, 0, false, 30};
+inline constexpr Mode kHostExplained{
+    "host tier, misses explained", true, true, 12, true, 0, false, 30};
 inline constexpr Mode kNoCache{"no cache", true, true, 0, false};
 inline constexpr std::array kGroupModes{
     Mode{"groups, list", false, true, 0, true, 6},
@@ -325,6 +329,7 @@ class ManagerScene {
             config.groups = {{}, {kvcore::GroupKind::kSliding, mode.window, 1, 0}};
         }
         if (mode.has_quotas) config.quotas.emplace_back();
+        config.explain_pages = mode.explain_pages;
         return config;
     }
 };

@@ -78,6 +78,7 @@ def replay(
     decode_rate: options.DecodeRate = EngineSettings.decode_rate,
     chunk: options.Chunk = EngineSettings.chunk,
     decode_steps: options.DecodeSteps = EngineSettings.decode_steps,
+    explain: options.Explain = False,
     html: options.Html = None,
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +133,7 @@ def replay(
     )
     grouped = sizes.grouped(len(names))
     chosen = checked("--hints", _hints, hints)
-    pools = [replace(pool, hints=chosen) for pool in sizes.pools(grouped)]
+    pools = [replace(pool, hints=chosen, explain=explain) for pool in sizes.pools(grouped)]
     _check_replays(len(names), len(pools) * (1 if grouped is None else 2))
     if html is not None:
         checked("--html", check_writable, html, trace)

@@ -245,6 +245,10 @@ Chunk = Annotated[
         help="Online and with --groups: prompt tokens per step at most.",
     ),
 ]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Find out why prompt tokens were not cached, by reason."),
+]
 DecodeSteps = Annotated[
     int,
     typer.Option(

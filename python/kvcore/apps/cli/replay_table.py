@@ -9,6 +9,7 @@ from rich.text import Text
 
 from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
+from kvcore.metrics import MissMetrics
 from kvcore.replay import ReplayReport, TierReport
 from kvcore.support.byte_sizes import format_size
 
@@ -26,12 +27,28 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    sections = (_traffic(report), _found(report.tiers), _memory(report), _time(report))
-    for section in (*sections, _saved(report, prefill_speed)):
+    for section in (*_sections(report), _saved(report, prefill_speed)):
         for row in section:
             table.add_row(*row)
         table.add_section()
     Console().print(table)
+
+
+def _sections(report: ReplayReport) -> Iterator[Iterator[tuple[str, str, str]]]:
+    yield _traffic(report)
+    yield _found(report.tiers)
+    yield _missed(report.misses)
+    yield _memory(report)
+    yield _time(report)
+
+
+def _missed(misses: MissMetrics | None) -> Iterator[tuple[str, str, str]]:
+    if misses is None:
+        return
+    for reason, n in misses.by_reason.items():
+        if n:
+            share = f"{n / max(1, misses.prompt_tokens):.2%}"
+            yield f"missed: {reason.replace('_', ' ')}", share, f"{n:,} tokens"
 
 
 def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:

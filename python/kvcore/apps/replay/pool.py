@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvcore import KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
+from kvcore import CacheOptions, KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
 from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
@@ -82,6 +82,8 @@ class PoolSettings:
         Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
     hints : str
         Hints of the requests for the policy "hinted", from `HINTS`.
+    explain : bool
+        Find out why prompts miss the cache. Remembers four times the pages of the pool.
     """
 
     page_size: int = 16
@@ -93,6 +95,7 @@ class PoolSettings:
     disk_pages: int = 0
     page_bytes: int = 0
     hints: str = HINTS[0]
+    explain: bool = False
 
     @property
     def pages_per_replica(self) -> int:
@@ -228,9 +231,12 @@ class PoolSettings:
             max_seq_len,
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
-            eviction=self.policy,
-            clock=clock,
-            events=events,
+            cache=CacheOptions(
+                eviction=self.policy,
+                events=events,
+                clock=clock,
+                explain=min(4 * self.total_pages, _MOST_PAGES) if self.explain else False,
+            ),
             **self._tiers(opened, params),
         )
         opened.callback(made.close)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvcore.apps.replay.pool import PoolSettings
     from kvcore.apps.replay.tiers import TierHits, TierReport
     from kvcore.apps.replay.workload import Workload
+    from kvcore.metrics import MissMetrics
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class ReplayReport(HitRates):
         Results of each group of layers; empty without groups.
     tiers : TierReport or None
         Hits of each tier; None without tiers.
+    misses : MissMetrics or None
+        Tokens that admissions missed, by reason; None unless the pool has `explain`.
     steps : int
         Engine steps; in admission mode one step per request.
     manager_seconds, wall_seconds, virtual_seconds : float
@@ -131,6 +134,7 @@ class ReplayReport(HitRates):
     concurrency: float
     groups: tuple[GroupReport, ...]
     tiers: TierReport | None
+    misses: MissMetrics | None = None
     steps: int
     manager_seconds: float
     wall_seconds: float
@@ -173,6 +177,7 @@ class ReplayReport(HitRates):
             "hit_tokens": vars(self.hit_tokens),
             "groups": [each.to_dict() for each in self.groups],
             "tiers": tiers,
+            "misses": None if self.misses is None else asdict(self.misses),
         }
         fields = {name: value for name, value in vars(self).items() if name != "request_hits"}
         return fields | parts | {name: getattr(self, name) for name in rates} | sizes
@@ -261,6 +266,7 @@ def summarize(
         concurrency=concurrency,
         groups=groups,
         tiers=found,
+        misses=manager.miss_metrics if pool.explain else None,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,
         wall_seconds=wall_seconds,

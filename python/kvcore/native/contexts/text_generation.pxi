@@ -16,6 +16,10 @@ cdef inline int64_t growth_room() noexcept:
     return 64 + num_buffers % 64
 
 
+# The managers that explain misses.
+explaining = WeakSet()
+
+
 # Attributes that a manager reads from the C fields, so that a subclass cannot override them.
 cdef tuple ATTRIBUTES = (
     "request_id", "tokens", "start_idx", "active_idx", "end_idx", "extra_key", "cache_salt",
@@ -245,6 +249,19 @@ cdef class TextGenerationContext:
     def pending(self):
         """True while loads of its pages from stores are in flight; see ``manager.poll()``."""
         return self._pending != 0
+
+    @property
+    def misses(self):
+        """Why tokens were not cached at the last admission, a ``kvcore.metrics.Misses``, or None.
+
+        None before the first ``maybe_reserve`` or ``fetch``, for a fork, and with managers that
+        were made without ``CacheOptions(explain=...)``. Stays after the request is released.
+        """
+        for manager in list(explaining):
+            found = manager._misses_with(self)
+            if found is not None:
+                return found
+        return None if self._past is None else self._past.misses
 
     def _set_pending(self, bint is_pending):
         self._pending = is_pending

@@ -9,6 +9,28 @@ cdef object eviction_counts(const EvictionCounts& counts):
     )
 
 
+cdef tuple MISS_REASONS = (
+    "never_seen", "evicted", "host_full", "forgotten", "reset", "unreachable", "other_namespace",
+    "partial_page", "late", "declined",
+)
+
+
+cdef dict missed_tokens(const Misses& found):
+    cdef size_t i
+    return {reason: found.tokens[i] for i, reason in enumerate(MISS_REASONS)}
+
+
+cdef object listed_misses(const Misses& found):
+    """Return the misses of a claim; None before its first reservation, and for a fork."""
+    if found.prompt_tokens == 0:
+        return None
+    return MissesOfRequest(
+        found.prompt_tokens, found.cached_tokens, **missed_tokens(found),
+        newest_eviction=None if found.newest_eviction < 0 else found.newest_eviction,
+        oldest_eviction=None if found.oldest_eviction < 0 else found.oldest_eviction,
+    )
+
+
 @cython.final
 cdef class CacheCore:
     """Own the C++ ``CacheManager`` of an engine. The parts of the engine share this object.
@@ -97,6 +119,15 @@ cdef class CacheCore:
         """Return the missed, stored and loaded pages of the host tier, and the loaded tokens."""
         cdef Metrics found = self.manager.metrics()
         return found.missed_pages, found.stored_pages, found.loaded_pages, found.loaded_tokens
+
+    def miss_counts(self):
+        """Return the sum of the misses of all admissions: a MissMetrics."""
+        cdef MissCounts found = self.manager.miss_counts()
+        return MissMetrics(
+            found.sum.prompt_tokens, found.sum.cached_tokens, **missed_tokens(found.sum),
+            admissions=found.admissions, remembered_pages=found.remembered_pages,
+            lost_pages=found.lost_pages,
+        )
 
     def reset_metrics(self):
         """Set all counters to 0, and the peak to the pages in use."""

@@ -53,6 +53,10 @@ cdef class Claim:
     cdef bint is_live
     cdef object context  # the context with which the claim was used last
     cdef RequestHistory history  # history of the request; set when the claim ends
+    cdef Misses* missed  # own; set when the claim ends, if the manager explains misses
+
+    def __dealloc__(self):
+        del self.missed
 
     def __hash__(self):
         return self.hashed
@@ -67,6 +71,11 @@ cdef class Claim:
         if self.is_entered and claim.is_entered:
             return False
         return self.request_id is claim.request_id or self.request_id == claim.request_id
+
+    @property
+    def misses(self):
+        """Why tokens were not cached, after the claim has ended; or None."""
+        return None if self.missed is NULL else listed_misses(self.missed[0])
 
 
 cdef Claim new_claim(object request_id):
@@ -203,6 +212,8 @@ cdef class ClaimTable:
 
     cdef int release(self, Claim claim, int64_t returns) except -1:
         """End a claim and release the pages and the state of its request; `returns` is a hint."""
+        if self.native.config().explain_pages > 0:
+            claim.missed = new Misses(self.native.misses_of(claim.sequence))
         self.native.release(claim.sequence, &claim.history, returns)
         if isinstance(claim.context, TextGenerationContext):
             (<TextGenerationContext>claim.context)._past = claim

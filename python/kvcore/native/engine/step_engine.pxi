@@ -61,6 +61,8 @@ cdef class StepEngine(EngineBase):
         self._checks = runtime_checks
         self._is_alone = listener is None and clock is None
         self._is_made = True
+        if self._native.config().explain_pages > 0:
+            explaining.add(self)
 
     def _set_below(self, below, StoreReader reader not None, onload=None):
         """Attach the stores below the host tier.
@@ -766,6 +768,43 @@ cdef class StepEngine(EngineBase):
         """
         listen(self)
         return listed_next_pages(self._native, self._claims.replica(replica_idx))
+
+    # ---- misses ----------------------------------------------------------------------------------
+
+    def explain(self, request_id):
+        """Return why tokens of a request were not cached when it was admitted.
+
+        Parameters
+        ----------
+        request_id
+
+        Returns
+        -------
+        kvcore.metrics.Misses or None
+            The tokens by reason; ``str`` of it is a text. None before the first ``maybe_reserve``
+            or ``fetch`` of the request, and for a fork, which takes the pages of its parent.
+
+        Raises
+        ------
+        RequestNotFoundError
+        ValueError
+            The manager was made without ``CacheOptions(explain=...)``.
+
+        Notes
+        -----
+        O(1). ``ctx.misses`` is the same, and stays after the request is released.
+        """
+        require_made(self)
+        return listed_misses(self._native.misses_of(self._claims.find(request_id)))
+
+    def _misses_with(self, ctx):
+        """Return the misses of a claim that was used last with a context, or None."""
+        if not self._is_made:
+            return None
+        cdef Claim claim = self._claims.lookup(ctx.request_id)
+        if claim is None or claim.context is not ctx:
+            return None
+        return listed_misses(self._native.misses_of(claim.sequence))
 
     # ---- counts and times ------------------------------------------------------------------------
 
