@@ -93,8 +93,8 @@ class Manager(reference_tier.Manager):
         """Store when the session of a request returns: a shared page keeps the earliest time."""
         cache = self.cache[claim.replica]
         followers = Counter((space, tokens[: -self.page_size]) for space, tokens in cache)
-        hint = self.terms.get(request_id, {}).get("returns_in")
-        returns = self.now + RETURNS.get(hint, hint)
+        hint: Any = self.terms.get(request_id, {}).get("returns_in")
+        returns = self.now + (RETURNS[hint] if hint in RETURNS else float(hint))
         is_shared, follower = False, 0
         for key in reversed(claim.path):
             is_shared = is_shared or followers[key] > follower

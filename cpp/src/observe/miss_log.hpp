@@ -96,13 +96,12 @@ class LostRuns {
 /// again is another admission, with its tokens at that time. A fork has no admission.
 ///
 /// Owns: the lost runs of each replica, at most `explain_pages` pages together, and the misses of
-/// each claim. Listens to the trees, and passes each call on to the listener that a tree had before.
-/// Invariant: cached + missed tokens of an admission == its tokens; the counts are the sum of all
-/// admissions since the last reset of metrics.
-/// Memory: no call fails if memory is short: pages that cannot be recorded are lost, and counted.
-/// Threads: no locks of its own; CacheManager locks around it.
-/// Cost: O(1) per evicted run, and O(tokens) for a run that is evicted in parts. An admission costs
-/// a look-up, and a comparison of the tokens that were cached before.
+/// each claim. Listens to the trees, and passes each call on to the listener that a tree had
+/// before. Invariant: cached + missed tokens of an admission == its tokens; the counts are the sum
+/// of all admissions since the last reset of metrics. Memory: no call fails if memory is short:
+/// pages that cannot be recorded are lost, and counted. Threads: no locks of its own; CacheManager
+/// locks around it. Cost: O(1) per evicted run, and O(tokens) for a run that is evicted in parts.
+/// An admission costs a look-up, and a comparison of the tokens that were cached before.
 class MissLog {
    public:
     /// Other namespaces that are searched for a prompt.

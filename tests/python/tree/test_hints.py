@@ -15,7 +15,7 @@ from builders import make_manager
 from foreign_context import Context
 from kvcore import RequestNotFoundError, TextGenerationContext
 from kvcore.policies import BY_NAME
-from test_retention import Clock, lost, serve
+from retained_prompts import Clock, lost, serve
 
 A, B, C, D = [1, 11], [2, 12], [3, 13], [4, 14]
 
