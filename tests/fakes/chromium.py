@@ -11,6 +11,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,15 @@ _FLAGS = (
     "--disable-extensions", "--disable-background-networking", "--no-first-run", "--mute-audio",
     "--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-pipe",
 )  # fmt: skip
-_READS, _WRITES = 3, 4  # descriptors of the browser's end of the pipe
+# A program that becomes the browser with its end of the pipe at descriptors 3 and 4. The copies of
+# the descriptors are above both numbers first, which may be the numbers of the pipe.
+_WIRE = """
+import os, sys
+ends = [os.dup2(int(end), 60 + i) for i, end in enumerate(sys.argv[1:3])]
+for i, end in enumerate(ends):
+    os.dup2(end, 3 + i)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Shown:
@@ -135,22 +144,15 @@ def browser(program: str) -> Iterator[Browser]:
     their_reads, our_writes = os.pipe()
     our_reads, their_writes = os.pipe()
 
-    def wire() -> None:
-        # Above the two targets first: a pipe may have these numbers.
-        reads, writes = (os.dup(each) for each in (their_reads, their_writes))
-        high = [os.dup2(each, 60 + i) for i, each in enumerate((reads, writes))]
-        os.dup2(high[0], _READS)
-        os.dup2(high[1], _WRITES)
-
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        wired = [sys.executable, "-c", _WIRE, str(their_reads), str(their_writes), program]
+        command = [*wired, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         running = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            close_fds=False,
-            preexec_fn=wire,
+            pass_fds=(their_reads, their_writes),
         )
         os.close(their_reads)
         os.close(their_writes)

@@ -320,7 +320,13 @@ def test_public_modules_are_there_and_say_what_is_public() -> None:
 # -- files ---------------------------------------------------------------------------------------
 #: Traces in commands: a published file has its published name; others are the reader's own.
 PUBLISHED_TRACES = {"conversation_trace.jsonl"}
-READERS_TRACES = {"trace.jsonl", "trace.jsonl.gz", "requests.jsonl", "azure.csv"}
+READERS_TRACES = {
+    "trace.jsonl",
+    "trace.jsonl.gz",
+    "requests.jsonl",
+    "azure.csv",
+    "sessions.tar.gz",
+}
 
 
 def test_files_of_replays_have_the_names_that_they_are_published_with() -> None:

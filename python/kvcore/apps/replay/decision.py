@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcore.apps.replay.noise import least_lead
 from kvcore.apps.replay.report import gib
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kvcore.apps.replay.comparison import Comparison
     from kvcore.apps.replay.report import ReplayReport
 
 __all__ = ["ENOUGH", "SAME", "Decision", "decide"]
@@ -89,12 +88,48 @@ class Decision:
         return told
 
 
-def decide(comparison: Comparison) -> Decision:
+class TierPages(Protocol):
+    """The tiers of a curve; named as in `TierSizes`."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+class Run(Protocol):
+    """A replay of a comparison."""
+
+    @property
+    def report(self) -> ReplayReport: ...
+
+
+class Results(Protocol):
+    """The results that a decision reads: the attributes of `Comparison`."""
+
+    @property
+    def policies(self) -> Sequence[str]: ...
+    @property
+    def curves(self) -> Sequence[str]: ...
+    @property
+    def pages(self) -> Sequence[int]: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def tiers(self) -> Sequence[TierPages]: ...
+    @property
+    def prompt_lengths(self) -> NDArray[np.int64]: ...
+    @property
+    def most_cached_tokens(self) -> int | None: ...
+
+    def of(self, curve: str) -> Sequence[Run]: ...
+
+
+def decide(comparison: Results) -> Decision:
     """Decide from the results of a comparison.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : Results
 
     Returns
     -------
@@ -135,7 +170,7 @@ class _Column:
 class _Decider:
     """Make the parts of a decision."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: Results) -> None:
         self._comparison = comparison
         kinds = len(comparison.curves) // len(comparison.policies)
         self._columns = [
