@@ -4,9 +4,9 @@
     python bench/agent_sessions.py agents.jsonl
     kvcore replay agents.jsonl --page-size 64 --pages 5000 --policy lru,hinted --hints exact
 
-All sessions share a system prompt, and the tools of one of four projects. A session grows turn by
-turn: the agent waits for a tool for seconds, now and then for its user for minutes, and ends. The
-same seed writes the same file.
+All sessions share a system prompt, and each session has the tools of its project; there are four
+projects. A session grows turn by turn: the agent waits for a tool for seconds, now and then for its
+user for minutes, and ends. The same seed writes the same file.
 """
 
 import argparse
