@@ -104,14 +104,22 @@ class Clock:
         Dates are counted from the first arrival; other times stay as they are.
         """
         times = np.array(self._times, np.float64)
-        if np.isnan(times).all():
+        first = self._first()
+        if first is None:
             return times
         if self._is_iso:
-            return times - np.nanmin(times)
-        first = float(np.nanmin(times))
+            times -= first
+            return times
         if first / UNITS[self.unit] >= _FIRST_DATE:
             times -= first
-        return times / UNITS[self.unit]
+        times /= UNITS[self.unit]
+        return times
+
+    def _first(self) -> float | None:
+        """Return the earliest time in its unit; None if no row has a time."""
+        times = np.frombuffer(self._times, np.float64)
+        first = np.fmin.reduce(times, initial=np.inf)
+        return None if np.isinf(first) else float(first)
 
     def notes(self) -> list[str]:
         """Return the lines of a report about the unit, and about the start of the clock."""
@@ -119,7 +127,7 @@ class Clock:
             return []
         if self._is_iso:
             return ["times are ISO dates, counted from the first arrival"]
-        first = float(np.nanmin(np.array(self._times)))
+        first = self._first() or 0.0
         by = "as --time-unit says" if self._is_forced else "the unit of the format"
         line = f"times are in {self.unit}, {by}"
         if first / UNITS[self.unit] >= _FIRST_DATE:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -79,6 +80,22 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrivals)
 
+    def sorted(self) -> Trace:
+        """Return the trace with its requests in the order of their arrivals."""
+        order = np.argsort(self.arrivals, kind="stable")
+        rank = np.empty(len(self) + 1, np.int64)
+        rank[order], rank[_NONE] = np.arange(len(self)), _NONE
+        return replace(
+            self,
+            arrivals=self.arrivals[order],
+            input_lengths=self.input_lengths[order],
+            output_lengths=self.output_lengths[order],
+            sessions=self.sessions[order],
+            parents=rank[self.parents[order]],
+            delays=self.delays[order],
+            content=self.content.reordered(order),
+        )
+
     def workload(self) -> Workload:
         """Return the requests of a replay."""
         return self.content.workload(self)
@@ -126,6 +143,8 @@ class Requests:
         self.clock = clock
         self._inputs = array("q")
         self._outputs = array("q")
+        # Most traces have no sessions, so these arrays have an item for each row with a link.
+        self._linked = array("q")
         self._sessions = array("q")
         self._parents = array("q")
         self._delays = array("d")
@@ -143,11 +162,13 @@ class Requests:
         delay: float = np.nan,
     ) -> None:
         """Append a request; 0 outputs for a request without an output."""
+        if session != _NONE or parent != _NONE or not math.isnan(delay):
+            self._linked.append(len(self))
+            self._sessions.append(session)
+            self._parents.append(parent)
+            self._delays.append(delay)
         self._inputs.append(inputs)
         self._outputs.append(outputs)
-        self._sessions.append(session)
-        self._parents.append(parent)
-        self._delays.append(delay)
 
     def told(self) -> str:
         """Return a phrase with the number of requests and the longest prompt."""
@@ -172,18 +193,13 @@ class Requests:
         ValueError
             There is no request.
         """
-        count = len(self)
-        if not count:
+        if not len(self):
             raise ValueError("expected at least one request, got none")
-        delays = np.array(self._delays)
-        parents = np.array(self._parents, np.int64)
-        outputs = np.array(self._outputs, np.int64)
+        parents, delays = self._links(self._parents, _NONE), self._links(self._delays, math.nan)
+        outputs = np.frombuffer(self._outputs, np.int64)
         arrivals, missing = self._arrivals(parents, delays)
         late = int((np.diff(arrivals) < 0).sum())
-        order = np.argsort(arrivals, kind="stable")
-        rank = np.empty(count + 1, np.int64)
-        rank[order], rank[count] = np.arange(count), _NONE
-        empty = int((outputs == 0).sum())
+        empty = len(outputs) - int(np.count_nonzero(outputs))
         said = [*self.clock.notes(), *content.notes(), *notes]
         if missing and np.isnan(self.clock.seconds()).all():
             said.append("no row has a time: all requests arrive at once, in the order of the file")
@@ -195,28 +211,42 @@ class Requests:
             )
         if empty:
             said.append(f"{counted(empty, 'row')} without an output: 1 token is generated")
-        return Trace(
+        trace = Trace(
             name=name,
             format=format_name,
-            arrivals=arrivals[order],
-            input_lengths=np.array(self._inputs, np.int64)[order],
-            output_lengths=np.maximum(outputs, 1)[order],
-            sessions=np.array(self._sessions, np.int64)[order],
-            parents=rank[parents[order]],
-            delays=delays[order],
-            content=content if late == 0 else content.reordered(order),
+            arrivals=arrivals,
+            input_lengths=np.frombuffer(self._inputs, np.int64),
+            output_lengths=np.maximum(outputs, 1) if empty else outputs,
+            sessions=self._links(self._sessions, _NONE),
+            parents=parents,
+            delays=delays,
+            content=content,
             notes=tuple(said),
         )
+        return trace.sorted() if late else trace
+
+    def _links(self, values: array[Any], default: float) -> NDArray[Any]:
+        """Return a value for each row: without links it takes no memory, and must not be written."""
+        given = np.array(values)
+        if not len(given):
+            return np.broadcast_to(np.array(default, given.dtype), len(self))
+        all_rows = np.full(len(self), default, given.dtype)
+        all_rows[np.frombuffer(self._linked, np.int64)] = given
+        return all_rows
 
     def _arrivals(self, parents: _Ints, delays: _Floats) -> tuple[_Floats, int]:
         """Return the arrivals, and the number of rows with neither a time nor a delay."""
         times = self.clock.seconds()
         is_missing = np.isnan(times)
-        if is_missing.all():
-            times[:1] = 0
-        known = np.maximum.accumulate(np.where(np.isnan(times), -1, np.arange(len(times))))
-        first = int(np.argmax(~np.isnan(times)))
-        filled = times[np.where(known < 0, first, known)]
+        missing = int(np.count_nonzero(is_missing))
+        if not missing:
+            filled = times
+        else:
+            if missing == len(times):
+                times[:1] = 0
+            known = np.maximum.accumulate(np.where(np.isnan(times), -1, np.arange(len(times))))
+            first = int(np.argmax(~np.isnan(times)))
+            filled = times[np.where(known < 0, first, known)]
         follows = ~np.isnan(delays)
         for index in np.flatnonzero(follows).tolist():
             before = filled[parents[index]]
