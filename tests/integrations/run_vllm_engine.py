@@ -27,6 +27,7 @@ from typing import Any
 ENGINES = Path(__file__).resolve().parents[1] / "engines"
 sys.path.insert(0, str(ENGINES))
 
+import captured_events  # noqa: E402
 import vllm_engine_clients as clients  # noqa: E402
 import vllm_engine_install as installing  # noqa: E402
 import vllm_engine_scenes as scenes  # noqa: E402
@@ -149,11 +150,20 @@ class Bench(EnginePair):
     def online(
         self, run: Run, model: Path, environment: dict[str, str], log: Path, probe: Path
     ) -> dict[str, Any]:
-        """Serve clients that stream; some hang up."""
+        """Serve clients that stream; some hang up. Capture a trace of their prompts."""
         wanted = scenes.shared_prompts(6, run.prompts)
         wanted = [(tokens, count + 4) for tokens, count in wanted]
         gone = set(range(0, len(wanted), 7))
-        with clients.server(self.python, model, run.arguments(), environment, log) as port:
+        with (
+            captured_events.events_of_server() as events,
+            clients.server(
+                self.python,
+                model,
+                run.arguments() | {"kv_events_config": events.config()},
+                environment,
+                log,
+            ) as port,
+        ):
             answers = clients.serve_all(port, wanted, gone)
             # The requests of the last clients are aborted a moment after their connections end.
             end = time.monotonic() + 20
@@ -162,7 +172,10 @@ class Bench(EnginePair):
                 if lines and json.loads(lines[-1])["in_use"] == 0:
                     break
                 time.sleep(0.2)
-        return {"answers": {"clients": answers}, "cached": None, "problems": []}
+            problems = events.problems(
+                [prompt for prompt, _ in wanted], run.arguments()["block_size"]
+            )
+        return {"answers": {"clients": answers}, "cached": None, "problems": problems}
 
     def compare(self, run: Run) -> None:
         """Serve a run on both managers at the same time, and check all conditions."""

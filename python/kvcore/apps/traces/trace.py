@@ -226,7 +226,7 @@ class Requests:
         return trace.sorted() if late else trace
 
     def _links(self, values: array[Any], default: float) -> NDArray[Any]:
-        """Return a value for each row: without links it takes no memory, and must not be written."""
+        """Return a value for each row; read-only, and without memory if no row has a link."""
         given = np.array(values)
         if not len(given):
             return np.broadcast_to(np.array(default, given.dtype), len(self))
