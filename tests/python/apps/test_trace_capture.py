@@ -74,11 +74,52 @@ def test_token_ids_are_written_only_on_request() -> None:
     assert "blocks" not in row
 
 
-def test_other_media_and_groups_are_left_out() -> None:
-    (captured,) = rows_of((0, [stored(None, 1, medium="CPU"), stored(None, 2, group_idx=1)]))
+def test_other_media_are_left_out() -> None:
+    (captured,) = rows_of((0, [stored(None, 1, medium="CPU")]))
     assert captured.requests == 0
+
+
+def windowed(parent: int | None, *hashes: int, behind: int, **more: Any) -> Any:
+    """Return an event without the hashes of its first blocks, as vLLM's groups with windows."""
+    event = stored(parent, *hashes, **more)
+    event.block_hashes = event.block_hashes[behind:]
+    return event
+
+
+def test_groups_are_read_once_and_windows_lack_no_block() -> None:
+    row, captured = rows_of(
+        (
+            0,
+            [
+                windowed(None, 1, 2, 3, behind=2, group_idx=0),
+                stored(None, 1, 2, 3, group_idx=1),
+                stored(None, 1, 2, 3, group_idx=2),
+            ],
+        ),
+        (1, [windowed(3, 4, behind=1, group_idx=0), stored(3, 4, group_idx=1)]),
+    )
+    assert row["blocks"] == [0, 1, 2, 3]
+    assert (captured.requests, captured.blocks, captured.left_out) == (1, 4, 0)
+
+
+def test_chains_behind_the_windows_of_all_groups_are_counted() -> None:
+    row, captured = rows_of(
+        (0, [windowed(None, 1, 2, 3, behind=2, group_idx=0), stored(None, 5, group_idx=0)]),
+        (1, [windowed(3, 4, 6, behind=1, group_idx=0)]),
+    )
+    assert row["blocks"] == [0]
+    assert (captured.requests, captured.left_out) == (1, 1)
+    assert captured.notes()[-1] == "left out, too long, without tokens or behind a window: 1 chain"
+
+
+def test_groups_with_larger_blocks_are_left_out() -> None:
+    large = events.BlockStored([7], None, [0] * 8, 8, group_idx=1)
+    row, captured = rows_of((0, [stored(None, 1, 2, group_idx=0), large]))
+    assert (row["blocks"], captured.blocks) == ([0, 1], 2)
     with pytest.raises(ValueError, match="expected blocks of 4 tokens, got 8"):
         rows_of((0, [stored(None, 1), events.BlockStored([2], None, [0] * 8, 8)]))
+    with pytest.raises(ValueError, match="expected blocks of 1 to 16777216 tokens, got 0"):
+        rows_of((0, [events.BlockStored([2], None, [], 0)]))
 
 
 def serve(manager: PagedKVCacheManager, prompts: list[list[int]]) -> None:

@@ -22,7 +22,6 @@ __all__ = ["Captured", "capture_trace"]
 
 MOST_NODES = 2**24  # distinct blocks: each takes about 200 bytes
 _DEVICE = (None, "GPU")
-_FIRST_GROUP = (None, 0)
 _POLL = 0.25
 _NOTES = (
     "captured from cache events: a request is a chain of blocks that were stored, with its output",
@@ -42,7 +41,8 @@ class Captured:
     unknown : int
         Chains whose beginning was stored before the capture.
     left_out : int
-        Chains that are too long, or whose tokens are not known.
+        Chains that are too long, whose tokens are not known, or that begin before the window of
+        each group of layers.
     """
 
     requests: int = 0
@@ -56,7 +56,10 @@ class Captured:
         if self.unknown:
             lines.append(f"begun before the capture: {counted(self.unknown, 'chain')}")
         if self.left_out:
-            lines.append(f"left out, too long or without tokens: {counted(self.left_out, 'chain')}")
+            lines.append(
+                f"left out, too long, without tokens or behind a window: "
+                f"{counted(self.left_out, 'chain')}"
+            )
         return lines
 
 
@@ -97,8 +100,20 @@ class _Blocks:
         return path[::-1]
 
 
+def _has_all_hashes(event: Any) -> bool:
+    """Return whether an event has a hash for each block of its tokens.
+
+    vLLM leaves out the hashes of the first blocks of a run where a group of layers has a window
+    and the blocks are behind it. Another group, with full attention, has all hashes.
+    """
+    return len(event.token_ids) in (0, len(event.block_hashes) * event.block_size)
+
+
 class ChainReader:
     """Turn events into rows.
+
+    Groups of layers store the same blocks in the same batch, with the same hashes: the reader takes
+    each run of a batch once, from any group that has all its hashes.
 
     Parameters
     ----------
@@ -114,6 +129,8 @@ class ChainReader:
         self._blocks = _Blocks()
         self._open: dict[int, _Chain] = {}  # by the last block, in the order of the last event
         self._start: float | None = None
+        self._windowed: set[Any] = set()  # last blocks of chains that no group stored whole
+        self._group: int | None = None  # the group whose blocks have this size
         self.block_size = 0
         self.captured = Captured()
 
@@ -128,22 +145,39 @@ class ChainReader:
         Raises
         ------
         ValueError
-            The events have blocks of different sizes.
+            A block has no possible size, or a group has blocks of two sizes.
         """
         if self._start is None:
             self._start = batch.ts
         now = max(0.0, batch.ts - self._start)
+        stored, windowed = set(), set()
         for event in cast("list[Any]", batch.events):
             if not hasattr(event, "token_ids") or not event.block_hashes:
                 continue
-            if event.medium not in _DEVICE or event.group_idx not in _FIRST_GROUP:
+            if event.medium not in _DEVICE or not self._has_known_size(event):
                 continue
-            size = event.block_size
-            if self.block_size not in (0, size) or not 0 < size <= MAX_REQUEST_TOKENS:
-                raise ValueError(f"expected blocks of {self.block_size} tokens, got {size}")
-            self.block_size = size
-            yield from self._store(event, now)
+            run = (event.parent_block_hash, tuple(event.block_hashes))
+            if not _has_all_hashes(event):
+                windowed.add((run[0], run[1][-1]))
+            elif run not in stored:
+                stored.add(run)
+                yield from self._store(event, now)
+        for parent, tip in windowed:
+            if tip not in self._blocks.numbers:
+                self._windowed.discard(parent)
+                self._windowed.add(tip)
         yield from self._end(now - self._gap)
+
+    def _has_known_size(self, event: Any) -> bool:
+        """Return whether the blocks have the size of the trace; ValueError for a bad size."""
+        size = event.block_size
+        if not 0 < size <= MAX_REQUEST_TOKENS:
+            raise ValueError(f"expected blocks of 1 to {MAX_REQUEST_TOKENS} tokens, got {size}")
+        if self.block_size == 0:
+            self.block_size, self._group = size, event.group_idx
+        if self.block_size != size and self._group == event.group_idx:
+            raise ValueError(f"expected blocks of {self.block_size} tokens, got {size}")
+        return bool(self.block_size == size)
 
     def _store(self, event: Any, now: float) -> Iterator[dict[str, Any]]:
         blocks, size = self._blocks, event.block_size
@@ -182,6 +216,8 @@ class ChainReader:
     def finish(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of all chains."""
         yield from self._end(float("inf"))
+        self.captured.left_out += len(self._windowed)
+        self._windowed.clear()
 
     def _row(self, chain: _Chain) -> Iterator[dict[str, Any]]:
         blocks = self._blocks
