@@ -11,14 +11,7 @@ from html import escape
 from itertools import chain
 
 import kvcore
-from kvcore.apps.cli.group_figures import (
-    GROUP_HEAD,
-    NAMES,
-    POOL_HEAD,
-    group_rows,
-    page_units,
-    pool_rows,
-)
+from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
 from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
@@ -120,9 +113,7 @@ def _sizes(comparison: Comparison) -> list[float]:
 
 def _capacity_axis(comparison: Comparison) -> Axis:
     labels, unit = size_labels(comparison)
-    name = f"pages of {comparison.page_size:,} tokens"
-    if comparison.model is not None:
-        name += f" of all {comparison.model.num_layers} layers"
+    name = f"pages of {comparison.page_size:,} tokens{layers_of_page(comparison)}"
     if comparison.page_bytes:
         name = f"memory for {name}"
     if comparison.replicas > 1:
@@ -270,11 +261,13 @@ def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
         else "In online mode the order of the requests depends on the policy, so there is no "
         "single optimum."
     )
-    if comparison.model is not None:
+    if comparison.has_flat:
         limit += " The optimum is for the flat cache: groups may find more." * bool(
             comparison.optima
         )
         limit += f" {page_units(comparison)} Both caches have the same memory."
+    elif comparison.model is not None:
+        limit += _model_text(comparison)
     if comparison.host_pages:
         limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
         limit += f" Below the device are {tiers_text(comparison)}"
@@ -287,6 +280,15 @@ def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
         f"{escape(limit)}</p>{_legend(pair[0])}"
         f"{_cards(pair) if has_curves else _bars(pair[0])}"
     )
+
+
+def _model_text(comparison: Comparison) -> str:
+    """Write what the pages of a model are, and what its bound is."""
+    bound = (
+        " Here it is the optimum of the full-attention layers with all pages of the pool. It is a "
+        "bound: windows and checkpoints only shorten hits, and their pages take room."
+    )
+    return f"{bound * bool(comparison.optima)} {page_units(comparison)}"
 
 
 def _only_size(comparison: Comparison) -> str:
@@ -381,12 +383,10 @@ def _figures_section(comparison: Comparison, prefill_speed: float | None) -> str
 
 
 def _groups_figures(comparison: Comparison) -> str:
-    """Write the served requests of each cache, and the kept bytes of each group."""
-    if comparison.model is None:
-        return ""
-    memory = "The same memory without and with groups"
-    return _titled(memory, POOL_HEAD, NAMES, pool_rows(comparison)) + _titled(
-        "Bytes of each group", GROUP_HEAD, NAMES, group_rows(comparison)
+    """Write the served requests of each cache, the kept bytes of each group, and checkpoints."""
+    return "".join(
+        _titled(table.title.capitalize(), table.head, NAMES, table.rows)
+        for table in group_tables(comparison)
     )
 
 

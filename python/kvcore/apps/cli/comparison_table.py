@@ -11,14 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcore.apps.cli.curves import COLOURS, Curve, draw_curves
-from kvcore.apps.cli.group_figures import (
-    GROUP_HEAD,
-    NAMES,
-    POOL_HEAD,
-    group_rows,
-    page_units,
-    pool_rows,
-)
+from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
@@ -40,10 +33,8 @@ def print_comparison(
     console = console or Console()
     title = (
         f"{comparison.workload}, {comparison.mode}: token hit rate by pages of "
-        f"{comparison.page_size:,} tokens"
+        f"{comparison.page_size:,} tokens{layers_of_page(comparison)}"
     )
-    if comparison.model is not None:
-        title += f" of all {comparison.model.num_layers} layers"
     if comparison.replicas > 1:
         title += f" on each of {comparison.replicas:,} replicas"
     if comparison.host_pages:
@@ -79,13 +70,10 @@ def _print_saved(comparison: Comparison, prefill_speed: float, console: Console)
 
 
 def _print_groups(comparison: Comparison, console: Console) -> None:
-    """Print the served requests of each cache, and the kept bytes of each group."""
+    """Print the served requests of each cache, the kept bytes of each group, and checkpoints."""
     console.print(Text(page_units(comparison), style="italic"))
-    for title, head, rows in (
-        ("the same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
-        ("bytes of each group", GROUP_HEAD, group_rows(comparison)),
-    ):
-        _print_rows(console, title, head, NAMES, rows)
+    for table in group_tables(comparison):
+        _print_rows(console, table.title, table.head, NAMES, table.rows)
 
 
 def _print_rows(

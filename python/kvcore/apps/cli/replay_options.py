@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvcore.apps.cli.options import count, within
+from kvcore.apps.cli.options import MOST_PAGES, count, within
 from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
@@ -126,7 +126,26 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET|config.json",
-        help="Model for the bytes of a page: the report has GiB beside pages.",
+        help="Model to serve, with its windows, chunks and states: the report has GiB beside "
+        "pages.",
+    ),
+]
+StateSlots = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=within(1, MOST_PAGES),
+        help="With --model: state slots of each replica, for requests and checkpoints.",
+        show_default="two for each of --concurrency requests, in at most half of the memory",
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        callback=count,
+        help="With --model: also checkpoints of states every N tokens.",
+        show_default="only at the ends of prompts and at branches",
     ),
 ]
 BytesPerToken = Annotated[
@@ -242,7 +261,8 @@ Chunk = Annotated[
     typer.Option(
         metavar="N",
         callback=count,
-        help="Online and with --groups: prompt tokens per step at most.",
+        help="Online, with --groups, and with a --model with windows, chunks or states: prompt "
+        "tokens per step at most.",
     ),
 ]
 Explain = Annotated[

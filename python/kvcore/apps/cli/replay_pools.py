@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -14,6 +15,7 @@ from kvcore.apps.cli.options import MOST_PAGES, checked, fitting_pages, listed
 from kvcore.apps.cli.options import pages as read_pages
 from kvcore.apps.cli.page_style import SLOTS
 from kvcore.apps.cli.presets import find_model, model_params
+from kvcore.apps.replay.model_pools import is_hybrid, model_pool, with_checkpoints
 from kvcore.apps.replay.pool import flat_page_bytes, require_windows
 from kvcore.replay import PoolSettings
 from kvcore.support.byte_sizes import format_size, parse_size
@@ -36,6 +38,9 @@ class PoolSizes:
     bytes_per_token: int | None
     dtype: str | None
     groups: str | None
+    state_slots: int | None
+    checkpoint_every: int | None
+    requests: int
     host_pages: str | None
     host_memory: str | None
     disk_pages: str | None
@@ -59,7 +64,14 @@ class PoolSizes:
 
     def pools(self, grouped: KVCacheParams | None) -> list[PoolSettings]:
         """Return a pool for each number of pages and each pair of tiers."""
-        page_bytes = self._page_bytes(grouped)
+        page_bytes, served = self._page_bytes(grouped)
+        if served is not None:
+            return self._model_pools(served)
+        for option, value in self._state_options():
+            if value is not None:
+                raise typer.BadParameter(
+                    "expected --model with a model whose layers keep a state", param_hint=option
+                )
         counts = self._counts(page_bytes)
         self._check_tiers()
         host = self._tier("host", self.host_pages, self.host_memory, page_bytes, self.replicas)
@@ -77,8 +89,47 @@ class PoolSizes:
             for (h, d), n in product(tiers, counts)
         ]
 
-    def _page_bytes(self, grouped: KVCacheParams | None) -> int:
-        """Return the bytes of a page with all layers; 0 if no option gives them."""
+    def _model_pools(self, model: KVCacheParams) -> list[PoolSettings]:
+        """Return a pool of a model with windows, chunks or states for each size."""
+        if any((self.host_pages, self.host_memory, self.disk_pages, self.disk)):
+            raise typer.BadParameter(
+                "expected no tiers with a model whose layers keep windows, chunks or states; "
+                "--bytes-per-token instead of --model replays tiers with pages of all layers"
+            )
+        if self.checkpoint_every is not None:
+            model = checked("--checkpoint-every", with_checkpoints, model, self.checkpoint_every)
+        if self.state_slots is not None and not model.state_groups:
+            raise typer.BadParameter(
+                "expected a model whose layers keep a state", param_hint="'--state-slots'"
+            )
+        name, sizes = "--pages", self.pages
+        read: Callable[[str], int] = read_pages
+        if self.memory is not None:
+            name, sizes, read = "--memory", self.memory, parse_size
+        found = [
+            checked(name, partial(self._model_pool, model), name, size)
+            for size in checked(name, listed, sizes, read)
+        ]
+        return list(dict.fromkeys(found))
+
+    def _model_pool(self, model: KVCacheParams, name: str, size: int) -> PoolSettings:
+        return model_pool(
+            model,
+            **{name.removeprefix("--"): size},
+            replicas=self.replicas,
+            requests=self.requests,
+            state_slots=self.state_slots,
+        )
+
+    def _state_options(self) -> tuple[tuple[str, int | None], ...]:
+        slots, every = self.state_slots, self.checkpoint_every
+        return ("'--state-slots'", slots), ("'--checkpoint-every'", every)
+
+    def _page_bytes(self, grouped: KVCacheParams | None) -> tuple[int, KVCacheParams | None]:
+        """Return the bytes of a page, 0 if no option gives them, and the model to serve.
+
+        The model is None if each page has all layers.
+        """
         options = {
             "--model": self.model,
             "--bytes-per-token": self.bytes_per_token,
@@ -94,15 +145,14 @@ class PoolSizes:
                 "expected --model or --groups with --dtype", param_hint="'--dtype'"
             )
         if self.bytes_per_token is not None:
-            return self.bytes_per_token * self.page_size
+            return self.bytes_per_token * self.page_size, None
         if grouped is not None:
-            return flat_page_bytes(grouped)
+            return flat_page_bytes(grouped), None
         if self.model is None:
-            return 0
+            return 0, None
         self._check_sized()
-        return flat_page_bytes(
-            checked("--model", model_params, self.model, self.page_size, self.dtype)
-        )
+        model = checked("--model", model_params, self.model, self.page_size, self.dtype)
+        return flat_page_bytes(model), model if is_hybrid(model) else None
 
     def _check_sized(self) -> None:
         """Check that the options have either --pages or --memory."""

@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcore.apps.cli.group_figures import group_name
 from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
 from kvcore.metrics import MissMetrics
-from kvcore.replay import ReplayReport, TierReport
+from kvcore.replay import ReplayReport, StateReport, TierReport
 from kvcore.support.byte_sizes import format_size
 
 
@@ -18,7 +19,7 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
     """Print the table of one replay; with a prefill speed, also an estimate of saved time."""
     title = (
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
-        f"of {report.page_size} tokens{_bytes(report, report.pages)}, {report.policy}"
+        f"of {report.page_size} tokens{_size(report)}, {report.policy}"
     )
     if report.tiers is not None:
         sizes = (report.tiers.host_pages, report.tiers.disk_pages)
@@ -39,6 +40,8 @@ def _sections(report: ReplayReport) -> Iterator[Iterator[tuple[str, str, str]]]:
     yield _found(report.tiers)
     yield _missed(report.misses)
     yield _memory(report)
+    yield _of_groups(report)
+    yield _of_states(report.states)
     yield _time(report)
 
 
@@ -96,6 +99,24 @@ def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     yield "leaked pages", f"{report.leaked_pages:,}", ""
 
 
+def _of_groups(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    for group in report.groups:
+        cached, held = (
+            f"{pages:,.0f} pages{_bytes(report, pages)}"
+            for pages in (group.cached_pages, group.held_pages)
+        )
+        yield group_name(group), cached, f"cached at the end; requests hold {held}"
+
+
+def _of_states(states: StateReport | None) -> Iterator[tuple[str, str, str]]:
+    if states is None:
+        return
+    size = f"of {format_size(states.slot_bytes)}: {format_size(states.memory)}"
+    yield f"{states.layers} state", f"{states.slots:,} slots", size
+    made = f"{states.checkpoints_made:,} made, {states.evicted_checkpoints:,} evicted"
+    yield "hits of checkpoints", f"{states.checkpoint_hits:,}", made
+
+
 def _time(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     if report.mode == "online":
         waits = f"median; p99 {report.first_token_s_p99:,.2f} s (simulated)"
@@ -121,6 +142,11 @@ def _saved(report: ReplayReport, prefill_speed: float | None) -> Iterator[tuple[
 def _bytes(report: ReplayReport, pages: float) -> str:
     """Write the bytes of pages after a comma; nothing if the bytes of a page are unknown."""
     return f", {format_size(round(pages * report.page_bytes))}" if report.page_bytes else ""
+
+
+def _size(report: ReplayReport) -> str:
+    """Write the bytes of pages and state slots after a comma; nothing if they are unknown."""
+    return f", {format_size(report.memory)}" if report.page_bytes else ""
 
 
 def _extra(count: int, what: str) -> str:

@@ -92,6 +92,7 @@ class AdmissionReplay:
         self._groups = pool.samples(manager, len(workload))
         self._tiers = pool.tier_hits(manager)
         self._tally = Tally()
+        self._take_state_copies = pool.state_copies(manager)
         self._held = 0  # pages of the current request
         self._held_pages = 0  # sum of the pages of all served requests
 
@@ -159,6 +160,7 @@ class AdmissionReplay:
             hit = context.start_idx if hit == REFUSED else hit
             context.update(_ANY_TOKEN)
             self._manager.step([context])
+            self._take_state_copies()
         return hit
 
     def _reserve(self, context: TextGenerationContext) -> None:
@@ -170,6 +172,7 @@ class AdmissionReplay:
             )
         if context.start_idx % self._pool.hit_tokens:
             self._manager.take_copies()
+        self._take_state_copies()
 
     def _look(self, index: int, prompt: int) -> None:
         """Record the held pages of a request whose prompt is computed; this time does not count."""
@@ -188,6 +191,7 @@ class AdmissionReplay:
     def report(self, wall_seconds: float) -> ReplayReport:
         """Return the report."""
         mean = self._held_pages / max(1, self._tally.served)
+        fitting = self._pool.total_pages / mean if mean else 0.0
         return summarize(
             "admission",
             self._workload,
@@ -195,7 +199,7 @@ class AdmissionReplay:
             self._manager,
             self._tally,
             mean_used_pages=mean,
-            concurrency=self._pool.total_pages / mean if mean else 0.0,
+            concurrency=min(fitting, self._pool.most_running),
             groups=self._groups.reports() if self._groups is not None else (),
             tiers=self._tiers,
             wall_seconds=wall_seconds,

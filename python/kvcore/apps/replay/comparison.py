@@ -8,6 +8,8 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from kvcore.apps.replay.admission import replay_admission
 from kvcore.apps.replay.belady import Optimum, optimum
 from kvcore.apps.replay.decision import Decision, decide
@@ -15,13 +17,12 @@ from kvcore.apps.replay.online import replay_online
 from kvcore.apps.replay.pool import PoolError, PoolSettings, flat_page_bytes
 from kvcore.apps.replay.report import gib
 from kvcore.apps.replay.timeline import Timeline, TimelineBins
-from kvcore.apps.replay.uses import page_uses
+from kvcore.apps.replay.uses import PageUses, page_uses
 from kvcore.support.byte_sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from kvcore import KVCacheParams
@@ -64,9 +65,9 @@ class ComparisonRun:
 class Comparison:
     """The results of each policy in each pool.
 
-    With a `model`, each policy has two curves: the curve of the flat cache, whose pages have all
-    layers, and the curve of the model's groups in the same number of bytes. With several `tiers`,
-    each policy has a curve for each of them.
+    With a `model`, the manager serves the model's groups. If `has_flat`, each policy also has a
+    curve of the flat cache, whose pages have all layers, in the same number of bytes. With several
+    `tiers`, each policy has a curve for each of them.
 
     Attributes
     ----------
@@ -75,24 +76,31 @@ class Comparison:
     page_size, replicas : int
         Tokens per page, replicas.
     page_bytes : int
-        Bytes of a page with all layers; 0 if unknown.
+        Bytes of the pages that `pages` counts; 0 if unknown.
+    state_slots : tuple of int
+        State slots of each pool's replica; zeros without states.
     tiers : tuple of TierSizes
         The tiers below the device, rising; without tiers one entry of zeros.
     policies : tuple of str
         Names of the eviction policies.
     pages : tuple of int
-        Pages per replica, rising.
+        Pages per replica, rising. A page has all layers, unless there is a `model` and no flat
+        cache: in this case pages are counted as in `ReplayReport`.
     runs : tuple of ComparisonRun
         The runs, curve by curve, each curve in the order of `pages`.
     optima : tuple of Optimum
-        Optima of the flat cache on the device, in the order of `pages`. Empty in online mode: the
-        order of the requests depends on the policy, so there is no single optimum.
+        Optima of the flat cache on the device, in the order of `pages`. With a model and no flat
+        cache, the optima of its full-attention layers, which are bounds for the model. Empty in
+        online mode: the order of the requests depends on the policy, so there is no single optimum.
     model : KVCacheParams or None
-        Model with the replayed groups; `pages` still counts pages of the flat cache.
+        Model with the replayed groups.
+    has_flat : bool
+        Whether a model's groups are compared with the flat cache.
     prompt_lengths : numpy.ndarray
         int64 ``[n]``, as in `Workload`.
     most_cached_tokens : int or None
-        Prompt tokens that a cache without evictions finds; None in online mode.
+        Prompt tokens that a cache without evictions finds; None in online mode. With a model and no
+        flat cache, None unless a replay had no evictions and refused no request.
     assumptions : tuple of str
         As in `Workload`.
     optimum_seconds, wall_seconds : float
@@ -106,10 +114,12 @@ class Comparison:
     policies: tuple[str, ...]
     pages: tuple[int, ...]
     page_bytes: int
+    state_slots: tuple[int, ...]
     tiers: tuple[TierSizes, ...]
     runs: tuple[ComparisonRun, ...]
     optima: tuple[Optimum, ...]
     model: KVCacheParams | None
+    has_flat: bool
     prompt_lengths: NDArray[np.int64] = field(repr=False, compare=False)
     most_cached_tokens: int | None
     assumptions: tuple[str, ...]
@@ -119,10 +129,10 @@ class Comparison:
     @property
     def curves(self) -> tuple[str, ...]:
         """Names of the curves: a curve per policy, and per pair of tiers, or two with groups."""
-        if self.model is None and len(self.tiers) == 1:
+        if not self.has_flat and len(self.tiers) == 1:
             return self.policies
         kinds = ["flat", "groups"]
-        if self.model is None:
+        if not self.has_flat:
             kinds = [each.name(self.page_bytes) for each in self.tiers]
         return tuple(f"{each} {kind}" for each in self.policies for kind in kinds)
 
@@ -141,12 +151,18 @@ class Comparison:
         """Name of the curve of `optima`; the optimum does not include groups and tiers."""
         if self.host_pages:
             return "device optimum"
-        return "optimum" if self.model is None else "flat optimum"
+        if self.has_flat:
+            return "flat optimum"
+        return "optimum" if self.model is None else "bound"
 
     @property
     def memory(self) -> tuple[int, ...]:
-        """Bytes of each pool's replica, in the order of `pages`; empty if unknown."""
-        return tuple(pages * self.page_bytes for pages in self.pages) if self.page_bytes else ()
+        """Bytes of each pool's replica with its state slots; empty if unknown."""
+        if not self.page_bytes:
+            return ()
+        slot = 0 if self.model is None else self.model.bytes_per_state_slot
+        sizes = zip(self.pages, self.state_slots, strict=True)
+        return tuple(pages * self.page_bytes + slots * slot for pages, slots in sizes)
 
     @cached_property
     def decision(self) -> Decision:
@@ -165,9 +181,13 @@ class Comparison:
         told["replays"] = len(self.runs)
         if self.page_bytes:
             told["memory"] = self.memory
+        if self.page_bytes and (self.model is None or self.has_flat):
             told["flat_page_bytes"] = self.page_bytes
         if self.model is not None:
             told["group_page_bytes"] = self.model.bytes_per_page
+            if self.model.state_groups:
+                told["state_slots"] = self.state_slots
+                told["state_slot_bytes"] = self.model.bytes_per_state_slot
         if self.host_pages:
             told |= {"host_pages": self.host_pages, "disk_pages": self.disk_pages}
             told["tiers"] = [each._asdict() for each in self.tiers]
@@ -176,7 +196,8 @@ class Comparison:
         told["results"] = [
             run.report.to_dict() | ({"curve": curve} if named else {}) for curve, run in rows
         ]
-        told["optimum"] = [self._optimum_row(each) for each in self.optima]
+        told["optimum_name"] = self.optimum_name
+        told["optimum"] = [self._optimum_row(*each) for each in enumerate(self.optima)]
         told["timelines"] = [
             {"curve": curve, "pages": run.report.pages} | run.timeline.to_dict()
             for curve, run in rows
@@ -186,8 +207,8 @@ class Comparison:
         seconds = ("optimum_seconds", "wall_seconds")
         return told | {name: getattr(self, name) for name in seconds}
 
-    def _optimum_row(self, best: Optimum) -> dict[str, Any]:
-        size = {"memory_gib": gib(best.pages * self.page_bytes)} if self.page_bytes else {}
+    def _optimum_row(self, index: int, best: Optimum) -> dict[str, Any]:
+        size = {"memory_gib": gib(self.memory[index])} if self.memory else {}
         return best.to_dict() | size
 
 
@@ -203,8 +224,8 @@ def compare(
 ) -> Comparison:
     """Replay a workload once for each policy and pool, one manager at a time.
 
-    With a model, each replay runs twice: with pages of all layers, and with the model's groups in
-    the same number of bytes.
+    With a `model`, each replay runs twice: with pages of all layers, and with the model's groups in
+    the same number of bytes. Pools that have a model serve only its groups.
 
     Parameters
     ----------
@@ -219,7 +240,8 @@ def compare(
         Replay online with these settings. None: admission mode, in which each request is released
         before the next request claims.
     model : KVCacheParams, optional
-        Model with windows or chunks, and the page size of the pools.
+        Model with windows or chunks, and the page size of the pools, to compare with the flat
+        cache; the pools have no model in this case.
     chunk : int, optional
         As in `replay_admission`; an engine has its own chunk.
     on_progress : callable, optional
@@ -247,7 +269,7 @@ def compare(
     if model is not None:
         kinds += [[pool.with_groups(model) for pool in kind] for kind in kinds]
     progress = _Progress(on_progress, len(workload))
-    optima, most = ((), None) if engine is not None else _optima(workload, pools, progress)
+    optima, most = ((), None) if engine is not None else _optima(workload, pools, chunk, progress)
     optimum_seconds = perf_counter() - started
 
     def run(pool: PoolSettings) -> ComparisonRun:
@@ -260,6 +282,8 @@ def compare(
         for kind in kinds
         for found in reversed([run(pool.with_policy(policy)) for pool in kind[::-1]])
     )
+    if pools[0].model is not None:
+        most = _unlimited(runs) if engine is None else None
     return Comparison(
         mode=runs[0].report.mode,
         workload=workload.name,
@@ -268,10 +292,12 @@ def compare(
         policies=tuple(policies),
         pages=tuple(pool.pages_per_replica for pool in pools),
         page_bytes=pools[0].page_bytes,
+        state_slots=tuple(pool.state_slots for pool in pools),
         tiers=tiers,
         runs=runs,
         optima=optima,
-        model=model,
+        model=model or pools[0].model,
+        has_flat=model is not None,
         prompt_lengths=workload.prompt_lengths,
         most_cached_tokens=most,
         assumptions=workload.assumptions,
@@ -302,7 +328,7 @@ class _Progress:
 def _by_tiers(pools: Sequence[PoolSettings]) -> dict[TierSizes, list[PoolSettings]]:
     """Sort the pools by tiers and pages; PoolError if the tiers have different pages."""
     found: dict[TierSizes, list[PoolSettings]] = {}
-    for pool in sorted(pools, key=lambda p: (p.host_pages, p.disk_pages, p.total_pages)):
+    for pool in sorted(pools, key=lambda p: (p.host_pages, p.disk_pages, p.memory, p.total_pages)):
         found.setdefault(TierSizes(pool.host_pages, pool.disk_pages), []).append(pool)
     sizes = [[pool.pages_per_replica for pool in each] for each in found.values()]
     if any(each != sizes[0] for each in sizes):
@@ -314,13 +340,35 @@ def _by_tiers(pools: Sequence[PoolSettings]) -> dict[TierSizes, list[PoolSetting
 
 
 def _optima(
-    workload: Workload, pools: Sequence[PoolSettings], progress: _Progress
+    workload: Workload, pools: Sequence[PoolSettings], chunk: int | None, progress: _Progress
 ) -> tuple[tuple[Optimum, ...], int]:
-    """Return the optimum of each pool, and the tokens found without any eviction."""
-    uses = page_uses(workload, pools[0].page_size, on_progress=progress.current)
+    """Return the optimum of each pool, and the tokens that a flat cache finds without evictions."""
+    uses = page_uses(workload, pools[0].hit_tokens, on_progress=progress.current)
     progress.finish()
-    best = tuple(optimum(uses, pool.pages_per_replica, replicas=pool.replicas) for pool in pools)
+    best = tuple(_optimum(uses, pool, chunk or int(uses.lengths.max())) for pool in pools)
     return best, int(uses.best_hits.sum())
+
+
+def _optimum(uses: PageUses, pool: PoolSettings, chunk: int) -> Optimum:
+    """Return the optimum of a flat pool, or the bound of a model's pool.
+
+    Every hit of a model is a hit in the pages of its full-attention layers: windows and checkpoints
+    only shorten hits. So the optimum of a cache with only these layers, in all pages of the pool,
+    is a bound. It serves the same requests as the model.
+    """
+    if pool.model is None:
+        return optimum(uses, pool.pages_per_replica, replicas=pool.replicas)
+    most = pool.pages_per_replica
+    served = np.array([pool.most_pages(n, chunk) <= most for n in uses.lengths.tolist()], np.bool_)
+    found = optimum(uses, pool.full_columns, replicas=pool.replicas, served=served)
+    return replace(found, pages=most)
+
+
+def _unlimited(runs: Sequence[ComparisonRun]) -> int | None:
+    """Return the tokens that a replay without evictions found; None if each had evictions."""
+    reports = [run.report for run in runs]
+    found = [each.cached_tokens for each in reports if not (each.has_evictions or each.refused)]
+    return max(found, default=None)
 
 
 def _run(

@@ -43,7 +43,9 @@ class Decision:
         Least replayed pages of a replica from which a policy finds enough at all larger replayed
         sizes; None if no size is enough.
     page_bytes : int
-        Bytes of a page with all layers; 0 if unknown.
+        Bytes of a page; 0 if unknown.
+    memory : int or None
+        Bytes of `pages` with the state slots of a replica; None if unknown.
     curve, hit_rate : str, float
         The curve that needs the fewest pages, and its hit rate there. If no size is enough: the
         curve and the hit rate of the best replay.
@@ -70,6 +72,7 @@ class Decision:
     enough: float
     pages: int | None
     page_bytes: int
+    memory: int | None
     curve: str
     hit_rate: float
     below_pages: int | None
@@ -83,8 +86,8 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """List every field by name, ready for JSON; `memory_gib` if the page has known bytes."""
         told = dict(vars(self))
-        if self.page_bytes and self.pages is not None:
-            told["memory_gib"] = gib(self.pages * self.page_bytes)
+        if self.memory is not None:
+            told["memory_gib"] = gib(self.memory)
         return told
 
 
@@ -112,6 +115,8 @@ class Results(Protocol):
     def pages(self) -> Sequence[int]: ...
     @property
     def page_bytes(self) -> int: ...
+    @property
+    def memory(self) -> Sequence[int]: ...
     @property
     def replicas(self) -> int: ...
     @property
@@ -197,7 +202,7 @@ class _Decider:
         if place is None:
             index = column.rates.index(max(column.rates))
         best, lead, tied = self._best_policy(column.tier, index)
-        pages = self._comparison.pages
+        pages, memory = self._comparison.pages, self._comparison.memory
         below = None if place in (None, 0) else index - 1
         tier = self._tier()
         lines = [
@@ -211,6 +216,7 @@ class _Decider:
             enough=ENOUGH,
             pages=None if place is None else pages[place],
             page_bytes=self._comparison.page_bytes,
+            memory=None if place is None or not memory else memory[place],
             curve=column.curve,
             hit_rate=column.rates[index],
             below_pages=None if below is None else pages[below],
@@ -341,9 +347,11 @@ class _Decider:
         )
 
     def _size(self, index: int) -> str:
-        pages = self._comparison.pages[index]
-        each = " on each replica" if self._comparison.replicas > 1 else ""
-        return f"{self._write(pages)}{each}"
+        comparison = self._comparison
+        each = " on each replica" if comparison.replicas > 1 else ""
+        if comparison.memory:
+            return f"{format_size(comparison.memory[index])}{each}"
+        return f"{self._write(comparison.pages[index])}{each}"
 
     def _write(self, pages: int) -> str:
         size = self._comparison.page_bytes

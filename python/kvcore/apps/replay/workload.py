@@ -51,6 +51,11 @@ class Workload(ABC):
     sessions: NDArray[np.int64] | None = None
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block of a trace that has ids of blocks in place of tokens; otherwise 0."""
+        return 0
+
     @abstractmethod
     def prompt(self, index: int) -> NDArray[np.int32]:
         """Return the prompt of one request.

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Size the pool of a model whose layers keep windows, chunks or states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvcore import KVCacheParams
+from kvcore.apps.replay.pool import MOST_PAGES, PoolError, PoolSettings
+from kvcore.groups import State
+from kvcore.layers.kinds import described
+from kvcore.layers.layer_map import column_tokens, has_windows
+from kvcore.pools import chosen_states, intervals
+from kvcore.sizing import batch_with_slots, pages_per_replica
+from kvcore.support.byte_sizes import format_size
+
+__all__ = ["is_hybrid", "model_pool", "served_lines", "with_checkpoints"]
+
+
+def is_hybrid(model: KVCacheParams) -> bool:
+    """Return whether some layers keep a window, a chunk or a state instead of every token."""
+    return has_windows(model) or bool(model.state_groups)
+
+
+def with_checkpoints(model: KVCacheParams, every: int) -> KVCacheParams:
+    """Return the model with checkpoints of its states every `every` tokens of a prompt.
+
+    Raises
+    ------
+    PoolError
+        No layer keeps a state, or `every` is no positive multiple of the tokens of a page.
+    """
+    if not model.state_groups:
+        raise PoolError("no layer of the model keeps a state, so there are no checkpoints")
+    page = column_tokens(model)
+    if every < 1 or every % page:
+        raise PoolError(
+            f"checkpoints every {every} tokens do not end pages; expected a multiple of {page}, "
+            f"the tokens of a page"
+        )
+    groups = tuple(
+        replace(group, interval=every) if isinstance(group, State) else group
+        for group in model.groups or ()
+    )
+    return replace(model, groups=groups)
+
+
+def model_pool(
+    model: KVCacheParams,
+    *,
+    memory: int | None = None,
+    pages: int | None = None,
+    replicas: int = 1,
+    requests: int = 1,
+    state_slots: int | None = None,
+) -> PoolSettings:
+    """Divide memory into the pages and the state slots of a model, as a manager does.
+
+    Parameters
+    ----------
+    model : KVCacheParams
+        Model of one device; layers may keep windows, chunks and states.
+    memory : int, optional
+        Bytes of all replicas, for pages and state slots.
+    pages : int, optional
+        Instead of `memory`: pages of each replica. State slots take memory in addition.
+    replicas : int
+        Data-parallel replicas.
+    requests : int
+        Number of requests that run at a time, over all replicas, for the number of slots.
+    state_slots : int, optional
+        State slots of each replica. By default two slots for each request, one for the request and
+        one for a checkpoint, and up to 16 checkpoints if there are fewer than 16 requests. If two
+        slots for each request take more memory than the pages, there are fewer slots, so that both
+        take half.
+
+    Raises
+    ------
+    PoolError
+        The memory has no room for a page, or `state_slots` is given for a model without states.
+    """
+    if (memory is None) == (pages is None):
+        raise PoolError(f"memory is {memory} and pages is {pages}; expected one of them")
+    # Without a memory, the slots may take as much memory as the pages.
+    share = 2 * (pages or 0) * model.bytes_per_page if memory is None else memory // replicas
+    slots = _slots(model, share, -(-requests // replicas), state_slots)
+    if pages is None:
+        pages = pages_per_replica(model, share, slots)
+        if not 1 <= pages <= MOST_PAGES:
+            beside = slots * model.bytes_per_state_slot
+            states = f" and {slots} state slots of {format_size(beside)}" if slots else ""
+            raise PoolError(
+                f"{format_size(share)} on each of {replicas} replicas have room for {pages} pages "
+                f"of {format_size(model.bytes_per_page)}{states}; expected 1 to {MOST_PAGES} pages"
+                f"{': more memory, or fewer state slots' if slots else ''}"
+            )
+    return PoolSettings(
+        page_size=model.page_size,
+        pages=pages,
+        replicas=replicas,
+        model=model,
+        page_bytes=model.bytes_per_page,
+        state_slots=slots,
+    )
+
+
+def _slots(model: KVCacheParams, share: int, requests: int, state_slots: int | None) -> int:
+    """Return the state slots of a replica with `share` bytes, of which states take up to half."""
+    if state_slots is not None:
+        if not model.state_groups:
+            raise PoolError(
+                f"there are {state_slots} state slots, but no layer of the model keeps a state; "
+                f"leave them out"
+            )
+        return state_slots
+    pages = max(1, share // 2 // model.bytes_per_page)
+    batch = batch_with_slots(model, share, pages, requests)
+    # This number of slots depends on the longest request only if a memory is given.
+    return chosen_states(model, batch, None, max_seq_len=model.page_size, num_pages=pages)
+
+
+def served_lines(pool: PoolSettings, block_tokens: int) -> tuple[str, ...]:
+    """Describe the layers of a model, its checkpoints, and the assumptions about blocks.
+
+    There is no line for a pool without a model.
+
+    Parameters
+    ----------
+    pool : PoolSettings
+        A pool of `model_pool`.
+    block_tokens : int
+        Tokens per block of the trace; 0 if the trace has tokens.
+    """
+    model = pool.model
+    if model is None:
+        return ()
+    kinds = [_layers_text(described(group)) for group in model.groups or ()]
+    page = f"{model.page_size:,} tokens of up to {model.layers_per_page} layers"
+    lines = [f"layers: {', '.join(kinds)}; a page has {page}, {format_size(model.bytes_per_page)}"]
+    size = pool.hit_tokens
+    if size != model.page_size:
+        lines.append(f"pages have several sizes: checkpoints and commits are in {size:,} tokens")
+    if not model.state_groups:
+        return tuple(lines)
+    every = [f" and every {each:,} tokens" for each in intervals(model) if each]
+    lines.append(
+        f"a hit ends at a checkpoint: at the last page end before the end of a prompt, where "
+        f"prompts branch{''.join(dict.fromkeys(every))}; a state slot is "
+        f"{format_size(model.bytes_per_state_slot)}"
+    )
+    if block_tokens % size or block_tokens > size:
+        lines.append(
+            f"prompts share whole blocks of {block_tokens:,} tokens, so a checkpoint inside a "
+            f"block is never found again: --page-size {block_tokens} puts checkpoints at the ends "
+            f"of blocks"
+        )
+    return tuple(lines)
+
+
+def _layers_text(group: dict[str, Any]) -> str:
+    """Write the number of layers of a group, and the tokens that they keep."""
+    kept = f" of {group['keeps']:,}" if group["keeps"] is not None else ""
+    name = {"full": "keep every token", "state": "keep a state"}.get(
+        group["kind"], f"keep a {group['kind']}{kept}"
+    )
+    return f"{group['layers']} {name}"
