@@ -354,14 +354,16 @@ def _optimum(uses: PageUses, pool: PoolSettings, chunk: int) -> Optimum:
 
     Every hit of a model is a hit in the pages of its full-attention layers: windows and checkpoints
     only shorten hits. So the optimum of a cache with only these layers, in all pages of the pool,
-    is a bound. It serves the same requests as the model.
+    is a bound. It serves the same requests as the model. Its whole pages are those of its tokens.
     """
     if pool.model is None:
         return optimum(uses, pool.pages_per_replica, replicas=pool.replicas)
     most = pool.pages_per_replica
     served = np.array([pool.most_pages(n, chunk) <= most for n in uses.lengths.tolist()], np.bool_)
     found = optimum(uses, pool.full_columns, replicas=pool.replicas, served=served)
-    return replace(found, pages=most)
+    page, lengths = pool.page_size, uses.lengths
+    counts = {"prompt_pages": int((-(-lengths // page)).sum())}
+    return replace(found, pages=most, cached_pages=found.cached_tokens // page, **counts)
 
 
 def _unlimited(runs: Sequence[ComparisonRun]) -> int | None:

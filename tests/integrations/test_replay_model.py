@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays of models with windows, chunks and states: oracles, a manager, bounds, sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcore import KVCacheParams, LayerOptions, PagedKVCacheManager, TextGenerationContext
+from kvcore.apps.cli.presets import find_model
+from kvcore.apps.replay.model_pools import is_hybrid, served_lines
+from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
+from kvcore.replay import (
+    ChatSettings,
+    Comparison,
+    EngineSettings,
+    PoolError,
+    PoolSettings,
+    Workload,
+    chat_workload,
+    compare,
+    model_pool,
+    read_trace,
+    replay_admission,
+    replay_online,
+    replay_routed,
+    with_checkpoints,
+)
+from naive_checkpoints import hits_of_checkpoints, hits_of_prefixes
+from trace_files import random_rows, row, write_trace
+
+CHATS = ChatSettings(
+    conversations=25,
+    system_prompts=3,
+    system_tokens=(30, 60),
+    median_message=20,
+    median_output=25,
+    max_message=100,
+    max_output=100,
+)
+ARRAYS = {"ssm": ((4, 8), "float32"), "conv": ((6,), "float16")}  # 140 bytes for each layer
+FULL, WINDOW, CHUNK = FullAttention([0]), SlidingWindow([1, 2], 40), ChunkedLocal([3], 96)
+STATE = State([4, 5], ARRAYS)
+SHAPES: dict[str, tuple[AttentionGroup | State, ...]] = {
+    "full and window": (FULL, WINDOW),
+    "window": (WINDOW,),
+    "chunk": (FULL, CHUNK),
+    "full and state": (FULL, STATE),
+    "window and state": (WINDOW, STATE),
+    "all": (FULL, WINDOW, CHUNK, STATE),
+    "layers with both": (FULL, WINDOW, State([0, 1], ARRAYS)),
+    "two states": (FULL, STATE, State([6], {"kept": ((3,), "int8")})),
+    "two page sizes": (FullAttention([0], n_kv_heads=1), SlidingWindow([1, 2], 40), STATE),
+}
+
+
+def model_of(name: str, page_size: int = 8) -> KVCacheParams:
+    groups = SHAPES[name]
+    layers = 1 + max(layer for group in groups for layer in group.layers)
+    return KVCacheParams("float16", 2, 4, layers, page_size=page_size, groups=groups)
+
+
+@pytest.fixture(scope="module")
+def chats() -> Workload:
+    return chat_workload(seed=5, settings=CHATS)
+
+
+def prompts_of(workload: Workload) -> list[list[int]]:
+    return [workload.prompt(index).tolist() for index in range(len(workload))]
+
+
+def roomy(model: KVCacheParams, **options: Any) -> PoolSettings:
+    return model_pool(model, pages=400_000, requests=500, **options)
+
+
+# ---- oracles -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["full and window", "window", "chunk"])
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_windows_hit_every_shared_token_of_whole_pages(
+    chats: Workload, name: str, page_size: int
+) -> None:
+    report = replay_admission(chats, roomy(model_of(name, page_size)), chunk=64)
+    expected = hits_of_prefixes(prompts_of(chats), page_size)
+    assert list(report.request_hits) == expected
+    assert sum(expected) == report.cached_tokens > 10_000
+    assert not report.has_evictions
+
+
+@pytest.mark.parametrize("every", [None, 16, 64])
+@pytest.mark.parametrize("name", ["full and state", "window and state", "all", "layers with both"])
+def test_states_hit_only_at_checkpoints(chats: Workload, name: str, every: int | None) -> None:
+    model = model_of(name)
+    if every is not None:
+        model = with_checkpoints(model, every)
+    for chunk in (64, 10_000):
+        report = replay_admission(chats, roomy(model, state_slots=20_000), chunk=chunk)
+        expected = hits_of_checkpoints(prompts_of(chats), 8, every)
+        assert list(report.request_hits) == expected
+        assert not report.has_evictions
+        assert report.states is not None
+        assert report.states.checkpoint_hits == sum(hit > 0 for hit in expected)
+    flat = hits_of_prefixes(prompts_of(chats), 8)
+    assert 10_000 < sum(expected) < sum(flat)
+    assert all(hit <= most for hit, most in zip(expected, flat, strict=True))
+
+
+def test_checkpoints_of_a_trace_of_blocks_need_pages_of_blocks(tmp_path: Path) -> None:
+    # A prompt continues the one before; the end of a prompt is in the middle of a block.
+    rows = [row([*range(n), 100 + n], length=512 * n + 200) for n in range(1, 9)]
+    workload = read_trace(write_trace(tmp_path, *rows))
+    hits = {}
+    for page_size in (16, 512):
+        pool = roomy(model_of("full and state", page_size))
+        hits[page_size] = list(replay_admission(workload, pool).request_hits)
+        assert hits[page_size] == hits_of_checkpoints(prompts_of(workload), page_size)
+    assert hits[16][1:] == [0, *(512 * n for n in range(1, 7))]  # where the prompt before branched
+    assert hits[512][1:] == [512 * n for n in range(1, 8)]
+    small, large = (served_lines(roomy(model_of("full and state", n)), 512) for n in (16, 512))
+    assert "--page-size 512 puts checkpoints at the ends of blocks" in small[-1]
+    assert len(large) == len(small) - 1
+
+
+# ---- the manager ---------------------------------------------------------------------------------
+
+
+def served_by_a_manager(
+    workload: Workload, pool: PoolSettings, chunk: int
+) -> tuple[list[int], list[int], PagedKVCacheManager]:
+    """Serve the prompts by calls of a manager; return hits, and pages held by each prompt."""
+    assert pool.model is not None
+    params = pool.model
+    fields = {name: getattr(params, name) for name in ("dtype", "n_kv_heads", "head_dim")}
+    fields |= {name: getattr(params, name) for name in ("num_layers", "page_size", "groups")}
+    cached = KVCacheParams(**fields, enable_prefix_caching=True)
+    manager = PagedKVCacheManager(
+        cached,
+        max_batch_size=1,
+        max_seq_len=100_000,
+        num_pages=pool.pages,
+        blocks=None,
+        layers=LayerOptions(num_states=pool.state_slots or None),
+    )
+    hits, held = [], []
+    for index, prompt in enumerate(prompts_of(workload)):
+        context = TextGenerationContext(index, prompt)
+        manager.claim(index)
+        begin = None
+        while context.start_idx < len(prompt):
+            context.active_idx = min(len(prompt), context.start_idx + chunk)
+            manager.fetch([context])
+            begin = context.start_idx if begin is None else begin
+            context.update(0)
+            manager.step([context])
+            manager.take_copies()
+            manager.take_state_copies()
+        hits.append(begin or 0)
+        held.append(manager.total_num_pages - manager.num_free_blocks)
+        manager.release(index)
+    return hits, held, manager
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize(("pages", "slots"), [(400, 5), (450, 20)])
+def test_a_replay_counts_as_the_manager_does(
+    chats: Workload, name: str, pages: int, slots: int
+) -> None:
+    model = model_of(name)
+    pool = model_pool(model, pages=pages, state_slots=slots if model.state_groups else None)
+    report = replay_admission(chats, pool, chunk=128)
+    hits, held, manager = served_by_a_manager(chats, pool, 128)
+    assert report.refused == 0
+    assert list(report.request_hits) == hits
+    assert report.evicted_pages == manager.metrics.evicted_pages > 0
+    assert report.peak_used_pages == manager.metrics.peak_used_pages
+    assert report.mean_used_pages == sum(held) / len(held)
+    assert report.leaked_pages == 0
+    if report.states is None:
+        assert not model.state_groups
+        return
+    found = manager.state_metrics
+    assert report.states.slots == slots == found.total_slots
+    assert report.states.checkpoints == found.checkpoints
+    assert report.states.checkpoint_hits == found.checkpoint_hits
+    assert report.states.checkpoints_made == found.checkpoints_made
+    assert report.states.evicted_checkpoints == found.evicted_checkpoints > 0
+    assert report.states.leaked_slots == 0
+    assert report.concurrency == min(pages / report.mean_used_pages, slots // 2)
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_an_engine_serves_every_request(chats: Workload, name: str) -> None:
+    model = model_of(name)
+    pool = model_pool(model, pages=500, state_slots=9 if model.state_groups else None)
+    report = replay_online(chats, pool, EngineSettings(concurrency=30, chunk=64))
+    assert report.requests == len(chats)
+    assert (report.refused, report.leaked_pages) == (0, 0)
+    assert report.cached_tokens > 0
+    if report.states is not None:
+        assert report.concurrency <= 4  # two slots for each request
+        assert report.states.leaked_slots == 0
+
+
+@pytest.mark.parametrize("name", ["full and state", "window"])
+def test_replicas_have_slots_and_pages_of_their_own(chats: Workload, name: str) -> None:
+    model = model_of(name)
+    one = replay_admission(chats, roomy(model, state_slots=2_000 if model.state_groups else None))
+    pool = roomy(model, replicas=3, state_slots=2_000 if model.state_groups else None)
+    three = replay_admission(chats, pool)
+    assert three.cached_tokens == one.cached_tokens > 0
+    assert (three.memory, three.total_pages) == (one.memory, 3 * one.total_pages)
+    online = replay_online(chats, pool, EngineSettings(concurrency=12))
+    assert (online.requests, online.leaked_pages) == (len(chats), 0)
+
+
+# ---- reasons -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["full and window", "full and state", "all"])
+def test_tokens_without_a_window_or_a_checkpoint_are_unreachable(
+    chats: Workload, name: str
+) -> None:
+    model = model_of(name)
+    slots = {"state_slots": 6} if model.state_groups else {}
+    pool = replace(model_pool(model, pages=300, **slots), explain=True)
+    report = replay_admission(chats, pool, chunk=64)
+    assert report.misses is not None
+    assert report.misses.unreachable > 0
+    assert report.misses.cached_tokens == report.cached_tokens
+    assert sum(report.misses.by_reason.values()) == report.prompt_tokens - report.cached_tokens
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+
+def compared(workload: Workload, model: KVCacheParams, **options: Any) -> Comparison:
+    slots = {"state_slots": 12} if model.state_groups else {}
+    pools = [model_pool(model, pages=pages, **slots) for pages in (60, 150, 400, 60_000)]
+    return compare(workload, pools, ["lru", "lfu"], chunk=512, **options)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_no_policy_finds_more_than_the_bound(tmp_path: Path, name: str, seed: int) -> None:
+    rows = random_rows(seed, requests=80, depth=6, fan_out=2)
+    workload = read_trace(write_trace(tmp_path, *rows))
+    found = compared(workload, model_of(name, 128))
+    assert (found.optimum_name, found.has_flat) == ("bound", False)
+    assert found.pages == tuple(best.pages for best in found.optima)
+    for policy in ("lru", "lfu"):
+        for run, best in zip(found.of(policy), found.optima, strict=True):
+            report = run.report
+            assert (report.requests, report.refused) == (best.requests, best.refused)
+            assert report.cached_tokens <= best.cached_tokens
+            assert report.cached_pages <= best.cached_pages
+    run_of_tokens = model_pool(model_of(name, 128), pages=1).hit_tokens
+    whole = replay_admission(workload, PoolSettings(page_size=run_of_tokens, pages=60_000))
+    assert found.optima[-1].cached_tokens == whole.cached_tokens
+
+
+def test_the_bound_refuses_the_requests_that_a_model_refuses(tmp_path: Path) -> None:
+    # The window needs more pages than there are, so the long prompt never runs; a flat optimum of
+    # the full layer would run it, and evict the two short prompts.
+    short, long = row([0, 1]), row([9, 8, 7, 6])
+    workload = read_trace(write_trace(tmp_path, short, row([2, 3]), long, short, row([2, 3, 5])))
+    model = KVCacheParams(
+        "float16", 1, 4, 2, page_size=512, groups=[FullAttention([0]), SlidingWindow([1], 512)]
+    )
+    pool = model_pool(model, pages=7)
+    found = compare(workload, [pool], ["lru"], chunk=100_000)
+    (best,) = found.optima
+    (run,) = found.runs
+    assert (run.report.refused, best.refused) == (1, 1)
+    assert run.report.cached_tokens <= best.cached_tokens
+
+
+def test_the_best_rate_is_that_of_a_replay_without_evictions(chats: Workload) -> None:
+    model = model_of("full and state")
+    small, large = (model_pool(model, pages=n, state_slots=n) for n in (400, 4_000))
+    both = compare(chats, [large, small], ["lru"], chunk=512)
+    expected = hits_of_checkpoints(prompts_of(chats), 8)
+    assert both.most_cached_tokens == sum(expected) < both.optima[-1].cached_tokens
+    assert both.decision.best_of == "no evictions"
+    assert both.memory == tuple(n * (model.bytes_per_page + 280) for n in (400, 4_000))
+    assert both.decision.memory == both.memory[both.pages.index(both.decision.pages or 0)]
+    only = compare(chats, [small], ["lru"], chunk=512)
+    assert only.most_cached_tokens is None
+    assert only.decision.best_of == "these replays"
+    online = compare(chats, [large], ["lru"], engine=EngineSettings())
+    assert (online.optima, online.most_cached_tokens) == ((), None)
+
+
+# ---- sizes ---------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "jamba-1.5-mini", "kimi-linear-48b-a3b"])
+@pytest.mark.parametrize("requests", [3, 16, 200])
+def test_memory_is_divided_as_a_manager_divides_it(name: str, requests: int) -> None:
+    model = find_model(name).params(16)
+    assert is_hybrid(model)
+    memory = 80 * GIB
+    pool = model_pool(model, memory=memory, requests=requests)
+    manager = PagedKVCacheManager(model, requests, 4096, available_cache_memory=memory, blocks=None)
+    assert pool.state_slots == manager.state_metrics.total_slots
+    assert pool.pages == manager.total_num_pages
+    assert memory - model.bytes_per_page < pool.memory <= memory
+    assert pool.most_running >= requests
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-20b", "llama-4-scout"])
+def test_without_states_the_memory_is_pages(name: str) -> None:
+    model = find_model(name).params(16)
+    pool = model_pool(model, memory=24 * GIB, replicas=2)
+    assert pool.pages == 12 * GIB // model.bytes_per_page
+    assert (pool.state_slots, pool.most_running) == (0, float("inf"))
+
+
+def test_states_take_at_most_half_of_the_memory() -> None:
+    model = find_model("qwen3-next-80b-a3b").params(16)
+    slot = model.bytes_per_state_slot
+    pool = model_pool(model, memory=20 * GIB, requests=256)
+    assert 10 * GIB - 2 * slot < pool.state_slots * slot <= 10 * GIB
+    assert pool.pages * model.bytes_per_page >= 10 * GIB - model.bytes_per_page
+    by_pages = model_pool(model, pages=pool.pages, requests=256)
+    assert abs(by_pages.state_slots - pool.state_slots) <= 4
+    assert by_pages.pages == pool.pages
+    exact = model_pool(model, memory=20 * GIB, state_slots=10)
+    assert exact.pages == (20 * GIB - 10 * slot) // model.bytes_per_page
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"memory": 100}, "100 B on each of 1 replicas have room for 0 pages"),
+        ({"memory": GIB, "state_slots": 10_000_000}, "fewer state slots"),
+        ({}, "expected one of them"),
+        ({"memory": GIB, "pages": 3}, "expected one of them"),
+    ],
+)
+def test_a_memory_without_room_is_refused(options: dict[str, int], told: str) -> None:
+    with pytest.raises(PoolError, match=told):
+        model_pool(model_of("full and state"), **options)
+
+
+def test_slots_and_checkpoints_need_a_state() -> None:
+    with pytest.raises(PoolError, match="no layer of the model keeps a state"):
+        model_pool(model_of("window"), pages=10, state_slots=3)
+    with pytest.raises(PoolError, match="no layer of the model keeps a state"):
+        with_checkpoints(model_of("window"), 16)
+    with pytest.raises(PoolError, match="expected a multiple of 8"):
+        with_checkpoints(model_of("full and state"), 20)
+    with pytest.raises(PoolError, match="expected a multiple of 16"):
+        with_checkpoints(model_of("two page sizes"), 8)
+
+
+def test_a_router_refuses_a_model(chats: Workload) -> None:
+    with pytest.raises(PoolError, match="remove groups and tiers"):
+        replay_routed(chats, roomy(model_of("window")), "prefix")
