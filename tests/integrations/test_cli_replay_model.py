@@ -78,6 +78,16 @@ def test_slots_and_checkpoints_are_options(capsys: pytest.CaptureFixture[str], t
     assert any("and every 512 tokens" in line for line in every["assumptions"])
 
 
+def test_slots_may_be_a_share_of_the_memory(capsys: pytest.CaptureFixture[str], trace: str) -> None:
+    sizes = ("--memory", "12GiB,48GiB", "--state-slots", "25%")
+    answer = told(capsys, "replay", trace, *QWEN, *PAGED, *sizes)
+    assert answer["state_slots"] == [3 * GIB // SLOT, 12 * GIB // SLOT]
+    by_pages = ("--pages", ",".join(map(str, answer["pages"])), "--state-slots", "25%")
+    found = told(capsys, "replay", trace, *QWEN, *PAGED, *by_pages)
+    for one, other in zip(answer["state_slots"], found["state_slots"], strict=True):
+        assert abs(one - other) <= 1
+
+
 def test_online_runs_two_slots_for_each_request(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
@@ -92,11 +102,11 @@ def test_blocks_larger_than_pages_are_an_assumption(
     capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
     small = told(capsys, "replay", trace, *QWEN, "--pages", "4000", "--mode", "admission")
-    assert "--page-size 512 puts checkpoints at the ends" in small["assumptions"][-1]
+    assert "--page-size 512 keeps checkpoints at the ends" in small["assumptions"][-1]
     large = told(capsys, "replay", trace, *QWEN, *PAGED, "--pages", "400", "--mode", "admission")
     assert not any("--page-size" in line for line in large["assumptions"])
     window = told(capsys, "replay", trace, *GEMMA, "--pages", "4000", "--mode", "admission")
-    assert not any("--page-size" in line for line in window["assumptions"])
+    assert "--page-size 512 keeps windows at the ends" in window["assumptions"][-1]
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
@@ -171,6 +181,9 @@ def test_a_config_file_names_a_model(
             "and 99 state slots of 7.18 GiB; expected 1 to 2147483647 pages: more memory, or fewer",
         ),
         ([*QWEN, "--memory", "9GiB", "--state-slots", "0"], "'--state-slots': expected 1 to"),
+        ([*QWEN, "--memory", "9GiB", "--state-slots", "all"], "'--state-slots': expected 1 to"),
+        ([*QWEN, "--memory", "9GiB", "--state-slots", "100%"], "'--state-slots': expected more"),
+        ([*QWEN, "--memory", "9GiB", "--state-slots", "nan%"], "'--state-slots': expected more"),
         ([*GEMMA, "--memory", "9GiB", "--state-slots", "9"], "'--state-slots': expected a model"),
         (["--pages", "9", "--state-slots", "9"], "'--state-slots': expected --model with a model"),
         (

@@ -121,7 +121,7 @@ def test_checkpoints_of_a_trace_of_blocks_need_pages_of_blocks(tmp_path: Path) -
     assert hits[16][1:] == [0, *(512 * n for n in range(1, 7))]  # where the prompt before branched
     assert hits[512][1:] == [512 * n for n in range(1, 8)]
     small, large = (served_lines(roomy(model_of("full and state", n)), 512) for n in (16, 512))
-    assert "--page-size 512 puts checkpoints at the ends of blocks" in small[-1]
+    assert "--page-size 512 keeps checkpoints at the ends of blocks" in small[-1]
     assert len(large) == len(small) - 1
 
 
@@ -339,6 +339,8 @@ def test_states_take_at_most_half_of_the_memory() -> None:
     [
         ({"memory": 100}, "100 B on each of 1 replicas have room for 0 pages"),
         ({"memory": GIB, "state_slots": 10_000_000}, "fewer state slots"),
+        ({"memory": GIB, "state_share": 1.0}, "expected more than 0 and less than 1"),
+        ({"memory": GIB, "state_share": 0.5, "state_slots": 3}, "expected one of them"),
         ({}, "expected one of them"),
         ({"memory": GIB, "pages": 3}, "expected one of them"),
     ],

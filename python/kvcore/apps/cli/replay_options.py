@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvcore.apps.cli.options import MOST_PAGES, count, within
+from kvcore.apps.cli.options import count, within
 from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
@@ -131,11 +131,11 @@ Model = Annotated[
     ),
 ]
 StateSlots = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="N",
-        callback=within(1, MOST_PAGES),
-        help="With --model: state slots of each replica, for requests and checkpoints.",
+        metavar="N|SHARE%",
+        help="With --model: state slots of each replica, for requests and checkpoints, or their "
+        "share of the memory, such as 25%.",
         show_default="two for each of --concurrency requests, in at most half of the memory",
     ),
 ]

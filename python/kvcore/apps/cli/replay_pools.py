@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import typer
 
@@ -38,7 +40,7 @@ class PoolSizes:
     bytes_per_token: int | None
     dtype: str | None
     groups: str | None
-    state_slots: int | None
+    state_slots: str | None
     checkpoint_every: int | None
     requests: int
     host_pages: str | None
@@ -98,30 +100,30 @@ class PoolSizes:
             )
         if self.checkpoint_every is not None:
             model = checked("--checkpoint-every", with_checkpoints, model, self.checkpoint_every)
-        if self.state_slots is not None and not model.state_groups:
-            raise typer.BadParameter(
-                "expected a model whose layers keep a state", param_hint="'--state-slots'"
-            )
+        states: dict[str, Any] = {}
+        if self.state_slots is not None:
+            if not model.state_groups:
+                raise typer.BadParameter(
+                    "expected a model whose layers keep a state", param_hint="'--state-slots'"
+                )
+            states = checked("--state-slots", _read_slots, self.state_slots)
         name, sizes = "--pages", self.pages
         read: Callable[[str], int] = read_pages
         if self.memory is not None:
             name, sizes, read = "--memory", self.memory, parse_size
         found = [
-            checked(name, partial(self._model_pool, model), name, size)
+            checked(name, partial(self._model_pool, model, states), name, size)
             for size in checked(name, listed, sizes, read)
         ]
         return list(dict.fromkeys(found))
 
-    def _model_pool(self, model: KVCacheParams, name: str, size: int) -> PoolSettings:
-        return model_pool(
-            model,
-            **{name.removeprefix("--"): size},
-            replicas=self.replicas,
-            requests=self.requests,
-            state_slots=self.state_slots,
-        )
+    def _model_pool(
+        self, model: KVCacheParams, states: dict[str, Any], name: str, size: int
+    ) -> PoolSettings:
+        fields = states | {name.removeprefix("--"): size}
+        return model_pool(model, **fields, replicas=self.replicas, requests=self.requests)
 
-    def _state_options(self) -> tuple[tuple[str, int | None], ...]:
+    def _state_options(self) -> tuple[tuple[str, object], ...]:
         slots, every = self.state_slots, self.checkpoint_every
         return ("'--state-slots'", slots), ("'--checkpoint-every'", every)
 
@@ -221,6 +223,25 @@ class PoolSizes:
 
 def _pages_or_none(text: str) -> int:
     return 0 if text == "0" else read_pages(text)
+
+
+def _read_slots(text: str) -> dict[str, Any]:
+    """Read a number of state slots, or their share of the memory in percent."""
+    if text.endswith("%"):
+        try:
+            share = float(text[:-1]) / 100
+        except ValueError:
+            share = math.nan
+        if not 0 < share < 1:
+            raise ValueError(f"expected more than 0% and less than 100%, got {text!r}")
+        return {"state_share": share}
+    try:
+        slots = int(text)
+    except ValueError:
+        slots = 0
+    if not 1 <= slots <= MOST_PAGES:
+        raise ValueError(f"expected 1 to {MOST_PAGES}, or a share such as 25%, got {text!r}")
+    return {"state_slots": slots}
 
 
 _SIZED = "expected --pages, or --memory together with --model, --bytes-per-token or --groups"

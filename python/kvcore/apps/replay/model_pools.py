@@ -54,6 +54,7 @@ def model_pool(
     replicas: int = 1,
     requests: int = 1,
     state_slots: int | None = None,
+    state_share: float | None = None,
 ) -> PoolSettings:
     """Divide memory into the pages and the state slots of a model, as a manager does.
 
@@ -74,17 +75,28 @@ def model_pool(
         one for a checkpoint, and up to 16 checkpoints if there are fewer than 16 requests. If two
         slots for each request take more memory than the pages, there are fewer slots, so that both
         take half.
+    state_share : float, optional
+        Instead of `state_slots`: the share of the memory that state slots take, above 0 and below
+        1; at least one slot.
 
     Raises
     ------
     PoolError
-        The memory has no room for a page, or `state_slots` is given for a model without states.
+        The memory has no room for a page, `state_share` is not between 0 and 1, both `state_slots`
+        and `state_share` are given, or one of them is given for a model without states.
     """
     if (memory is None) == (pages is None):
         raise PoolError(f"memory is {memory} and pages is {pages}; expected one of them")
-    # Without a memory, the slots may take as much memory as the pages.
-    share = 2 * (pages or 0) * model.bytes_per_page if memory is None else memory // replicas
-    slots = _slots(model, share, -(-requests // replicas), state_slots)
+    if state_slots is not None or state_share is not None:
+        _check_states(model, state_slots, state_share)
+    # The default is half of the memory at most. So without a memory, it is twice the pages.
+    of_pages = (pages or 0) * model.bytes_per_page
+    share = int(of_pages / (1 - (state_share or 0.5))) if memory is None else memory // replicas
+    slots = state_slots
+    if state_share is not None:
+        slots = max(1, int(share * state_share) // model.bytes_per_state_slot)
+    if slots is None:
+        slots = _default_slots(model, share, -(-requests // replicas))
     if pages is None:
         pages = pages_per_replica(model, share, slots)
         if not 1 <= pages <= MOST_PAGES:
@@ -105,15 +117,20 @@ def model_pool(
     )
 
 
-def _slots(model: KVCacheParams, share: int, requests: int, state_slots: int | None) -> int:
+def _check_states(model: KVCacheParams, state_slots: int | None, state_share: float | None) -> None:
+    """Refuse slots for a model without states, two numbers of slots, and a wrong share."""
+    if not model.state_groups:
+        raise PoolError("no layer of the model keeps a state; leave out the state slots")
+    if state_slots is not None and state_share is not None:
+        raise PoolError(
+            f"state_slots is {state_slots} and state_share is {state_share}; expected one of them"
+        )
+    if state_share is not None and not 0 < state_share < 1:
+        raise PoolError(f"state_share is {state_share}; expected more than 0 and less than 1")
+
+
+def _default_slots(model: KVCacheParams, share: int, requests: int) -> int:
     """Return the state slots of a replica with `share` bytes, of which states take up to half."""
-    if state_slots is not None:
-        if not model.state_groups:
-            raise PoolError(
-                f"there are {state_slots} state slots, but no layer of the model keeps a state; "
-                f"leave them out"
-            )
-        return state_slots
     pages = max(1, share // 2 // model.bytes_per_page)
     batch = batch_with_slots(model, share, pages, requests)
     # This number of slots depends on the longest request only if a memory is given.
@@ -141,19 +158,19 @@ def served_lines(pool: PoolSettings, block_tokens: int) -> tuple[str, ...]:
     size = pool.hit_tokens
     if size != model.page_size:
         lines.append(f"pages have several sizes: checkpoints and commits are in {size:,} tokens")
-    if not model.state_groups:
-        return tuple(lines)
-    every = [f" and every {each:,} tokens" for each in intervals(model) if each]
-    lines.append(
-        f"a hit ends at a checkpoint: at the last page end before the end of a prompt, where "
-        f"prompts branch{''.join(dict.fromkeys(every))}; a state slot is "
-        f"{format_size(model.bytes_per_state_slot)}"
-    )
-    if block_tokens % size or block_tokens > size:
+    if model.state_groups:
+        every = dict.fromkeys(f" and every {each:,} tokens" for each in intervals(model) if each)
         lines.append(
-            f"prompts share whole blocks of {block_tokens:,} tokens, so a checkpoint inside a "
-            f"block is never found again: --page-size {block_tokens} puts checkpoints at the ends "
-            f"of blocks"
+            f"a hit ends at a checkpoint: at the last page end before the end of a prompt, where "
+            f"prompts branch{''.join(every)}; a state slot is "
+            f"{format_size(model.bytes_per_state_slot)}"
+        )
+    if block_tokens > size:
+        kept = "checkpoints" if model.state_groups else "windows"
+        lines.append(
+            f"prompts share whole blocks of {block_tokens:,} tokens, so {kept} inside the last "
+            f"block of a prompt are never found again: --page-size {block_tokens} keeps {kept} at "
+            f"the ends of blocks"
         )
     return tuple(lines)
 
