@@ -326,8 +326,8 @@ def test_states_take_at_most_half_of_the_memory() -> None:
     slot = model.bytes_per_state_slot
     pool = model_pool(model, memory=20 * GIB, requests=256)
     assert 10 * GIB - 2 * slot < pool.state_slots * slot <= 10 * GIB
-    assert pool.pages * model.bytes_per_page >= 10 * GIB - model.bytes_per_page
-    by_pages = model_pool(model, pages=pool.pages, requests=256)
+    assert pool.pages_per_replica * model.bytes_per_page >= 10 * GIB - model.bytes_per_page
+    by_pages = model_pool(model, pages=pool.pages_per_replica, requests=256)
     assert abs(by_pages.state_slots - pool.state_slots) <= 4
     assert by_pages.pages == pool.pages
     exact = model_pool(model, memory=20 * GIB, state_slots=10)

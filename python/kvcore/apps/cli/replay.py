@@ -94,7 +94,9 @@ def replay(
     each other and, in admission mode, with the optimum, which no policy exceeds.
     With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
     --host-memory and --disk take sizes, and the last line is the decision: the least memory for
-    95 % of the best hit rate.
+    95 % of the best hit rate. If layers of --model keep windows, chunks or states, the replay
+    counts their pages, state slots and checkpoints as the manager does; --pages counts pages of the
+    manager's pool.
     The policy hinted evicts by hints when sessions return: --hints takes them from the recorded
     times of the sessions, exact or in classes (soon, later, never).
     --groups compares a flat cache, which keeps every token in every layer, with a cache of the
@@ -114,6 +116,8 @@ def replay(
     Example: kvcore replay log.jsonl --model llama-3.1-8b --memory 8GiB,32GiB --host-memory 0,64GiB
 
     Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
+
+    Example: kvcore replay log.jsonl --model qwen3-next-80b-a3b --memory 80GiB --state-slots 25%
 
     Example: kvcore replay trace.jsonl.gz --mode admission --host-pages 5000 --disk-pages 50000
 
