@@ -88,7 +88,7 @@ def test_windows_hit_every_shared_token_of_whole_pages(
     expected = hits_of_prefixes(prompts_of(chats), page_size)
     assert list(report.request_hits) == expected
     assert sum(expected) == report.cached_tokens > 10_000
-    assert not report.has_evictions
+    assert report.is_unlimited
 
 
 @pytest.mark.parametrize("every", [None, 16, 64])
@@ -101,7 +101,7 @@ def test_states_hit_only_at_checkpoints(chats: Workload, name: str, every: int |
         report = replay_admission(chats, roomy(model, state_slots=20_000), chunk=chunk)
         expected = hits_of_checkpoints(prompts_of(chats), 8, every)
         assert list(report.request_hits) == expected
-        assert not report.has_evictions
+        assert report.is_unlimited
         assert report.states is not None
         assert report.states.checkpoint_hits == sum(hit > 0 for hit in expected)
     flat = hits_of_prefixes(prompts_of(chats), 8)
@@ -287,6 +287,9 @@ def test_the_best_rate_is_that_of_a_replay_without_evictions(chats: Workload) ->
     assert both.decision.best_of == "no evictions"
     assert both.memory == tuple(n * (model.bytes_per_page + 280) for n in (400, 4_000))
     assert both.decision.memory == both.memory[both.pages.index(both.decision.pages or 0)]
+    one = model_pool(model, pages=4_000, state_slots=1)  # no slot for a checkpoint
+    assert replay_admission(chats, one).cached_tokens == 0
+    assert compare(chats, [one], ["lru"], chunk=512).most_cached_tokens is None
     only = compare(chats, [small], ["lru"], chunk=512)
     assert only.most_cached_tokens is None
     assert only.decision.best_of == "these replays"

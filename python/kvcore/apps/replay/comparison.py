@@ -354,7 +354,8 @@ def _optimum(uses: PageUses, pool: PoolSettings, chunk: int) -> Optimum:
 
     Every hit of a model is a hit in the pages of its full-attention layers: windows and checkpoints
     only shorten hits. So the optimum of a cache with only these layers, in all pages of the pool,
-    is a bound. It serves the same requests as the model. Its whole pages are those of its tokens.
+    is a bound. It serves the same requests as the model. Its number of whole pages is computed from
+    its tokens, because its runs of tokens may be longer than a page.
     """
     if pool.model is None:
         return optimum(uses, pool.pages_per_replica, replicas=pool.replicas)
@@ -367,9 +368,8 @@ def _optimum(uses: PageUses, pool: PoolSettings, chunk: int) -> Optimum:
 
 
 def _unlimited(runs: Sequence[ComparisonRun]) -> int | None:
-    """Return the tokens that a replay without evictions found; None if each had evictions."""
-    reports = [run.report for run in runs]
-    found = [each.cached_tokens for each in reports if not (each.has_evictions or each.refused)]
+    """Return the tokens that a replay with enough memory found; None if memory was short in all."""
+    found = [run.report.cached_tokens for run in runs if run.report.is_unlimited]
     return max(found, default=None)
 
 

@@ -163,9 +163,18 @@ class ReplayReport(HitRates):
         return self.pages * self.page_bytes + (self.states.memory if self.states else 0)
 
     @property
-    def has_evictions(self) -> bool:
-        """Whether pages or checkpoints were evicted."""
-        return bool(self.evicted_pages or (self.states and self.states.evicted_checkpoints))
+    def is_unlimited(self) -> bool:
+        """Whether memory was never short: no request refused, no page or checkpoint evicted.
+
+        In admission mode, where a request runs only after the last one. A checkpoint without a free
+        slot is not made, so there has to be a free slot at the end.
+        """
+        if self.refused or self.evicted_pages:
+            return False
+        found = self.states
+        return found is None or (
+            not found.evicted_checkpoints and found.checkpoints < found.slots - 1
+        )
 
     @property
     def tokens_per_second(self) -> float:
