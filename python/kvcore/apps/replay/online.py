@@ -157,7 +157,9 @@ class _OnlineReplay:
             num_steps=engine.decode_steps,
             update=self._timer.timed(update_batch),
         )
-        self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
+        self._arrivals = ArrivalQueue(
+            workload.arrivals, workload.next_turns, workload.think_times, workload.waits
+        )
         self._tally = Tally(request_hits=array("q", [REFUSED]) * len(workload))
         self._now = 0.0
         self._start = self._arrivals.next_time
