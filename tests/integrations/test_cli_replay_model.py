@@ -122,6 +122,7 @@ def test_tables_name_groups_and_slots(
         assert name in out
     assert "optimum" not in out
     assert "without and with groups" not in out
+    assert "…" not in out
     one = shown(capsys, "replay", trace, *QWEN, *PAGED, "--memory", "12GiB", "--explain")
     assert re.search(r"36 state +│ +[\d,]+ slots │ of 74.25 MiB", one)
     assert re.search(r"hits of checkpoints +│ +\d+ │ \d+ made, \d+ evicted", one)
@@ -134,15 +135,24 @@ def test_the_page_names_groups_and_the_bound(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
 ) -> None:
     page = tmp_path / "page.html"
-    shown(capsys, "replay", trace, *QWEN, *PAGED, "--memory", "12GiB,48GiB", "--html", page)
+    sizes = ("--memory", "12GiB,48GiB", "--explain")
+    out = shown(capsys, "replay", trace, *QWEN, *PAGED, *sizes, "--html", page)
+    answer = told(capsys, "replay", trace, *QWEN, *PAGED, *sizes)
+    misses = answer["results"][0]["misses"]
+    share = f"{misses['unreachable'] / misses['prompt_tokens']:.2%}"
+    assert misses["unreachable"] > 0
+    assert "prompt tokens that were not cached, by reason" in out
+    assert share in out
     text = page.read_text(encoding="utf-8")
     for part in (
         "It is a bound: windows and checkpoints only shorten hits",
         "State slots and checkpoints",
         "Bytes of each group",
         "12 full",
-        "memory for pages of 512 tokens of up to 12 layers",
+        "memory for pages of 512 tokens of up to 12 layers and state slots",
         "Requests at a time over capacity",
+        "Prompt tokens that were not cached, by reason",
+        f"<td>{share}</td>",
         ">bound<",
     ):
         assert part in text

@@ -12,6 +12,7 @@ from itertools import chain
 
 import kvcore
 from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
+from kvcore.apps.cli.miss_figures import MISS_TITLE, has_misses, miss_head, miss_rows
 from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
@@ -114,6 +115,8 @@ def _sizes(comparison: Comparison) -> list[float]:
 def _capacity_axis(comparison: Comparison) -> Axis:
     labels, unit = size_labels(comparison)
     name = f"pages of {comparison.page_size:,} tokens{layers_of_page(comparison)}"
+    if any(comparison.state_slots):
+        name += " and state slots"
     if comparison.page_bytes:
         name = f"memory for {name}"
     if comparison.replicas > 1:
@@ -377,7 +380,7 @@ def _figures_section(comparison: Comparison, prefill_speed: float | None) -> str
         "says whether it is higher by more than the noise.</p>"
         f"{_table([*sizes, *best, *names], rows)}"
         f"{_groups_figures(comparison)}{_tier_figures(comparison)}"
-        f"{_saved_figures(comparison, prefill_speed)}"
+        f"{_miss_figures(comparison)}{_saved_figures(comparison, prefill_speed)}"
         f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
@@ -396,6 +399,14 @@ def _tier_figures(comparison: Comparison) -> str:
         return ""
     title = "Where prompt tokens were found"
     return _titled(title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+
+
+def _miss_figures(comparison: Comparison) -> str:
+    """Write why prompt tokens were not cached."""
+    if not has_misses(comparison):
+        return ""
+    rows = miss_rows(comparison)
+    return _titled(MISS_TITLE.capitalize(), miss_head(comparison), NAMES, rows)
 
 
 def _saved_figures(comparison: Comparison, prefill_speed: float | None) -> str:

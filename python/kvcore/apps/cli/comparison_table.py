@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kvcore.apps.cli.curves import COLOURS, Curve, draw_curves
 from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
+from kvcore.apps.cli.miss_figures import MISS_TITLE, has_misses, miss_head, miss_rows
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
@@ -56,6 +57,8 @@ def print_comparison(
     if comparison.host_pages:
         title = "where prompt tokens were found"
         _print_rows(console, title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+    if has_misses(comparison):
+        _print_rows(console, MISS_TITLE, miss_head(comparison), NAMES, miss_rows(comparison))
     if prefill_speed is not None:
         _print_saved(comparison, prefill_speed, console)
     console.print(Text(comparison.decision.text), soft_wrap=not console.is_terminal)

@@ -23,7 +23,7 @@ NAMES = ("cache", "policy", "group")  # columns of text
 
 _POOL_HEAD = ("memory", "cache", "hit rate", "refused", "at a time", "a request holds")
 _GROUP_HEAD = ("memory", "policy", "group", "held", "cached", "holes", "filled", "given back")
-_STATE_HEAD = ("memory", "policy", "slots", "bytes", "checkpoints", "hits", "made", "evicted")
+_STATE_HEAD = ("memory", "policy", "slots", "bytes", "kept", "hits", "made", "evicted")
 
 Row = Sequence[str]
 
@@ -116,7 +116,10 @@ def _group_rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def _state_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yield a row for each pool and policy: slots of a replica, and counts of checkpoints."""
+    """Yield a row for each pool and policy: slots of a replica, and counts of checkpoints.
+
+    "kept" are the checkpoints at the end.
+    """
     for i, memory in enumerate(comparison.memory):
         for curve in comparison.curves:
             report = comparison.of(curve)[i].report
