@@ -278,6 +278,15 @@ def test_the_bound_refuses_the_requests_that_a_model_refuses(tmp_path: Path) -> 
     assert run.report.cached_tokens <= best.cached_tokens
 
 
+def test_a_bound_has_the_pages_of_full_layers() -> None:
+    # Bundles of full layers: 2 of Gemma 3 27B, 1 of Llama 4 Scout, none of Mistral 7B.
+    for name, full in (("gemma-3-27b", 2), ("llama-4-scout", 1), ("qwen3-next-80b-a3b", 1)):
+        assert model_pool(find_model(name).params(16), pages=1000).full_columns == 1000 // full
+    assert model_pool(find_model("mistral-7b-v0.1").params(16), pages=10).full_columns > 10**9
+    # A page of 16 tokens of both full layers takes one page of 32 tokens.
+    assert model_pool(model_of("two page sizes", 16), pages=1000).full_columns == 1000
+
+
 def test_the_best_rate_is_that_of_a_replay_without_evictions(chats: Workload) -> None:
     model = model_of("full and state")
     small, large = (model_pool(model, pages=n, state_slots=n) for n in (400, 4_000))
