@@ -126,9 +126,11 @@ def test_tables_name_groups_and_slots(
     one = shown(capsys, "replay", trace, *QWEN, *PAGED, "--memory", "12GiB", "--explain")
     assert re.search(r"36 state +│ +[\d,]+ slots │ of 74.25 MiB", one)
     assert re.search(r"hits of checkpoints +│ +\d+ │ \d+ made, \d+ evicted", one)
-    assert re.search(r"missed: unreachable +│ +[\d.]+%", one)
-    windows = shown(capsys, "replay", trace, *GEMMA, "--pages", "6000", "--mode", "admission")
+    assert re.search(r"missed: without a checkpoint +│ +[\d.]+%", one)
+    few = ("--pages", "3000", "--mode", "admission", "--explain", "--chunk", "512")
+    windows = shown(capsys, "replay", trace, *GEMMA, *few)
     assert "52 window 1,024" in windows
+    assert re.search(r"missed: behind a window +│ +[\d.]+%", windows)
 
 
 def test_the_page_names_groups_and_the_bound(
@@ -142,6 +144,7 @@ def test_the_page_names_groups_and_the_bound(
     share = f"{misses['unreachable'] / misses['prompt_tokens']:.2%}"
     assert misses["unreachable"] > 0
     assert "prompt tokens that were not cached, by reason" in out
+    assert "without" in out  # "without a checkpoint", maybe on two lines
     assert share in out
     text = page.read_text(encoding="utf-8")
     for part in (
@@ -152,6 +155,7 @@ def test_the_page_names_groups_and_the_bound(
         "memory for pages of 512 tokens of up to 12 layers and state slots",
         "Requests at a time over capacity",
         "Prompt tokens that were not cached, by reason",
+        ">without a checkpoint<",
         f"<td>{share}</td>",
         ">bound<",
     ):

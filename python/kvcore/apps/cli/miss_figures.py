@@ -8,9 +8,21 @@ from collections.abc import Iterator, Sequence
 from kvcore.replay import Comparison, ReplayReport
 from kvcore.support.byte_sizes import format_size
 
-__all__ = ["MISS_TITLE", "has_misses", "miss_head", "miss_rows"]
+__all__ = ["MISS_TITLE", "has_misses", "miss_head", "miss_rows", "reason_name"]
 
 MISS_TITLE = "prompt tokens that were not cached, by reason"
+
+
+def reason_name(reason: str, report: ReplayReport) -> str:
+    """Return the words for a reason; cached tokens are unreachable without a window or state."""
+    lacks = dict.fromkeys(
+        f"behind a {group.kind}" for group in report.groups if group.keeps is not None
+    )
+    if report.states is not None:
+        lacks["without a checkpoint"] = None
+    if reason == "unreachable" and lacks:
+        return " or ".join(lacks)
+    return reason.replace("_", " ")
 
 
 def has_misses(comparison: Comparison) -> bool:
@@ -21,7 +33,8 @@ def has_misses(comparison: Comparison) -> bool:
 def miss_head(comparison: Comparison) -> tuple[str, ...]:
     """Return the names of the columns of `miss_rows`."""
     memory = ("memory",) if comparison.page_bytes else ()
-    reasons = (reason.replace("_", " ") for reason in _reasons(comparison))
+    report = comparison.runs[-1].report  # with groups, if they are compared with a flat cache
+    reasons = (reason_name(reason, report) for reason in _reasons(comparison))
     return ("pages", *memory, "cache", *reasons)
 
 

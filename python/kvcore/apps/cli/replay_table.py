@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcore.apps.cli.group_figures import group_name
+from kvcore.apps.cli.miss_figures import reason_name
 from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
-from kvcore.metrics import MissMetrics
 from kvcore.replay import ReplayReport, StateReport, TierReport
 from kvcore.support.byte_sizes import format_size
 
@@ -38,20 +38,21 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
 def _sections(report: ReplayReport) -> Iterator[Iterator[tuple[str, str, str]]]:
     yield _traffic(report)
     yield _found(report.tiers)
-    yield _missed(report.misses)
+    yield _missed(report)
     yield _memory(report)
     yield _of_groups(report)
     yield _of_states(report.states)
     yield _time(report)
 
 
-def _missed(misses: MissMetrics | None) -> Iterator[tuple[str, str, str]]:
+def _missed(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    misses = report.misses
     if misses is None:
         return
     for reason, n in misses.by_reason.items():
         if n:
             share = f"{n / max(1, misses.prompt_tokens):.2%}"
-            yield f"missed: {reason.replace('_', ' ')}", share, f"{n:,} tokens"
+            yield f"missed: {reason_name(reason, report)}", share, f"{n:,} tokens"
 
 
 def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
