@@ -243,6 +243,17 @@ def compared(workload: Workload, model: KVCacheParams, **options: Any) -> Compar
     return compare(workload, pools, ["lru", "lfu"], chunk=512, **options)
 
 
+def test_a_bound_and_a_replay_have_the_same_chunks(chats: Workload) -> None:
+    model = model_of("all", 2)
+    for pages in range(300, 1_300, 50):
+        pool = model_pool(model, pages=pages, state_slots=5)
+        found = compare(chats, [pool], ["lru"], chunk=1)
+        assert found.runs[0].report.refused == found.optima[0].refused
+        if found.optima[0].refused < 20:
+            break
+    assert found.optima[0].refused > 0
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_no_policy_finds_more_than_the_bound(tmp_path: Path, name: str, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcore import KVCacheError, TextGenerationContext
 from kvcore.apps.replay.hints import VirtualClock
+from kvcore.apps.replay.pool import FEWEST_TOKENS
 from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _ANY_TOKEN = 0
 _PROGRESS_EVERY = 64
-_FEWEST_TOKENS = 2  # a request with one token searches no hit
 
 
 def replay_admission(
@@ -84,7 +84,7 @@ class AdmissionReplay:
         self._workload = workload
         self._pool = pool
         self._timeline = timeline
-        self._chunk = max(chunk, _FEWEST_TOKENS)
+        self._chunk = max(chunk, FEWEST_TOKENS)
         self._manager = manager
         self._clock = clock
         self._arrivals = (workload.arrivals - workload.arrivals.min()).tolist()

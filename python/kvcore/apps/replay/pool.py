@@ -33,6 +33,7 @@ POLICIES = tuple(BY_NAME)
 _HINTED = Hinted.name
 MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
+FEWEST_TOKENS = 2  # of a step: a request with one token searches no hit
 
 
 class PoolError(ValueError):
@@ -170,10 +171,13 @@ class PoolSettings:
         return replace(self, pages=pages, model=model, page_bytes=model.bytes_per_page)
 
     def most_pages(self, tokens: int, chunk: int) -> int:
-        """Return the maximum pages of a request whose steps have at most `chunk` tokens."""
+        """Return the maximum pages of a request whose steps have at most `chunk` tokens.
+
+        A step has at least `FEWEST_TOKENS` tokens.
+        """
         if self.model is None:
             return -(-tokens // self.page_size)
-        return pages_per_sequence(self.model, tokens, chunk)
+        return pages_per_sequence(self.model, tokens, max(chunk, FEWEST_TOKENS))
 
     @property
     def hit_tokens(self) -> int:
