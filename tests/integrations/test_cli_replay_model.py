@@ -186,8 +186,20 @@ def test_a_config_file_names_a_model(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([*QWEN, "--memory", "1GiB", "--host-memory", "4GiB"], "expected no tiers with a model"),
-        ([*GEMMA, "--pages", "99", "--host-pages", "9"], "expected no tiers with a model"),
+        (
+            [*QWEN, "--memory", "9GiB", "--host-memory", "4GiB", "--disk", "1TiB"],
+            "expected no disk with a model whose layers keep windows, chunks or states",
+        ),
+        ([*GEMMA, "--pages", "99", "--disk-pages", "9"], "expected --host-pages with --disk-pages"),
+        (
+            [*QWEN, "--memory", "9GiB", "--host-memory", "1MiB"],
+            "'--host-memory': 1 MiB for a host tier on each of 1 replicas have room for 0 pages",
+        ),
+        ([*GEMMA, "--pages", "99", "--host-pages", "0"], "'--host-pages': expected 1 to"),
+        (
+            [*GEMMA, "--pages", "99", "--host-pages", "9", "--host-memory", "1GiB"],
+            "expected --host-pages or --host-memory, not both",
+        ),
         ([*GEMMA, "--pages", "99", "--route", "prefix"], "'--route': a router counts whole pages"),
         ([*QWEN, "--memory", "1MiB"], "'--memory': 1 MiB on each of 1 replicas have room for 0"),
         (

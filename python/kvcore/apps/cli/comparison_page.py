@@ -274,7 +274,8 @@ def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
     if comparison.host_pages:
         limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
         limit += f" Below the device are {tiers_text(comparison)}"
-        names = [each.name(comparison.page_bytes) for each in comparison.tiers]
+        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        names = [each.name(*bytes_of) for each in comparison.tiers]
         limit += f": {', '.join(names)}." if len(names) > 1 else "."
     name = "Hit rate over capacity" if has_curves else "Hit rate"
     over = ", over the size of the pool" if has_curves else f", in {_only_size(comparison)}"

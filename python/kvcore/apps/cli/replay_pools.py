@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import typer
 
 from kvcore import KVCacheParams
+from kvcore.apps.cli.model_sizes import model_pools, pages_or_none
 from kvcore.apps.cli.options import MOST_PAGES, checked, fitting_pages, listed
 from kvcore.apps.cli.options import pages as read_pages
 from kvcore.apps.cli.page_style import SLOTS
 from kvcore.apps.cli.presets import find_model, model_params
-from kvcore.apps.replay.model_pools import is_hybrid, model_pool, with_checkpoints
+from kvcore.apps.replay.model_pools import is_hybrid
 from kvcore.apps.replay.pool import flat_page_bytes, require_windows
 from kvcore.replay import PoolSettings
 from kvcore.support.byte_sizes import format_size, parse_size
@@ -68,7 +66,8 @@ class PoolSizes:
         """Return a pool for each number of pages and each pair of tiers."""
         page_bytes, served = self._page_bytes(grouped)
         if served is not None:
-            return self._model_pools(served)
+            self._check_tiers()
+            return model_pools(self, served)
         for option, value in self._state_options():
             if value is not None:
                 raise typer.BadParameter(
@@ -90,38 +89,6 @@ class PoolSizes:
             )
             for (h, d), n in product(tiers, counts)
         ]
-
-    def _model_pools(self, model: KVCacheParams) -> list[PoolSettings]:
-        """Return a pool of a model with windows, chunks or states for each size."""
-        if any((self.host_pages, self.host_memory, self.disk_pages, self.disk)):
-            raise typer.BadParameter(
-                "expected no tiers with a model whose layers keep windows, chunks or states; "
-                "--bytes-per-token instead of --model replays tiers with pages of all layers"
-            )
-        if self.checkpoint_every is not None:
-            model = checked("--checkpoint-every", with_checkpoints, model, self.checkpoint_every)
-        states: dict[str, Any] = {}
-        if self.state_slots is not None:
-            if not model.state_groups:
-                raise typer.BadParameter(
-                    "expected a model whose layers keep a state", param_hint="'--state-slots'"
-                )
-            states = checked("--state-slots", _read_slots, self.state_slots)
-        name, sizes = "--pages", self.pages
-        read: Callable[[str], int] = read_pages
-        if self.memory is not None:
-            name, sizes, read = "--memory", self.memory, parse_size
-        found = [
-            checked(name, partial(self._model_pool, model, states), name, size)
-            for size in checked(name, listed, sizes, read)
-        ]
-        return list(dict.fromkeys(found))
-
-    def _model_pool(
-        self, model: KVCacheParams, states: dict[str, Any], name: str, size: int
-    ) -> PoolSettings:
-        fields = states | {name.removeprefix("--"): size}
-        return model_pool(model, **fields, replicas=self.replicas, requests=self.requests)
 
     def _state_options(self) -> tuple[tuple[str, object], ...]:
         slots, every = self.state_slots, self.checkpoint_every
@@ -200,7 +167,7 @@ class PoolSizes:
             raise typer.BadParameter(f"expected {by_pages} or {by_size}, not both")
         if pages is not None:
             # A list may contain 0, to compare with no tier.
-            read = _pages_or_none if "," in pages else read_pages
+            read = pages_or_none if "," in pages else read_pages
             return checked(by_pages, listed, pages, read)
         if size is None:
             return (0,)
@@ -219,29 +186,6 @@ class PoolSizes:
                     param_hint=f"'{by_size}'",
                 )
         return tuple(dict.fromkeys(counts))
-
-
-def _pages_or_none(text: str) -> int:
-    return 0 if text == "0" else read_pages(text)
-
-
-def _read_slots(text: str) -> dict[str, Any]:
-    """Read a number of state slots, or their share of the memory in percent."""
-    if text.endswith("%"):
-        try:
-            share = float(text[:-1]) / 100
-        except ValueError:
-            share = math.nan
-        if not 0 < share < 1:
-            raise ValueError(f"expected more than 0% and less than 100%, got {text!r}")
-        return {"state_share": share}
-    try:
-        slots = int(text)
-    except ValueError:
-        slots = 0
-    if not 1 <= slots <= MOST_PAGES:
-        raise ValueError(f"expected 1 to {MOST_PAGES}, or a share such as 25%, got {text!r}")
-    return {"state_slots": slots}
 
 
 _SIZED = "expected --pages, or --memory together with --model, --bytes-per-token or --groups"

@@ -11,7 +11,7 @@ from kvcore.apps.cli.group_figures import group_name
 from kvcore.apps.cli.miss_figures import reason_name
 from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
-from kvcore.replay import ReplayReport, StateReport, TierReport
+from kvcore.replay import ReplayReport, StateReport, TierReport, TierSizes
 from kvcore.support.byte_sizes import format_size
 
 
@@ -22,8 +22,10 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
         f"of {report.page_size} tokens{_size(report)}, {report.policy}"
     )
     if report.tiers is not None:
-        sizes = (report.tiers.host_pages, report.tiers.disk_pages)
-        title += f", with {tier_sizes(*sizes, report.page_bytes)}"
+        found = report.tiers
+        sizes = TierSizes(found.host_pages, found.disk_pages, found.host_state_slots)
+        slot = 0 if report.states is None else report.states.slot_bytes
+        title += f", with {tier_sizes(sizes, report.page_bytes, slot)}"
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

@@ -132,18 +132,21 @@ class AdmissionReplay:
         """Return the tokens of the request found in the cache, or `REFUSED`."""
         manager, tally = self._manager, self._tally
         hit = REFUSED
-        if self._tiers is not None:
-            self._tiers.begin()
         self._clock.now = self._arrivals[index]
         started = perf_counter_ns()
         context = TextGenerationContext(index, tokens, returns_in=self._returns[index])
-        manager.claim(index, self._choose_replica(context))
+        replica = self._choose_replica(context)
+        tally.manager_ns += perf_counter_ns() - started
+        if self._tiers is not None:
+            self._tiers.begin(tokens, replica)
+        started = perf_counter_ns()
+        manager.claim(index, replica)
         try:
             if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:
                 hit = self._compute(context, len(tokens))
             tally.manager_ns += perf_counter_ns() - started
             if hit != REFUSED:
-                self._look(index, len(tokens))
+                self._look(index, len(tokens), hit)
             started = perf_counter_ns()
         finally:
             manager.release(index)
@@ -174,11 +177,11 @@ class AdmissionReplay:
             self._manager.take_copies()
         self._take_state_copies()
 
-    def _look(self, index: int, prompt: int) -> None:
+    def _look(self, index: int, prompt: int, hit: int) -> None:
         """Record the held pages of a request whose prompt is computed; this time does not count."""
         self._held = -(-prompt // self._pool.page_size)
         if self._tiers is not None:
-            self._tiers.end(index, fits=True)
+            self._tiers.end(index, hit, fits=True)
         if self._groups is not None:
             self._held = self._pool.total_pages - self._manager.num_free_blocks
             self._groups.look(index)

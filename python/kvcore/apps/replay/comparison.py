@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,21 +36,25 @@ _TIMELINE_PARTS = 100
 
 
 class TierSizes(NamedTuple):
-    """Pages of each replica's host tier, and of the disk; 0 without a tier."""
+    """Pages of each replica's host tier, and of the disk, and slots of states; 0 without a tier."""
 
     host_pages: int
     disk_pages: int
+    host_state_slots: int = 0
 
-    def name(self, page_bytes: int) -> str:
+    def name(self, page_bytes: int, slot_bytes: int = 0) -> str:
         """Write the sizes for the name of a curve, in GiB if the bytes of a page are known."""
-        parts = zip(self, ("host", "disk"), strict=True)
-        sizes = [f"{size_of(pages, page_bytes)} {name}" for pages, name in parts if pages]
-        return " + ".join(sizes) or "device only"
+        names = {name: self.size(name, page_bytes, slot_bytes) for name in ("host", "disk")}
+        return " + ".join(f"{size} {name}" for name, size in names.items() if size) or "device only"
 
-
-def size_of(pages: int, page_bytes: int) -> str:
-    """Write a number of pages as bytes, or as a number if the bytes of a page are unknown."""
-    return format_size(pages * page_bytes) if page_bytes else f"{pages:,}"
+    def size(self, tier: Literal["host", "disk"], page_bytes: int, slot_bytes: int = 0) -> str:
+        """Write the bytes of a tier, or its pages if the bytes of a page are unknown."""
+        pages, slots = self.disk_pages, 0
+        if tier == "host":
+            pages, slots = self.host_pages, self.host_state_slots
+        if not pages:
+            return ""
+        return format_size(pages * page_bytes + slots * slot_bytes) if page_bytes else f"{pages:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +137,7 @@ class Comparison:
             return self.policies
         kinds = ["flat", "groups"]
         if not self.has_flat:
-            kinds = [each.name(self.page_bytes) for each in self.tiers]
+            kinds = [each.name(self.page_bytes, self.state_slot_bytes) for each in self.tiers]
         return tuple(f"{each} {kind}" for each in self.policies for kind in kinds)
 
     @property
@@ -150,7 +154,7 @@ class Comparison:
     def optimum_name(self) -> str:
         """Name of the curve of `optima`; the optimum does not include groups and tiers."""
         if self.host_pages:
-            return "device optimum"
+            return "device optimum" if self.model is None else "device bound"
         if self.has_flat:
             return "flat optimum"
         return "optimum" if self.model is None else "bound"
@@ -160,9 +164,14 @@ class Comparison:
         """Bytes of each pool's replica with its state slots; empty if unknown."""
         if not self.page_bytes:
             return ()
-        slot = 0 if self.model is None else self.model.bytes_per_state_slot
+        slot = self.state_slot_bytes
         sizes = zip(self.pages, self.state_slots, strict=True)
         return tuple(pages * self.page_bytes + slots * slot for pages, slots in sizes)
+
+    @property
+    def state_slot_bytes(self) -> int:
+        """Bytes of a state slot; 0 without states."""
+        return 0 if self.model is None else self.model.bytes_per_state_slot
 
     @cached_property
     def decision(self) -> Decision:
@@ -187,7 +196,7 @@ class Comparison:
             told["group_page_bytes"] = self.model.bytes_per_page
             if self.model.state_groups:
                 told["state_slots"] = self.state_slots
-                told["state_slot_bytes"] = self.model.bytes_per_state_slot
+                told["state_slot_bytes"] = self.state_slot_bytes
         if self.host_pages:
             told |= {"host_pages": self.host_pages, "disk_pages": self.disk_pages}
             told["tiers"] = [each._asdict() for each in self.tiers]
@@ -329,7 +338,8 @@ def _by_tiers(pools: Sequence[PoolSettings]) -> dict[TierSizes, list[PoolSetting
     """Sort the pools by tiers and pages; PoolError if the tiers have different pages."""
     found: dict[TierSizes, list[PoolSettings]] = {}
     for pool in sorted(pools, key=lambda p: (p.host_pages, p.disk_pages, p.memory, p.total_pages)):
-        found.setdefault(TierSizes(pool.host_pages, pool.disk_pages), []).append(pool)
+        tiers = TierSizes(pool.host_pages, pool.disk_pages, pool.host_state_slots)
+        found.setdefault(tiers, []).append(pool)
     sizes = [[pool.pages_per_replica for pool in each] for each in found.values()]
     if any(each != sizes[0] for each in sizes):
         raise PoolError(

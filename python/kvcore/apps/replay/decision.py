@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvcore.apps.replay.noise import least_lead
 from kvcore.apps.replay.report import gib
@@ -95,6 +95,7 @@ class TierPages(Protocol):
     """The tiers of a curve; named as in `TierSizes`."""
 
     def _asdict(self) -> dict[str, Any]: ...
+    def size(self, tier: Literal["host", "disk"], page_bytes: int, slot_bytes: int = 0) -> str: ...
 
 
 class Run(Protocol):
@@ -117,6 +118,8 @@ class Results(Protocol):
     def page_bytes(self) -> int: ...
     @property
     def memory(self) -> Sequence[int]: ...
+    @property
+    def state_slot_bytes(self) -> int: ...
     @property
     def replicas(self) -> int: ...
     @property
@@ -338,21 +341,28 @@ class _Decider:
     def _tier_text(self, tier: dict[str, Any] | None) -> str:
         if tier is None:
             return "In these replays, no tier replaces device memory." * self._has_tiers
-        below = [(tier["host_pages"], "a host tier"), (tier["disk_pages"], "a disk")]
-        names = [f"{name} of {self._write(pages)}" for pages, name in below if pages]
+        comparison = self._comparison
+        below = next(each for each in comparison.tiers if each._asdict().items() <= tier.items())
+        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        sizes = {
+            "a host tier": below.size("host", *bytes_of),
+            "a disk": below.size("disk", *bytes_of),
+        }
+        unit = "" if comparison.page_bytes else " pages"
+        names = [f"{name} of {size}{unit}" for name, size in sizes.items() if size]
         return (
-            f"With {tier['policy']}, {self._write(tier['device_pages'])} of device memory and "
-            f"{' and '.join(names)} find as much as {self._write(tier['instead_of_pages'])} of "
+            f"With {tier['policy']}, {self._device(tier['device_pages'])} of device memory and "
+            f"{' and '.join(names)} find as much as {self._device(tier['instead_of_pages'])} of "
             f"device memory: {tier['hit_rate']:.2%} and {tier['instead_of_hit_rate']:.2%}."
         )
 
     def _size(self, index: int) -> str:
-        comparison = self._comparison
-        each = " on each replica" if comparison.replicas > 1 else ""
-        if comparison.memory:
-            return f"{format_size(comparison.memory[index])}{each}"
-        return f"{self._write(comparison.pages[index])}{each}"
+        each = " on each replica" if self._comparison.replicas > 1 else ""
+        return f"{self._device(self._comparison.pages[index])}{each}"
 
-    def _write(self, pages: int) -> str:
-        size = self._comparison.page_bytes
-        return format_size(pages * size) if size else f"{pages:,} pages"
+    def _device(self, pages: int) -> str:
+        """Write the memory of the pool with these pages, or the pages."""
+        comparison = self._comparison
+        if comparison.memory:
+            return format_size(comparison.memory[comparison.pages.index(pages)])
+        return f"{pages:,} pages"

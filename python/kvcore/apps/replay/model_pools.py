@@ -15,7 +15,7 @@ from kvcore.pools import chosen_states, intervals
 from kvcore.sizing import batch_with_slots, pages_per_replica
 from kvcore.support.byte_sizes import format_size
 
-__all__ = ["is_hybrid", "model_pool", "served_lines", "with_checkpoints"]
+__all__ = ["is_hybrid", "model_pool", "served_lines", "with_checkpoints", "with_host_tier"]
 
 
 def is_hybrid(model: KVCacheParams) -> bool:
@@ -115,6 +115,50 @@ def model_pool(
         page_bytes=model.bytes_per_page,
         state_slots=slots,
     )
+
+
+def with_host_tier(
+    pool: PoolSettings,
+    *,
+    memory: int | None = None,
+    pages: int | None = None,
+    state_share: float | None = None,
+) -> PoolSettings:
+    """Return the pool of a model with a host tier, whose memory is divided as a manager does it.
+
+    Parameters
+    ----------
+    pool : PoolSettings
+        A pool of `model_pool`.
+    memory : int, optional
+        Bytes of the host tiers of all replicas, for pages and checkpoints.
+    pages : int, optional
+        Instead of `memory`: pages of each replica's host tier. Checkpoints take memory in addition.
+    state_share : float, optional
+        The share of the memory that the slots of checkpoints take. By default half.
+
+    Raises
+    ------
+    PoolError
+        The memory has no room for a page.
+    """
+    model = pool.model
+    assert model is not None
+    share = 0.5 if state_share is None else state_share
+    slot = model.bytes_per_state_slot
+    if pages is not None:
+        of_pages = pages * model.bytes_per_page
+        slots = max(1, int(of_pages * share / (1 - share)) // slot) if slot else 0
+        return replace(pool, host_pages=pages, host_state_slots=slots)
+    each = (memory or 0) // pool.replicas
+    slots = max(1, int(each * share) // slot) if slot else 0
+    found = max(0, each - slots * slot) // model.bytes_per_page
+    if not 1 <= found <= MOST_PAGES:
+        raise PoolError(
+            f"{format_size(each)} for a host tier on each of {pool.replicas} replicas have room "
+            f"for {found} pages of {format_size(model.bytes_per_page)}; expected 1 to {MOST_PAGES}"
+        )
+    return replace(pool, host_pages=found, host_state_slots=slots)
 
 
 def _check_states(model: KVCacheParams, state_slots: int | None, state_share: float | None) -> None:

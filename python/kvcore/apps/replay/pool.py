@@ -19,7 +19,8 @@ from kvcore import (
 )
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
-from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
+from kvcore.apps.replay.tiers import PATIENCE, GroupTierHits, TierHits, temporary_disk
+from kvcore.apps.replay.tiny_model import tiny_model
 from kvcore.groups import FullAttention, bundles
 from kvcore.layers.layer_map import column_tokens, has_windows, pages_per_column
 from kvcore.policies import BY_NAME, Hinted
@@ -86,7 +87,8 @@ class PoolSettings:
         model's bundles. None: a page has all layers.
     host_pages : int
         Pages of each replica's host tier; 0 for no tier. With a tier, the pool has real, tiny
-        pages: one layer with one int8 head of one element.
+        pages: one layer with one int8 head of one element, or the bundles of the model in rows of
+        few int8 elements.
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     page_bytes : int
@@ -94,6 +96,8 @@ class PoolSettings:
     state_slots : int
         State slots of each replica, for requests and checkpoints; 0 for the manager's default, and
         for a model without states.
+    host_state_slots : int
+        State slots of each replica's host tier, for checkpoints; 0 without states or a host tier.
     hints : str
         Hints of the requests for the policy "hinted", from `HINTS`.
     explain : bool
@@ -109,6 +113,7 @@ class PoolSettings:
     disk_pages: int = 0
     page_bytes: int = 0
     state_slots: int = 0
+    host_state_slots: int = 0
     hints: str = HINTS[0]
     explain: bool = False
 
@@ -127,6 +132,12 @@ class PoolSettings:
         """Bytes of the pages and the state slots of one replica; 0 if unknown."""
         slot = 0 if self.model is None else self.model.bytes_per_state_slot
         return self.pages_per_replica * self.page_bytes + self.state_slots * slot
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes of the pages and the state slots of a replica's host tier; 0 if unknown."""
+        slot = 0 if self.model is None else self.model.bytes_per_state_slot
+        return self.host_pages * self.page_bytes + self.host_state_slots * slot
 
     @property
     def most_running(self) -> float:
@@ -203,13 +214,15 @@ class PoolSettings:
     def state_copies(self, manager: PagedKVCacheManager) -> Callable[[], object]:
         """Return a function that drops the copies of state slots, which an engine would do."""
         has_states = self.model is not None and self.model.state_groups
-        return manager.take_state_copies if has_states else _no_copies
+        # With tiers, the manager has small arrays, and copies their slots itself.
+        return manager.take_state_copies if has_states and not self.host_pages else _no_copies
 
     def tier_hits(self, manager: PagedKVCacheManager) -> TierHits | None:
         """Return an object that counts the manager's hits by tier; None without tiers."""
         if not self.host_pages:
             return None
-        return TierHits(manager, self.host_pages, self.disk_pages)
+        count = TierHits if self.model is None else GroupTierHits
+        return count(manager, self.host_pages, self.disk_pages, self.host_state_slots)
 
     def returns(self, workload: Workload) -> list[Hint]:
         """Return the hint of each request; no hints for other policies."""
@@ -266,9 +279,8 @@ class PoolSettings:
         *,
         events: bool,
     ) -> PagedKVCacheManager:
-        one_layer = KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
         params = replace(
-            self.model or one_layer,
+            self._params(),
             enable_prefix_caching=True,
             n_devices=self.replicas,
             data_parallel_degree=self.replicas,
@@ -291,22 +303,36 @@ class PoolSettings:
         opened.callback(made.close)
         return made
 
+    def _params(self) -> KVCacheParams:
+        """Return the params of the manager; with tiers they have tiny pages."""
+        if self.model is None:
+            return KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
+        return tiny_model(self.model) if self.host_pages else self.model
+
     def _tiers(self, opened: ExitStack, params: KVCacheParams) -> dict[str, Any]:
         """Return the manager's arguments for its pool and its tiers."""
         if not (self.host_pages or self.disk_pages):
             return {"blocks": None}
-        if self.model is not None:
-            raise ValueError(_TIERS_OF_GROUPS)
+        if self.model is not None and self.disk_pages:
+            raise ValueError(
+                "a replay with the groups of a model has no disk; expected only a host tier"
+            )
         if self.host_pages < 1 or self.disk_pages < 0:
             raise ValueError(
                 f"host_pages is {self.host_pages} and disk_pages is {self.disk_pages}; expected at "
                 f"least one page of a host tier, through which pages reach the disk, or no disk"
             )
-        tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page}"]
+        slots = self.host_state_slots * params.bytes_per_state_slot
+        tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page + slots}"]
         if self.disk_pages:
             disk = temporary_disk(self.disk_pages, params.bytes_per_page)
             tiers.append(opened.enter_context(disk))
-        patient = TierOptions(tiers, store_timeout=PATIENCE, max_write_wait=PATIENCE)
+        patient = TierOptions(
+            tiers,
+            store_timeout=PATIENCE,
+            max_write_wait=PATIENCE,
+            num_host_states=self.host_state_slots or None,
+        )
         return {"tiers": patient}
 
 

@@ -163,6 +163,14 @@ class ReplayReport(HitRates):
         return self.pages * self.page_bytes + (self.states.memory if self.states else 0)
 
     @property
+    def host_memory(self) -> int:
+        """Bytes of the pages and the state slots of a replica's host tier; 0 if unknown."""
+        if self.tiers is None:
+            return 0
+        slot = self.states.slot_bytes if self.states else 0
+        return self.tiers.host_pages * self.page_bytes + self.tiers.host_state_slots * slot
+
+    @property
     def is_unlimited(self) -> bool:
         """Whether memory was never short: no request refused, no page or checkpoint evicted.
 
@@ -197,7 +205,7 @@ class ReplayReport(HitRates):
             sizes = {f"{name}_gib": gib(pages * self.page_bytes) for name, pages in self._sizes}
             sizes["memory_gib"] = gib(self.memory)
             if self.tiers is not None and tiers is not None:
-                tiers["host_gib"] = gib(self.tiers.host_pages * self.page_bytes)
+                tiers["host_gib"] = gib(self.host_memory)
                 tiers["disk_gib"] = gib(self.tiers.disk_pages * self.page_bytes)
         parts = {
             "hit_tokens": vars(self.hit_tokens),

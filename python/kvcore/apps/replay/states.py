@@ -35,6 +35,8 @@ class StateReport:
     checkpoint_hits, checkpoints_made, evicted_checkpoints : int
         Requests that began with a checkpoint; checkpoints stored; checkpoints evicted because
         their slots were needed. A preempted request may begin with a checkpoint again.
+    loaded_checkpoints : int
+        Part of `checkpoint_hits`: requests that began with a checkpoint of the host tier.
     leaked_slots : int
         Slots that a request holds after every request was released; 0 unless the manager is
         broken.
@@ -48,6 +50,7 @@ class StateReport:
     checkpoint_hits: int
     checkpoints_made: int
     evicted_checkpoints: int
+    loaded_checkpoints: int
     leaked_slots: int
 
     @property
@@ -77,6 +80,7 @@ def state_report(manager: PagedKVCacheManager, model: KVCacheParams | None) -> S
         checkpoint_hits=found.checkpoint_hits,
         checkpoints_made=found.checkpoints_made,
         evicted_checkpoints=found.evicted_checkpoints,
+        loaded_checkpoints=found.loaded_checkpoints,
         leaked_slots=found.used_slots,
     )
 
