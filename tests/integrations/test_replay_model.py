@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvcore import KVCacheParams, LayerOptions, PagedKVCacheManager, TextGenerationContext
+from kvcore import (
+    KVCacheParams,
+    LayerOptions,
+    PagedKVCacheManager,
+    TextGenerationContext,
+    TierOptions,
+)
 from kvcore.apps.cli.presets import find_model
-from kvcore.apps.replay.model_pools import is_hybrid, served_lines
+from kvcore.apps.replay.model_pools import is_hybrid, served_lines, with_host_tier
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
 from kvcore.replay import (
     ChatSettings,
@@ -29,6 +35,7 @@ from kvcore.replay import (
     replay_routed,
     with_checkpoints,
 )
+from kvcore.sizing import host_pages_per_replica, host_states_per_replica
 from naive_checkpoints import hits_of_checkpoints, hits_of_prefixes
 from trace_files import random_rows, row, write_trace
 
@@ -41,6 +48,7 @@ CHATS = ChatSettings(
     max_message=100,
     max_output=100,
 )
+GIB = 1 << 30
 ARRAYS = {"ssm": ((4, 8), "float32"), "conv": ((6,), "float16")}  # 140 bytes for each layer
 FULL, WINDOW, CHUNK = FullAttention([0]), SlidingWindow([1, 2], 40), ChunkedLocal([3], 96)
 STATE = State([4, 5], ARRAYS)
@@ -137,13 +145,16 @@ def served_by_a_manager(
     fields = {name: getattr(params, name) for name in ("dtype", "n_kv_heads", "head_dim")}
     fields |= {name: getattr(params, name) for name in ("num_layers", "page_size", "groups")}
     cached = KVCacheParams(**fields, enable_prefix_caching=True)
+    host = pool.host_pages * params.bytes_per_page
+    host += pool.host_state_slots * params.bytes_per_state_slot
+    tiers = TierOptions([f"host:{host}"], num_host_states=pool.host_state_slots or None)
     manager = PagedKVCacheManager(
         cached,
         max_batch_size=1,
         max_seq_len=100_000,
         num_pages=pool.pages,
-        blocks=None,
         layers=LayerOptions(num_states=pool.state_slots or None),
+        **({"tiers": tiers} if host else {"blocks": None}),
     )
     hits, held = [], []
     for index, prompt in enumerate(prompts_of(workload)):
@@ -156,8 +167,9 @@ def served_by_a_manager(
             begin = context.start_idx if begin is None else begin
             context.update(0)
             manager.step([context])
-            manager.take_copies()
-            manager.take_state_copies()
+            if not host:
+                manager.take_copies()
+                manager.take_state_copies()
         hits.append(begin or 0)
         held.append(manager.total_num_pages - manager.num_free_blocks)
         manager.release(index)
@@ -215,6 +227,73 @@ def test_replicas_have_slots_and_pages_of_their_own(chats: Workload, name: str) 
     assert (three.memory, three.total_pages) == (one.memory, 3 * one.total_pages)
     online = replay_online(chats, pool, EngineSettings(concurrency=12))
     assert (online.requests, online.leaked_pages) == (len(chats), 0)
+
+
+# ---- host tiers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("slots", [3, 30])
+def test_a_host_tier_counts_as_the_manager_does(chats: Workload, name: str, slots: int) -> None:
+    model = model_of(name)
+    states = {"state_slots": slots} if model.state_groups else {}
+    pool = model_pool(model, pages=100 if name == "window" else 400, **states)
+    tiered = replace(pool, host_pages=900, host_state_slots=2 * slots if states else 0)
+    report = replay_admission(chats, tiered, chunk=128)
+    hits, held, manager = served_by_a_manager(chats, tiered, 128)
+    assert list(report.request_hits) == hits
+    assert report.mean_used_pages == sum(held) / len(held)
+    assert manager.total_num_host_pages == 900
+    found = report.tiers
+    assert found is not None
+    assert found.host_written_pages == manager.metrics.d2h_blocks_copied > 0
+    assert found.device_tokens + found.host_tokens == report.cached_tokens
+    assert found.computed_tokens == report.prompt_tokens - report.cached_tokens
+    assert found.host_tokens > 0
+    if report.states is not None:
+        stats = manager.state_metrics
+        assert found.host_state_slots == stats.host_slots == 2 * slots
+        assert report.states.loaded_checkpoints == stats.loaded_checkpoints > 0
+        assert report.states.leaked_slots == 0
+    alone = replay_admission(chats, pool, chunk=128)
+    assert alone.cached_tokens < report.cached_tokens
+    assert replay_online(chats, tiered, EngineSettings(concurrency=4)).leaked_pages == 0
+
+
+@pytest.mark.parametrize("name", ["full and window", "window", "full and state", "all"])
+def test_a_large_host_tier_finds_what_a_large_device_finds(chats: Workload, name: str) -> None:
+    model = model_of(name)
+    states = {"state_slots": 20} if model.state_groups else {}
+    pool = model_pool(model, pages=400, **states)
+    tiered = replace(pool, host_pages=60_000, host_state_slots=2_000 if states else 0)
+    report = replay_admission(chats, tiered, chunk=128)
+    prompts = prompts_of(chats)
+    most = hits_of_checkpoints(prompts, 8) if states else hits_of_prefixes(prompts, 8)
+    assert report.evicted_pages > 0
+    # A page of the tier is loaded as a whole: hits inside of it need the page on the device.
+    whole = [hit if states else hit // 8 * 8 for hit in most]
+    found = list(report.request_hits)
+    assert all(least <= hit <= most for least, hit, most in zip(whole, found, most, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b"])
+def test_a_host_tier_is_divided_as_a_manager_divides_it(name: str) -> None:
+    model = find_model(name).params(16)
+    pool = model_pool(model, memory=40 * GIB, replicas=2, requests=4)
+    tiered = with_host_tier(pool, memory=64 * GIB)
+    caching = replace(model, enable_prefix_caching=True)
+    swapping = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 32}
+    real = replace(caching, **swapping)
+    assert tiered.host_state_slots == host_states_per_replica(real)
+    assert tiered.host_pages == host_pages_per_replica(real)
+    assert 32 * GIB - model.bytes_per_page < tiered.host_memory <= 32 * GIB
+    by_pages = with_host_tier(pool, pages=tiered.host_pages)
+    assert abs(by_pages.host_state_slots - tiered.host_state_slots) <= 1
+    share = with_host_tier(pool, memory=64 * GIB, state_share=0.25)
+    slot = model.bytes_per_state_slot
+    assert share.host_state_slots == (8 * GIB // slot if slot else 0)
+    with pytest.raises(PoolError, match="have room for 0 pages"):
+        with_host_tier(pool, memory=1000)
 
 
 # ---- reasons -------------------------------------------------------------------------------------
@@ -318,8 +397,6 @@ def test_the_best_rate_is_that_of_a_replay_without_evictions(chats: Workload) ->
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
-
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "jamba-1.5-mini", "kimi-linear-48b-a3b"])

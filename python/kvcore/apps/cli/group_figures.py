@@ -19,11 +19,11 @@ __all__ = [
     "page_units",
 ]
 
-NAMES = ("cache", "policy", "group")  # columns of text
+NAMES = ("cache", "group")  # columns of text
 
 _POOL_HEAD = ("memory", "cache", "hit rate", "refused", "at a time", "a request holds")
-_GROUP_HEAD = ("memory", "policy", "group", "held", "cached", "holes", "filled", "given back")
-_STATE_HEAD = ("memory", "policy", "slots", "bytes", "kept", "hits", "made", "evicted")
+_GROUP_HEAD = ("memory", "cache", "group", "held", "cached", "holes", "filled", "given back")
+_STATE_HEAD = ("memory", "cache", "slots", "bytes", "kept", "hits", "made", "evicted")
 
 Row = Sequence[str]
 
@@ -97,7 +97,7 @@ def _pool_rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def _group_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yield a row for each pool, policy and group, in bytes."""
+    """Yield a row for each pool, cache and group, in bytes."""
     for i, memory in enumerate(comparison.memory):
         for curve in comparison.curves:
             report = comparison.of(curve)[i].report
@@ -109,14 +109,14 @@ def _group_rows(comparison: Comparison) -> Iterator[Row]:
                 )
                 yield (
                     format_size(memory),
-                    report.policy,
+                    curve,
                     group_name(group),
                     *(format_size(round(each * size)) for each in pages),
                 )
 
 
 def _state_rows(comparison: Comparison) -> Iterator[Row]:
-    """Yield a row for each pool and policy: slots of a replica, and counts of checkpoints.
+    """Yield a row for each pool and cache: slots of a replica, and counts of checkpoints.
 
     "kept" are the checkpoints at the end.
     """
@@ -131,7 +131,7 @@ def _state_rows(comparison: Comparison) -> Iterator[Row]:
             )
             yield (
                 format_size(memory),
-                report.policy,
+                curve,
                 f"{found.slots:,}",
                 format_size(found.memory),
                 *(f"{each:,}" for each in counts),
