@@ -14,7 +14,7 @@ from kvcore.apps.replay.chat import ChatSettings, chat_workload
 from kvcore.apps.replay.comparison import Comparison, ComparisonRun, TierSizes, compare
 from kvcore.apps.replay.decision import Decision
 from kvcore.apps.replay.groups import GroupReport
-from kvcore.apps.replay.model_pools import model_pool, with_checkpoints
+from kvcore.apps.replay.model_pools import model_pool, with_checkpoints, with_host_tier
 from kvcore.apps.replay.online import EngineSettings, replay_online
 from kvcore.apps.replay.pool import (
     DEFAULT_POOL_TOKENS,
@@ -73,4 +73,5 @@ __all__ = [
     "replay_online",
     "replay_routed",
     "with_checkpoints",
+    "with_host_tier",
 ]

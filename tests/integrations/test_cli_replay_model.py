@@ -183,6 +183,40 @@ def test_a_config_file_names_a_model(
     assert len({each["cached_tokens"] for each in answer["optimum"]}) == 1
 
 
+def test_host_tiers_are_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
+) -> None:
+    page = tmp_path / "page.html"
+    sizes = ("--memory", "4GiB,12GiB", "--host-memory", "0,8GiB,24GiB", "--state-slots", "25%")
+    answer = told(capsys, "replay", trace, *QWEN, *PAGED, *sizes)
+    slots = [0, 2 * GIB // SLOT, 6 * GIB // SLOT]
+    assert [each["host_state_slots"] for each in answer["tiers"]] == slots
+    assert answer["optimum_name"] == "device bound"
+    assert len(answer["results"]) == 6
+    for each in answer["results"][2:]:
+        tiers = each["tiers"]
+        memory = tiers["host_pages"] * each["page_bytes"] + tiers["host_state_slots"] * SLOT
+        assert tiers["host_gib"] == memory / GIB
+        assert tiers["device_tokens"] + tiers["host_tokens"] == each["cached_tokens"]
+    assert answer["results"][-2]["states"]["loaded_checkpoints"] > 0
+    assert answer["results"][-2]["cached_tokens"] > answer["results"][0]["cached_tokens"]
+    tier = answer["decision"]["tier"]
+    assert tier is None or tier["host_state_slots"] > 0
+    out = shown(capsys, "replay", trace, *QWEN, *PAGED, *sizes, "--html", page)
+    assert "where prompt tokens were found" in out
+    assert "device bound" in out
+    text = page.read_text(encoding="utf-8")
+    assert "The optimum is only for the device: tiers find more." in text
+    one = ("--memory", "4GiB", "--host-pages", "500", "--mode", "admission")
+    alone = shown(capsys, "replay", trace, *QWEN, *PAGED, *one)
+    whole = " ".join(alone.split())
+    assert re.search(r"with 500 pages and \d+ state slots \([\d.]+ GiB\) of a host tier", whole)
+    assert "found in the host tier" in alone
+    by_list = ("--memory", "4GiB", "--host-pages", "0,500")
+    found = told(capsys, "replay", trace, *QWEN, *PAGED, *by_list)
+    assert [each["host_pages"] for each in found["tiers"]] == [0, 500]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -17,7 +17,7 @@ from kvcore import (
     TierOptions,
 )
 from kvcore.apps.cli.presets import find_model
-from kvcore.apps.replay.model_pools import is_hybrid, served_lines, with_host_tier
+from kvcore.apps.replay.model_pools import is_hybrid, served_lines
 from kvcore.groups import AttentionGroup, ChunkedLocal, FullAttention, SlidingWindow, State
 from kvcore.replay import (
     ChatSettings,
@@ -34,6 +34,7 @@ from kvcore.replay import (
     replay_online,
     replay_routed,
     with_checkpoints,
+    with_host_tier,
 )
 from kvcore.sizing import host_pages_per_replica, host_states_per_replica
 from naive_checkpoints import hits_of_checkpoints, hits_of_prefixes
