@@ -37,6 +37,17 @@ def test_a_plan_and_a_replay_have_the_same_pages(
     assert kinds == [(g["kind"], g["keeps"], g["layers"], g["bundles"]) for g in plan["groups"]]
 
 
+def test_a_plan_with_states_and_a_replay_have_the_same_pages(
+    capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    options = ("--memory", "24GiB", "--page-size", "32")
+    plan = told(capsys, "plan", QWEN[1], *options, "--max-seq-len", "16k")
+    slots = ("--state-slots", str(2 * plan["batch"]), "--mode", "admission")
+    answer = told(capsys, "replay", trace, *QWEN, *options, *slots)
+    assert answer["pages"] == plan["pages"]
+    assert answer["states"]["slot_bytes"] == plan["bytes_per_state_slot"] == SLOT
+
+
 def test_json_has_slots_and_checkpoints(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     sizes = ("--memory", "12GiB,48GiB", "--policy", "lru,lfu")
     answer = told(capsys, "replay", trace, *QWEN, *PAGED, *sizes)
