@@ -163,7 +163,7 @@ def test_the_page_names_groups_and_the_bound(
         "State slots and checkpoints",
         "Bytes of each group",
         "12 full",
-        "memory for pages of 512 tokens of up to 12 layers and state slots",
+        "memory for pages of 512 tokens and state slots",
         "Requests at a time over capacity",
         "Prompt tokens that were not cached, by reason",
         ">without a checkpoint<",

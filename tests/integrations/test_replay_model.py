@@ -283,7 +283,10 @@ def test_a_host_tier_is_divided_as_a_manager_divides_it(name: str) -> None:
     pool = model_pool(model, memory=40 * GIB, replicas=2, requests=4)
     tiered = with_host_tier(pool, memory=64 * GIB)
     caching = replace(model, enable_prefix_caching=True)
-    swapping = {"enable_kvcache_swapping_to_host": True, "host_kvcache_swap_space_gb": 32}
+    swapping: dict[str, Any] = {
+        "enable_kvcache_swapping_to_host": True,
+        "host_kvcache_swap_space_gb": 32,
+    }
     real = replace(caching, **swapping)
     assert tiered.host_state_slots == host_states_per_replica(real)
     assert tiered.host_pages == host_pages_per_replica(real)

@@ -114,9 +114,8 @@ def _sizes(comparison: Comparison) -> list[float]:
 
 def _capacity_axis(comparison: Comparison) -> Axis:
     labels, unit = size_labels(comparison)
-    name = f"pages of {comparison.page_size:,} tokens{layers_of_page(comparison)}"
-    if any(comparison.state_slots):
-        name += " and state slots"
+    beside = " and state slots" if any(comparison.state_slots) else layers_of_page(comparison)
+    name = f"pages of {comparison.page_size:,} tokens{beside}"
     if comparison.page_bytes:
         name = f"memory for {name}"
     if comparison.replicas > 1:
