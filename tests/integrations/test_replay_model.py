@@ -298,6 +298,10 @@ def test_a_host_tier_is_divided_as_a_manager_divides_it(name: str) -> None:
     assert share.host_state_slots == (8 * GIB // slot if slot else 0)
     with pytest.raises(PoolError, match="have room for 0 pages"):
         with_host_tier(pool, memory=1000)
+    with pytest.raises(PoolError, match="expected one of them"):
+        with_host_tier(pool)
+    with pytest.raises(PoolError, match="the pool has no model"):
+        with_host_tier(PoolSettings(), pages=5)
 
 
 # ---- reasons -------------------------------------------------------------------------------------
@@ -463,6 +467,22 @@ def test_slots_and_checkpoints_need_a_state() -> None:
         with_checkpoints(model_of("full and state"), 20)
     with pytest.raises(PoolError, match="expected a multiple of 16"):
         with_checkpoints(model_of("two page sizes"), 8)
+
+
+def test_a_comparison_has_one_model(chats: Workload) -> None:
+    model = model_of("full and window")
+    with pytest.raises(PoolError, match="and another model is given"):
+        compare(chats, [roomy(model)], ["lru"], model=model)
+
+
+def test_the_slots_of_a_comparison_are_those_of_its_managers(chats: Workload) -> None:
+    model = model_of("full and state")
+    pool = PoolSettings(page_size=8, pages=500, model=model, page_bytes=model.bytes_per_page)
+    found = compare(chats, [pool], ["lru"])
+    states = found.runs[0].report.states
+    assert states is not None
+    assert found.state_slots == (states.slots,) > (0,)
+    assert found.memory == (found.runs[0].report.memory,)
 
 
 def test_a_router_refuses_a_model(chats: Workload) -> None:

@@ -328,6 +328,8 @@ def _concurrency_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> s
         if comparison.mode == "online"
         else "The number of requests that fit without shared pages, each with a computed prompt."
     )
+    if any(comparison.state_slots):
+        how += " Each request has two state slots: its own and a checkpoint."
     shown = _cards(pair) if len(comparison.pages) > 1 else ""
     return f"<h2>Requests at a time over capacity</h2><p>{how}</p>{shown}" if shown else ""
 

@@ -264,13 +264,18 @@ def compare(
     Raises
     ------
     PoolError
-        The manager refuses a pool; the model has no windows or has a state; a pool has tiers and
-        there is a model; a number of pages lacks a pair of tiers.
+        The manager refuses a pool; the model has no windows or has a state; a pool has tiers or a
+        model and there is a model; a number of pages lacks a pair of tiers.
     PageUsesError
         The prompts have too many pages for the optimum; the comparison ends before any replay.
     """
     started = perf_counter()
     if model is not None:
+        if any(pool.model is not None for pool in pools):
+            raise PoolError(
+                "the pools have a model, and another model is given; expected the model in the "
+                "pools, or a model to compare with flat pools"
+            )
         pools = [replace(pool, page_bytes=flat_page_bytes(model)) for pool in pools]
     by_tiers = _by_tiers(pools)
     tiers, kinds = tuple(by_tiers), list(by_tiers.values())
@@ -301,7 +306,10 @@ def compare(
         policies=tuple(policies),
         pages=tuple(pool.pages_per_replica for pool in pools),
         page_bytes=pools[0].page_bytes,
-        state_slots=tuple(pool.state_slots for pool in pools),
+        state_slots=tuple(
+            0 if run.report.states is None else run.report.states.slots
+            for run in runs[: len(pools)]
+        ),
         tiers=tiers,
         runs=runs,
         optima=optima,

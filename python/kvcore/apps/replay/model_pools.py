@@ -140,10 +140,14 @@ def with_host_tier(
     Raises
     ------
     PoolError
-        The memory has no room for a page.
+        The memory has no room for a page, not exactly one of `memory` and `pages` is given, or the
+        pool has no model.
     """
     model = pool.model
-    assert model is not None
+    if model is None:
+        raise PoolError("the pool has no model; expected a pool of model_pool, or host_pages=")
+    if (memory is None) == (pages is None):
+        raise PoolError(f"memory is {memory} and pages is {pages}; expected one of them")
     share = 0.5 if state_share is None else state_share
     slot = model.bytes_per_state_slot
     if pages is not None:
