@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,27 @@ def test_the_best_rate_is_that_of_a_replay_without_evictions(chats: Workload) ->
     assert only.decision.best_of == "these replays"
     online = compare(chats, [large], ["lru"], engine=EngineSettings())
     assert (online.optima, online.most_cached_tokens) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("pages", "slots", "told"),
+    [
+        (4_000, 5, "checkpoints were evicted from 5 state slots: more slots may find more."),
+        (
+            150,
+            900,
+            "no checkpoint was evicted from 900 state slots, and [0-9,]+ pages were evicted",
+        ),
+        (4_000, 900, None),
+    ],
+)
+def test_a_decision_says_whether_slots_or_pages_are_short(
+    chats: Workload, pages: int, slots: int, told: str | None
+) -> None:
+    pool = model_pool(model_of("full and state"), pages=pages, state_slots=slots)
+    text = compare(chats, [pool], ["lru"], chunk=512).decision.text
+    assert re.search(told or "no smaller size was replayed.$", text)
+    assert (told is None) == ("checkpoint" not in text)
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ class _Decider:
             self._size_text(place, index, column),
             self._policy_text(best, lead, tied, index),
             self._tier_text(tier),
+            self._states_text(column, index),
         ]
         return Decision(
             best_hit_rate=self._best,
@@ -355,6 +356,26 @@ class _Decider:
             f"{' and '.join(names)} find as much as {self._device(tier['instead_of_pages'])} of "
             f"device memory: {tier['hit_rate']:.2%} and {tier['instead_of_hit_rate']:.2%}."
         )
+
+    def _states_text(self, column: _Column, index: int) -> str:
+        """Write whether state slots or pages were short in the pool of the decision."""
+        report = column.reports[index]
+        found = report.states
+        if found is None:
+            return ""
+        size, slots = self._size(index), f"{found.slots:,} state slots"
+        if 2 * found.evicted_checkpoints > found.checkpoints_made:
+            return (
+                f"In {size}, {found.evicted_checkpoints:,} of {found.checkpoints_made:,} "
+                f"checkpoints were evicted from {slots}: more slots may find more."
+            )
+        free = found.slots * report.replicas - found.checkpoints
+        if report.evicted_pages and not found.evicted_checkpoints and 2 * free > found.slots:
+            return (
+                f"In {size}, no checkpoint was evicted from {slots}, and {report.evicted_pages:,} "
+                f"pages were evicted: fewer slots leave more pages."
+            )
+        return ""
 
     def _size(self, index: int) -> str:
         each = " on each replica" if self._comparison.replicas > 1 else ""
