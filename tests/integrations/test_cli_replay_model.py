@@ -194,6 +194,24 @@ def test_a_config_file_names_a_model(
     assert len({each["cached_tokens"] for each in answer["optimum"]}) == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "mamba2", "num_hidden_layers": 4, "state_size": 8}, "has no K and V"),
+        ({"num_hidden_layers": 4, "layer_types": ["strange"] * 4}, "config.json: "),
+        ({"num_hidden_layers": 4, "kv_share_every": 2}, "config.json: "),
+        ([], "config.json: "),
+    ],
+)
+def test_a_config_without_a_cache_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: object, told: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    line = refused(capsys, "replay", "no-such-trace", "--model", tmp_path, "--pages", "9")
+    assert "'--model': " in line
+    assert told in line
+
+
 def test_host_tiers_are_compared(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
 ) -> None:

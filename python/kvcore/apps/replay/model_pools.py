@@ -216,9 +216,9 @@ def served_lines(pool: PoolSettings, block_tokens: int) -> tuple[str, ...]:
     if block_tokens > size:
         kept = "checkpoints" if model.state_groups else "windows"
         lines.append(
-            f"prompts share whole blocks of {block_tokens:,} tokens, so {kept} inside the last "
-            f"block of a prompt are never found again: --page-size {block_tokens} keeps {kept} at "
-            f"the ends of blocks"
+            f"prompts share whole blocks of {block_tokens:,} tokens, so a longer prompt never "
+            f"finds the {kept} inside the last block of a shorter prompt: --page-size "
+            f"{block_tokens} keeps {kept} at the ends of blocks"
         )
     return tuple(lines)
 
