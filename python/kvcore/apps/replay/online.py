@@ -99,7 +99,7 @@ def replay_online(
     engine = engine or EngineSettings()
     longest = int((workload.prompt_lengths + workload.output_lengths).max())
     clock = VirtualClock()
-    most = int(min(engine.concurrency, len(workload), pool.most_running))
+    most = _concurrency(workload, pool, engine)
     with pool.manager(
         max_batch_size=min(most, pool.state_slots or most),
         max_seq_len=longest + engine.decode_steps,
@@ -108,6 +108,11 @@ def replay_online(
         replay = _OnlineReplay(workload, pool, engine, manager, clock, timeline, on_progress)
         replay.run()
         return replay.report((perf_counter_ns() - started) / 1e9)
+
+
+def _concurrency(workload: Workload, pool: PoolSettings, engine: EngineSettings) -> int:
+    """Return the maximum number of running requests, over all replicas."""
+    return int(min(engine.concurrency, len(workload), pool.most_running))
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +146,7 @@ class _OnlineReplay:
         self._prompt_lengths: list[int] = workload.prompt_lengths.tolist()
         self._output_lengths: list[int] = workload.output_lengths.tolist()
         self._output_ends: list[int] = (workload.output_starts + workload.output_lengths).tolist()
-        concurrency = int(min(engine.concurrency, len(workload), pool.most_running))
+        concurrency = _concurrency(workload, pool, engine)
         self._manager = manager
         self._tiers = pool.tier_hits(manager)
         self._timer = CallTimer()
