@@ -14,6 +14,7 @@ from kvcore.apps.replay.chat import ChatSettings, chat_workload
 from kvcore.apps.replay.comparison import Comparison, ComparisonRun, TierSizes, compare
 from kvcore.apps.replay.decision import Decision
 from kvcore.apps.replay.groups import GroupReport
+from kvcore.apps.replay.model_pools import model_pool, with_checkpoints, with_host_tier
 from kvcore.apps.replay.online import EngineSettings, replay_online
 from kvcore.apps.replay.pool import (
     DEFAULT_POOL_TOKENS,
@@ -24,6 +25,7 @@ from kvcore.apps.replay.pool import (
 )
 from kvcore.apps.replay.report import HitTokens, ReplayReport
 from kvcore.apps.replay.routed import MOST_ROUTED, RoutingReport, replay_routed
+from kvcore.apps.replay.states import StateReport
 from kvcore.apps.replay.tiers import TierReport
 from kvcore.apps.replay.timeline import Timeline, TimelineBins
 from kvcore.apps.replay.uses import PageUses, PageUsesError, page_uses
@@ -54,6 +56,7 @@ __all__ = [
     "PoolSettings",
     "ReplayReport",
     "RoutingReport",
+    "StateReport",
     "TierReport",
     "TierSizes",
     "Timeline",
@@ -62,10 +65,13 @@ __all__ = [
     "Workload",
     "chat_workload",
     "compare",
+    "model_pool",
     "optimum",
     "page_uses",
     "read_trace",
     "replay_admission",
     "replay_online",
     "replay_routed",
+    "with_checkpoints",
+    "with_host_tier",
 ]

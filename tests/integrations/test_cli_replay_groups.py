@@ -58,8 +58,10 @@ def test_an_engine_serves_groups_too(capsys: pytest.CaptureFixture[str], trace: 
 def test_memory_names_the_pools_of_both(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     answer = told(capsys, "replay", trace, *GROUPS, "--memory", "416MiB,104MiB,104.1MiB")
     assert answer["pages"] == [256, 1024]
-    both = ("--memory", "104MiB,416MiB", "--model", "gemma-3-1b")
+    both = ("--memory", "104MiB,416MiB", "--bytes-per-token", str(26 * 256 * 2 * 2))
     assert told(capsys, "replay", trace, *both)["pages"] == [256, 1024]
+    served = ("--memory", "104MiB,416MiB", "--model", "gemma-3-1b")
+    assert told(capsys, "replay", trace, *served)["pages"] == [13 * 256, 13 * 1024]
 
 
 def test_a_config_file_names_a_model(
@@ -146,7 +148,7 @@ def test_tables_tell_of_the_same_memory(
         (["--groups", ""], "'--groups': "),
         (["--groups", "x" * 5000], "'--groups': "),
         (["--groups", "llama-3.1-8b"], "'--groups': all 32 layers keep every token; expected a"),
-        (["--groups", "qwen3-next-80b-a3b"], "'--groups': 36 of 48 layers keep a state, which a"),
+        (["--groups", "qwen3-next-80b-a3b"], "'--groups': 36 of 48 layers keep a state, which h"),
         ([*GROUPS, "--model", "gemma-3-1b"], "expected --model or --groups, not both"),
         ([*GROUPS, "--policy", "lru,lfu,slru,fifo,arc"], "'--policy': expected at most 4 policies"),
         ([*GROUPS, "--pages", "9", "--memory", "1GiB"], "expected --pages, or --memory together"),

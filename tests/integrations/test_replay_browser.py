@@ -23,7 +23,10 @@ PAGES = {
     "online": ("--pages", "200,400", "--mode", "online"),
 }
 SHAPE = ("--page-size", "128", "--bytes-per-token", str(2**30 // 128))
-GROUPS = ("--limit", "40", "--groups", "gemma-3-1b", "--memory", "256MiB,1GiB")
+CHATS = {
+    "groups": ("--limit", "40", "--groups", "gemma-3-1b", "--memory", "256MiB,1GiB"),
+    "states": ("--limit", "40", "--model", "qwen3-next-80b-a3b", "--memory", "4GiB,12GiB"),
+}
 NAME = "a trace with a long name and <b>marks</b> & more " + "x" * 120 + ".jsonl"
 
 
@@ -41,7 +44,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     trace = trace.rename(folder / NAME.replace("/", "\N{DIVISION SLASH}"))
     found = {}
     arguments = {name: (str(trace), *SHAPE, *more) for name, more in PAGES.items()}
-    for name, given in (arguments | {"groups": GROUPS}).items():
+    for name, given in (arguments | CHATS).items():
         found[name] = folder / f"{name}.html"
         assert main(["replay", *given, "--html", str(found[name])]) == 0
     return found
@@ -49,7 +52,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", [*PAGES, "groups"])
+@pytest.mark.parametrize("name", [*PAGES, *CHATS])
 def test_page_fits_and_has_no_error(
     chromium: Browser, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
 ) -> None:

@@ -131,3 +131,20 @@ def test_command_refuses(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], why: str
 ) -> None:
     assert why in refused(capsys, *_FEW, *arguments)
+
+
+def test_explained_misses_of_each_route_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    routed = ["replay", "--limit", "300", "--pages", "150", "--replicas", "4", "--explain"]
+    routed += ["--route", "prefix,round-robin"]
+    answer = told(capsys, *routed)
+    for each in answer["results"]:
+        misses = each["misses"]
+        assert misses["admissions"] == each["requests"]
+        assert misses["cached_tokens"] == each["cached_tokens"]
+        assert misses["prompt_tokens"] - misses["cached_tokens"] == each["computed_tokens"]
+        assert misses["evicted"] > 0
+    out = shown(capsys, *routed)
+    assert "tokens not cached, by reason" in out
+    assert f"{answer['results'][0]['misses']['evicted']:,}" in out
+    without = told(capsys, *[each for each in routed if each != "--explain"])
+    assert [each["misses"] for each in without["results"]] == [None, None]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +209,15 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path, folder: Path) -
         replay_admission(chat_workload(limit=1), pool)
 
 
-def test_groups_have_no_tiers_in_a_replay() -> None:
+def test_a_comparison_with_the_flat_cache_has_no_tiers() -> None:
     groups = [FullAttention([1]), SlidingWindow([0], window=9)]
     model = KVCacheParams("float16", 1, 8, num_layers=2, page_size=8, groups=groups)
     pool = PoolSettings(page_size=8, pages=50, host_pages=5)
     workload = chat_workload(limit=1)
     with pytest.raises(ValueError, match="and not both"):
         compare(workload, [pool], ["lru"], model=model)
-    with pytest.raises(ValueError, match="and not both"):
-        replay_admission(workload, PoolSettings(page_size=8, host_pages=5, model=model))
+    with pytest.raises(ValueError, match="the groups of a model has no disk"):
+        replay_admission(workload, replace(pool, model=model, disk_pages=3))
 
 
 def test_several_pools_are_compared_with_the_same_tiers(tmp_path: Path) -> None:

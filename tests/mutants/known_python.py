@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known mistakes in the Python facade, from `support` to `observe`."""
+"""Known mistakes in the Python facade, from `support` to `apps`."""
 
 from __future__ import annotations
 
@@ -174,5 +174,20 @@ PYTHON = (
         "return not self._is_forked and not self._is_stopping and len(self._threads) > 0",
         "return not self._is_stopping and len(self._threads) > 0",
         "tests/python/observe/test_event_publisher.py::test_a_forked_child_has_none",
+    ),
+    Mutant(
+        "a bound serves requests that the model refuses",
+        KVCORE + "apps/replay/comparison.py",
+        ", replicas=pool.replicas, served=served)",
+        ", replicas=pool.replicas)",
+        "tests/integrations/test_replay_model.py"
+        "::test_the_bound_refuses_the_requests_that_a_model_refuses",
+    ),
+    Mutant(
+        "a session does not wait for its sub-agents",
+        KVCORE + "apps/traces/sessions.py",
+        "            agent.wait_for(child)\n",
+        "",
+        "tests/python/apps/test_sub_agents.py::test_a_parent_waits_for_its_sub_agents",
     ),
 )

@@ -268,8 +268,9 @@ def test_requests_of_a_session_follow_each_other(tmp_path: Path) -> None:
     workload = read_trace(path)
     assert workload.arrivals.tolist() == [at * 10.0 for at in range(9)]
     assert workload.next_turns.tolist() == [1, 2, 6, 4, 5, -1, 7, 8, -1]
-    thinks = [0, 0.5, 1.0, 0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    thinks = [0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert workload.think_times.tolist() == thinks
+    assert workload.waits.tolist() == [[3, 2], [6, 5]]
     lines = write(tmp_path, [session("a", 0), session("b", 1)])
     assert len(read_trace(lines)) == 18
     assert len(read_trace(lines, limit=4)) == 4

@@ -11,14 +11,8 @@ from html import escape
 from itertools import chain
 
 import kvcore
-from kvcore.apps.cli.group_figures import (
-    GROUP_HEAD,
-    NAMES,
-    POOL_HEAD,
-    group_rows,
-    page_units,
-    pool_rows,
-)
+from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
+from kvcore.apps.cli.miss_figures import MISS_TITLE, has_misses, miss_head, miss_rows
 from kvcore.apps.cli.page_style import CHART_STYLE, PAGE_SCRIPT, PAGE_STYLE, SLOTS
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
@@ -120,9 +114,8 @@ def _sizes(comparison: Comparison) -> list[float]:
 
 def _capacity_axis(comparison: Comparison) -> Axis:
     labels, unit = size_labels(comparison)
-    name = f"pages of {comparison.page_size:,} tokens"
-    if comparison.model is not None:
-        name += f" of all {comparison.model.num_layers} layers"
+    beside = " and state slots" if any(comparison.state_slots) else layers_of_page(comparison)
+    name = f"pages of {comparison.page_size:,} tokens{beside}"
     if comparison.page_bytes:
         name = f"memory for {name}"
     if comparison.replicas > 1:
@@ -270,15 +263,18 @@ def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
         else "In online mode the order of the requests depends on the policy, so there is no "
         "single optimum."
     )
-    if comparison.model is not None:
+    if comparison.has_flat:
         limit += " The optimum is for the flat cache: groups may find more." * bool(
             comparison.optima
         )
         limit += f" {page_units(comparison)} Both caches have the same memory."
+    elif comparison.model is not None:
+        limit += _model_text(comparison)
     if comparison.host_pages:
         limit += " The optimum is only for the device: tiers find more." * bool(comparison.optima)
         limit += f" Below the device are {tiers_text(comparison)}"
-        names = [each.name(comparison.page_bytes) for each in comparison.tiers]
+        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        names = [each.name(*bytes_of) for each in comparison.tiers]
         limit += f": {', '.join(names)}." if len(names) > 1 else "."
     name = "Hit rate over capacity" if has_curves else "Hit rate"
     over = ", over the size of the pool" if has_curves else f", in {_only_size(comparison)}"
@@ -287,6 +283,15 @@ def _capacity_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> str:
         f"{escape(limit)}</p>{_legend(pair[0])}"
         f"{_cards(pair) if has_curves else _bars(pair[0])}"
     )
+
+
+def _model_text(comparison: Comparison) -> str:
+    """Write what the pages of a model are, and what its bound is."""
+    bound = (
+        " Here it is the optimum of the full-attention layers with all pages of the pool. It is a "
+        "bound: windows and checkpoints only shorten hits, and their pages take room."
+    )
+    return f"{bound * bool(comparison.optima)} {page_units(comparison)}"
 
 
 def _only_size(comparison: Comparison) -> str:
@@ -323,6 +328,8 @@ def _concurrency_section(comparison: Comparison, pair: tuple[Chart, Chart]) -> s
         if comparison.mode == "online"
         else "The number of requests that fit without shared pages, each with a computed prompt."
     )
+    if any(comparison.state_slots):
+        how += " Each request has two state slots: its own and a checkpoint."
     shown = _cards(pair) if len(comparison.pages) > 1 else ""
     return f"<h2>Requests at a time over capacity</h2><p>{how}</p>{shown}" if shown else ""
 
@@ -375,18 +382,16 @@ def _figures_section(comparison: Comparison, prefill_speed: float | None) -> str
         "says whether it is higher by more than the noise.</p>"
         f"{_table([*sizes, *best, *names], rows)}"
         f"{_groups_figures(comparison)}{_tier_figures(comparison)}"
-        f"{_saved_figures(comparison, prefill_speed)}"
+        f"{_miss_figures(comparison)}{_saved_figures(comparison, prefill_speed)}"
         f"<details><summary>Every replay</summary>{_runs(comparison)}</details>"
     )
 
 
 def _groups_figures(comparison: Comparison) -> str:
-    """Write the served requests of each cache, and the kept bytes of each group."""
-    if comparison.model is None:
-        return ""
-    memory = "The same memory without and with groups"
-    return _titled(memory, POOL_HEAD, NAMES, pool_rows(comparison)) + _titled(
-        "Bytes of each group", GROUP_HEAD, NAMES, group_rows(comparison)
+    """Write the served requests of each cache, the kept bytes of each group, and checkpoints."""
+    return "".join(
+        _titled(table.title.capitalize(), table.head, NAMES, table.rows)
+        for table in group_tables(comparison)
     )
 
 
@@ -396,6 +401,14 @@ def _tier_figures(comparison: Comparison) -> str:
         return ""
     title = "Where prompt tokens were found"
     return _titled(title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+
+
+def _miss_figures(comparison: Comparison) -> str:
+    """Write why prompt tokens were not cached."""
+    if not has_misses(comparison):
+        return ""
+    rows = miss_rows(comparison)
+    return _titled(MISS_TITLE.capitalize(), miss_head(comparison), NAMES, rows)
 
 
 def _saved_figures(comparison: Comparison, prefill_speed: float | None) -> str:

@@ -11,14 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcore.apps.cli.curves import COLOURS, Curve, draw_curves
-from kvcore.apps.cli.group_figures import (
-    GROUP_HEAD,
-    NAMES,
-    POOL_HEAD,
-    group_rows,
-    page_units,
-    pool_rows,
-)
+from kvcore.apps.cli.group_figures import NAMES, group_tables, layers_of_page, page_units
+from kvcore.apps.cli.miss_figures import MISS_TITLE, has_misses, miss_head, miss_rows
 from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
@@ -40,10 +34,8 @@ def print_comparison(
     console = console or Console()
     title = (
         f"{comparison.workload}, {comparison.mode}: token hit rate by pages of "
-        f"{comparison.page_size:,} tokens"
+        f"{comparison.page_size:,} tokens{layers_of_page(comparison)}"
     )
-    if comparison.model is not None:
-        title += f" of all {comparison.model.num_layers} layers"
     if comparison.replicas > 1:
         title += f" on each of {comparison.replicas:,} replicas"
     if comparison.host_pages:
@@ -65,6 +57,8 @@ def print_comparison(
     if comparison.host_pages:
         title = "where prompt tokens were found"
         _print_rows(console, title, tier_head(comparison), TIER_NAMES, tier_rows(comparison))
+    if has_misses(comparison):
+        _print_rows(console, MISS_TITLE, miss_head(comparison), NAMES, miss_rows(comparison))
     if prefill_speed is not None:
         _print_saved(comparison, prefill_speed, console)
     console.print(Text(comparison.decision.text), soft_wrap=not console.is_terminal)
@@ -79,13 +73,10 @@ def _print_saved(comparison: Comparison, prefill_speed: float, console: Console)
 
 
 def _print_groups(comparison: Comparison, console: Console) -> None:
-    """Print the served requests of each cache, and the kept bytes of each group."""
+    """Print the served requests of each cache, the kept bytes of each group, and checkpoints."""
     console.print(Text(page_units(comparison), style="italic"))
-    for title, head, rows in (
-        ("the same memory without and with groups", POOL_HEAD, pool_rows(comparison)),
-        ("bytes of each group", GROUP_HEAD, group_rows(comparison)),
-    ):
-        _print_rows(console, title, head, NAMES, rows)
+    for table in group_tables(comparison):
+        _print_rows(console, table.title, table.head, NAMES, table.rows)
 
 
 def _print_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from kvcore.replay import Comparison
 from kvcore.support.byte_sizes import format_size
@@ -39,7 +40,8 @@ def rate_rows(comparison: Comparison) -> Iterator[RateRow]:
         best = comparison.optima[i].token_hit_rate if comparison.optima else None
         for kind, tiers in enumerate(comparison.tiers):
             named = _tier_names(comparison) if kinds > 1 else []
-            below = [_size(getattr(tiers, f"{n}_pages"), comparison.page_bytes) for n in named]
+            bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+            below = [tiers.size(name, *bytes_of) for name in named]
             yield RateRow(
                 (f"{pages:,}", *memory, *below),
                 tuple(comparison.of(name)[i].report.token_hit_rate for name in names[kind::kinds]),
@@ -47,9 +49,12 @@ def rate_rows(comparison: Comparison) -> Iterator[RateRow]:
             )
 
 
-def _tier_names(comparison: Comparison) -> list[str]:
+def _tier_names(comparison: Comparison) -> list[Literal["host", "disk"]]:
     """Return the tiers that at least one replay has."""
-    pages = {"host": comparison.host_pages, "disk": comparison.disk_pages}
+    pages: dict[Literal["host", "disk"], int] = {
+        "host": comparison.host_pages,
+        "disk": comparison.disk_pages,
+    }
     return [name for name, most in pages.items() if most]
 
 
@@ -58,9 +63,3 @@ def size_labels(comparison: Comparison) -> tuple[list[str], str]:
     if comparison.page_bytes:
         return [format_size(each) for each in comparison.memory], "memory"
     return [f"{pages:,}" for pages in comparison.pages], "pages"
-
-
-def _size(pages: int, page_bytes: int) -> str:
-    if not pages:
-        return ""
-    return format_size(pages * page_bytes) if page_bytes else f"{pages:,}"

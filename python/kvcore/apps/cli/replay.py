@@ -25,6 +25,7 @@ from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
 from kvcore.apps.replay.hints import HINTS
+from kvcore.apps.replay.model_pools import served_lines
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.replay import (
     POLICIES,
@@ -64,6 +65,8 @@ def replay(
     bytes_per_token: options.BytesPerToken = None,
     dtype: options.Dtype = None,
     groups: options.Groups = None,
+    state_slots: options.StateSlots = None,
+    checkpoint_every: options.CheckpointEvery = None,
     host_pages: options.HostPages = None,
     host_memory: options.HostMemory = None,
     disk_pages: options.DiskPages = None,
@@ -91,7 +94,9 @@ def replay(
     each other and, in admission mode, with the optimum, which no policy exceeds.
     With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
     --host-memory and --disk take sizes, and the last line is the decision: the least memory for
-    95 % of the best hit rate.
+    95 % of the best hit rate. If layers of --model keep windows, chunks or states, the replay
+    counts their pages, state slots and checkpoints as the manager does; --pages counts pages of the
+    manager's pool.
     The policy hinted evicts by hints when sessions return: --hints takes them from the recorded
     times of the sessions, exact or in classes (soon, later, never).
     --groups compares a flat cache, which keeps every token in every layer, with a cache of the
@@ -112,6 +117,8 @@ def replay(
 
     Example: kvcore replay --groups gemma-3-27b --memory 8GiB,32GiB
 
+    Example: kvcore replay log.jsonl --model qwen3-next-80b-a3b --memory 80GiB --state-slots 25%
+
     Example: kvcore replay trace.jsonl.gz --mode admission --host-pages 5000 --disk-pages 50000
 
     Example: kvcore replay trace.jsonl.gz --replicas 64 --route prefix,prefix+load,least-loaded
@@ -126,6 +133,9 @@ def replay(
         bytes_per_token=bytes_per_token,
         dtype=dtype,
         groups=groups,
+        state_slots=state_slots,
+        checkpoint_every=checkpoint_every,
+        requests=concurrency,
         host_pages=host_pages,
         host_memory=host_memory,
         disk_pages=disk_pages,
@@ -152,6 +162,12 @@ def replay(
             "expected one policy and one number of pages, without --groups, tiers and --html",
             param_hint="'--route'",
         )
+    if routes is not None and pools[0].model is not None:
+        raise typer.BadParameter(
+            "a router counts whole pages, but a hit of this model needs windows or checkpoints; "
+            "expected --bytes-per-token instead of --model",
+            param_hint="'--route'",
+        )
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
     if routes is not None and prefill_speed is not None:
@@ -165,13 +181,17 @@ def replay(
         prefix_share=prefix_share,
     )
     workload = _workload(trace, seed, trace_options, format_name)
+    workload = replace(
+        workload,
+        assumptions=(*workload.assumptions, *served_lines(pools[0], workload.block_tokens)),
+    )
     read_seconds = time.perf_counter() - started
     if routes is not None:
         reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
         _show_routed(workload, reports, read_seconds, as_json=as_json)
         return
     if is_one and html is None:
-        report = _run(workload, pools[0].with_policy(names[0]), pace)
+        report = _run(workload, pools[0].with_policy(names[0]), pace, chunk)
         _show(workload, report, _Extras(read_seconds, prefill_speed), as_json=as_json)
         return
     comparison = _compare(workload, pools, names, pace, grouped, chunk)
@@ -227,10 +247,13 @@ def _workload(
     return chat_workload(seed=seed, limit=trace_options.limit)
 
 
-def _run(workload: Workload, pool: PoolSettings, engine: EngineSettings | None) -> ReplayReport:
+def _run(
+    workload: Workload, pool: PoolSettings, engine: EngineSettings | None, chunk: int
+) -> ReplayReport:
     with _told(workload, pool), progress_bar("requests", len(workload)) as on_progress:
         if engine is None:
-            return replay_admission(workload, pool, on_progress=on_progress)
+            most = None if pool.model is None else chunk
+            return replay_admission(workload, pool, chunk=most, on_progress=on_progress)
         return replay_online(workload, pool, engine, on_progress=on_progress)
 
 
@@ -291,7 +314,7 @@ def _compare(
             policies,
             engine=engine,
             model=model,
-            chunk=None if model is None else chunk,
+            chunk=None if model is None and pools[0].model is None else chunk,
             on_progress=on_progress,
         )
 

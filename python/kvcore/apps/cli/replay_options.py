@@ -126,7 +126,26 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET|config.json",
-        help="Model for the bytes of a page: the report has GiB beside pages.",
+        help="Model to serve, with its windows, chunks and states: the report has GiB beside "
+        "pages.",
+    ),
+]
+StateSlots = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|SHARE%",
+        help="With --model: state slots of each replica, for requests and checkpoints, or their "
+        "share of the memory, such as 25%.",
+        show_default="two for each of --concurrency requests, in at most half of the memory",
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        callback=count,
+        help="With --model: also checkpoints of states every N tokens.",
+        show_default="only at the ends of prompts and at branches",
     ),
 ]
 BytesPerToken = Annotated[
@@ -242,7 +261,8 @@ Chunk = Annotated[
     typer.Option(
         metavar="N",
         callback=count,
-        help="Online and with --groups: prompt tokens per step at most.",
+        help="Online, with --groups, and with a --model with windows, chunks or states: prompt "
+        "tokens per step at most.",
     ),
 ]
 Explain = Annotated[

@@ -10,10 +10,12 @@ from itertools import product
 import typer
 
 from kvcore import KVCacheParams
+from kvcore.apps.cli.model_sizes import model_pools, pages_or_none
 from kvcore.apps.cli.options import MOST_PAGES, checked, fitting_pages, listed
 from kvcore.apps.cli.options import pages as read_pages
 from kvcore.apps.cli.page_style import SLOTS
 from kvcore.apps.cli.presets import find_model, model_params
+from kvcore.apps.replay.model_pools import is_hybrid
 from kvcore.apps.replay.pool import flat_page_bytes, require_windows
 from kvcore.replay import PoolSettings
 from kvcore.support.byte_sizes import format_size, parse_size
@@ -36,6 +38,9 @@ class PoolSizes:
     bytes_per_token: int | None
     dtype: str | None
     groups: str | None
+    state_slots: str | None
+    checkpoint_every: int | None
+    requests: int
     host_pages: str | None
     host_memory: str | None
     disk_pages: str | None
@@ -59,7 +64,15 @@ class PoolSizes:
 
     def pools(self, grouped: KVCacheParams | None) -> list[PoolSettings]:
         """Return a pool for each number of pages and each pair of tiers."""
-        page_bytes = self._page_bytes(grouped)
+        page_bytes, served = self._page_bytes(grouped)
+        if served is not None:
+            self._check_tiers()
+            return model_pools(self, served)
+        for option, value in self._state_options():
+            if value is not None:
+                raise typer.BadParameter(
+                    "expected --model with a model whose layers keep a state", param_hint=option
+                )
         counts = self._counts(page_bytes)
         self._check_tiers()
         host = self._tier("host", self.host_pages, self.host_memory, page_bytes, self.replicas)
@@ -77,8 +90,15 @@ class PoolSizes:
             for (h, d), n in product(tiers, counts)
         ]
 
-    def _page_bytes(self, grouped: KVCacheParams | None) -> int:
-        """Return the bytes of a page with all layers; 0 if no option gives them."""
+    def _state_options(self) -> tuple[tuple[str, object], ...]:
+        slots, every = self.state_slots, self.checkpoint_every
+        return ("'--state-slots'", slots), ("'--checkpoint-every'", every)
+
+    def _page_bytes(self, grouped: KVCacheParams | None) -> tuple[int, KVCacheParams | None]:
+        """Return the bytes of a page, 0 if no option gives them, and the model to serve.
+
+        The model is None if each page has all layers.
+        """
         options = {
             "--model": self.model,
             "--bytes-per-token": self.bytes_per_token,
@@ -94,15 +114,14 @@ class PoolSizes:
                 "expected --model or --groups with --dtype", param_hint="'--dtype'"
             )
         if self.bytes_per_token is not None:
-            return self.bytes_per_token * self.page_size
+            return self.bytes_per_token * self.page_size, None
         if grouped is not None:
-            return flat_page_bytes(grouped)
+            return flat_page_bytes(grouped), None
         if self.model is None:
-            return 0
+            return 0, None
         self._check_sized()
-        return flat_page_bytes(
-            checked("--model", model_params, self.model, self.page_size, self.dtype)
-        )
+        model = checked("--model", model_params, self.model, self.page_size, self.dtype)
+        return flat_page_bytes(model), model if is_hybrid(model) else None
 
     def _check_sized(self) -> None:
         """Check that the options have either --pages or --memory."""
@@ -148,7 +167,7 @@ class PoolSizes:
             raise typer.BadParameter(f"expected {by_pages} or {by_size}, not both")
         if pages is not None:
             # A list may contain 0, to compare with no tier.
-            read = _pages_or_none if "," in pages else read_pages
+            read = pages_or_none if "," in pages else read_pages
             return checked(by_pages, listed, pages, read)
         if size is None:
             return (0,)
@@ -167,10 +186,6 @@ class PoolSizes:
                     param_hint=f"'{by_size}'",
                 )
         return tuple(dict.fromkeys(counts))
-
-
-def _pages_or_none(text: str) -> int:
-    return 0 if text == "0" else read_pages(text)
 
 
 _SIZED = "expected --pages, or --memory together with --model, --bytes-per-token or --groups"

@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcore.apps.cli.group_figures import group_name
+from kvcore.apps.cli.miss_figures import reason_name
 from kvcore.apps.cli.saved_time import saved_row
 from kvcore.apps.cli.tier_figures import found_in, tier_sizes
-from kvcore.metrics import MissMetrics
-from kvcore.replay import ReplayReport, TierReport
+from kvcore.replay import ReplayReport, StateReport, TierReport, TierSizes
 from kvcore.support.byte_sizes import format_size
 
 
@@ -18,11 +19,13 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
     """Print the table of one replay; with a prefill speed, also an estimate of saved time."""
     title = (
         f"{report.workload}, {report.mode}: {report.replicas} x {report.pages:,} pages "
-        f"of {report.page_size} tokens{_bytes(report, report.pages)}, {report.policy}"
+        f"of {report.page_size} tokens{_size(report)}, {report.policy}"
     )
     if report.tiers is not None:
-        sizes = (report.tiers.host_pages, report.tiers.disk_pages)
-        title += f", with {tier_sizes(*sizes, report.page_bytes)}"
+        found = report.tiers
+        sizes = TierSizes(found.host_pages, found.disk_pages, found.host_state_slots)
+        slot = 0 if report.states is None else report.states.slot_bytes
+        title += f", with {tier_sizes(sizes, report.page_bytes, slot)}"
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -37,18 +40,21 @@ def print_report(report: ReplayReport, *, prefill_speed: float | None = None) ->
 def _sections(report: ReplayReport) -> Iterator[Iterator[tuple[str, str, str]]]:
     yield _traffic(report)
     yield _found(report.tiers)
-    yield _missed(report.misses)
+    yield _missed(report)
     yield _memory(report)
+    yield _of_groups(report)
+    yield _of_states(report.states)
     yield _time(report)
 
 
-def _missed(misses: MissMetrics | None) -> Iterator[tuple[str, str, str]]:
+def _missed(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    misses = report.misses
     if misses is None:
         return
     for reason, n in misses.by_reason.items():
         if n:
             share = f"{n / max(1, misses.prompt_tokens):.2%}"
-            yield f"missed: {reason.replace('_', ' ')}", share, f"{n:,} tokens"
+            yield f"missed: {reason_name(reason, report)}", share, f"{n:,} tokens"
 
 
 def _traffic(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
@@ -96,6 +102,24 @@ def _memory(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     yield "leaked pages", f"{report.leaked_pages:,}", ""
 
 
+def _of_groups(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    for group in report.groups:
+        cached, held = (
+            f"{pages:,.0f} pages{_bytes(report, pages)}"
+            for pages in (group.cached_pages, group.held_pages)
+        )
+        yield group_name(group), cached, f"cached at the end; requests hold {held}"
+
+
+def _of_states(states: StateReport | None) -> Iterator[tuple[str, str, str]]:
+    if states is None:
+        return
+    size = f"of {format_size(states.slot_bytes)}: {format_size(states.memory)}"
+    yield f"{states.layers} state", f"{states.slots:,} slots", size
+    made = f"{states.checkpoints_made:,} made, {states.evicted_checkpoints:,} evicted"
+    yield "hits of checkpoints", f"{states.checkpoint_hits:,}", made
+
+
 def _time(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
     if report.mode == "online":
         waits = f"median; p99 {report.first_token_s_p99:,.2f} s (simulated)"
@@ -121,6 +145,11 @@ def _saved(report: ReplayReport, prefill_speed: float | None) -> Iterator[tuple[
 def _bytes(report: ReplayReport, pages: float) -> str:
     """Write the bytes of pages after a comma; nothing if the bytes of a page are unknown."""
     return f", {format_size(round(pages * report.page_bytes))}" if report.page_bytes else ""
+
+
+def _size(report: ReplayReport) -> str:
+    """Write the bytes of pages and state slots after a comma; nothing if they are unknown."""
+    return f", {format_size(report.memory)}" if report.page_bytes else ""
 
 
 def _extra(count: int, what: str) -> str:

@@ -37,4 +37,21 @@ def print_routing(workload: str, reports: Sequence[RoutingReport]) -> None:
             f"{each.idle_replicas:,}",
             f"{each.route_us_p50:,.0f} us",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if first.misses is not None:
+        console.print(_missed(reports))
+
+
+def _missed(reports: Sequence[RoutingReport]) -> Table:
+    """Make a table of the tokens that were not cached: a row for each reason."""
+    table = Table(title="tokens not cached, by reason", title_justify="left")
+    table.add_column("reason", no_wrap=True)
+    for each in reports:
+        table.add_column(each.route, justify="right", no_wrap=True)
+    counts = [each.misses.by_reason for each in reports if each.misses is not None]
+    for reason in counts[0]:
+        found = [count[reason] for count in counts]
+        if any(found):
+            table.add_row(reason.replace("_", " "), *(f"{n:,}" for n in found))
+    return table

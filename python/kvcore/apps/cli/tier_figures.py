@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from kvcore.replay import Comparison, ReplayReport, TierReport
+from kvcore.replay import Comparison, ReplayReport, TierReport, TierSizes
 from kvcore.support.byte_sizes import format_size
 
 __all__ = ["TIER_NAMES", "found_in", "tier_head", "tier_rows", "tier_sizes", "tiers_text"]
@@ -13,20 +14,22 @@ __all__ = ["TIER_NAMES", "found_in", "tier_head", "tier_rows", "tier_sizes", "ti
 TIER_NAMES = ("cache",)  # columns of text
 
 
-def tier_sizes(host_pages: int, disk_pages: int, page_bytes: int = 0) -> str:
+def tier_sizes(tiers: TierSizes, page_bytes: int = 0, slot_bytes: int = 0) -> str:
     """Return a phrase with the pages of the host tier and the disk, and their bytes if known."""
 
-    def size(pages: int) -> str:
-        return f" ({format_size(pages * page_bytes)})" if page_bytes else ""
+    def size(tier: Literal["host", "disk"]) -> str:
+        return f" ({tiers.size(tier, page_bytes, slot_bytes)})" if page_bytes else ""
 
-    disk = f" and {disk_pages:,}{size(disk_pages)} on disk" if disk_pages else ""
-    return f"{host_pages:,} pages{size(host_pages)} of a host tier{disk}"
+    disk = f" and {tiers.disk_pages:,}{size('disk')} on disk" if tiers.disk_pages else ""
+    slots = f" and {tiers.host_state_slots:,} state slots" if tiers.host_state_slots else ""
+    return f"{tiers.host_pages:,} pages{slots}{size('host')} of a host tier{disk}"
 
 
 def tiers_text(comparison: Comparison) -> str:
     """Return a phrase with all tiers of a comparison."""
     if len(comparison.tiers) == 1:
-        return tier_sizes(comparison.host_pages, comparison.disk_pages, comparison.page_bytes)
+        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        return tier_sizes(comparison.tiers[0], *bytes_of)
     return f"{len(comparison.tiers)} combinations of tiers"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcore import KVCacheError, TextGenerationContext
 from kvcore.apps.replay.hints import VirtualClock
+from kvcore.apps.replay.pool import FEWEST_TOKENS
 from kvcore.apps.replay.report import REFUSED, ReplayReport, Tally, summarize
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _ANY_TOKEN = 0
 _PROGRESS_EVERY = 64
-_FEWEST_TOKENS = 2  # a request with one token searches no hit
 
 
 def replay_admission(
@@ -84,7 +84,7 @@ class AdmissionReplay:
         self._workload = workload
         self._pool = pool
         self._timeline = timeline
-        self._chunk = max(chunk, _FEWEST_TOKENS)
+        self._chunk = max(chunk, FEWEST_TOKENS)
         self._manager = manager
         self._clock = clock
         self._arrivals = (workload.arrivals - workload.arrivals.min()).tolist()
@@ -92,6 +92,7 @@ class AdmissionReplay:
         self._groups = pool.samples(manager, len(workload))
         self._tiers = pool.tier_hits(manager)
         self._tally = Tally()
+        self._take_state_copies = pool.state_copies(manager)
         self._held = 0  # pages of the current request
         self._held_pages = 0  # sum of the pages of all served requests
 
@@ -131,18 +132,21 @@ class AdmissionReplay:
         """Return the tokens of the request found in the cache, or `REFUSED`."""
         manager, tally = self._manager, self._tally
         hit = REFUSED
-        if self._tiers is not None:
-            self._tiers.begin()
         self._clock.now = self._arrivals[index]
         started = perf_counter_ns()
         context = TextGenerationContext(index, tokens, returns_in=self._returns[index])
-        manager.claim(index, self._choose_replica(context))
+        replica = self._choose_replica(context)
+        tally.manager_ns += perf_counter_ns() - started
+        if self._tiers is not None:
+            self._tiers.begin(tokens, replica)
+        started = perf_counter_ns()
+        manager.claim(index, replica)
         try:
             if self._pool.most_pages(len(tokens), self._chunk) <= self._pool.pages_per_replica:
                 hit = self._compute(context, len(tokens))
             tally.manager_ns += perf_counter_ns() - started
             if hit != REFUSED:
-                self._look(index, len(tokens))
+                self._look(index, len(tokens), hit)
             started = perf_counter_ns()
         finally:
             manager.release(index)
@@ -159,6 +163,7 @@ class AdmissionReplay:
             hit = context.start_idx if hit == REFUSED else hit
             context.update(_ANY_TOKEN)
             self._manager.step([context])
+            self._take_state_copies()
         return hit
 
     def _reserve(self, context: TextGenerationContext) -> None:
@@ -170,12 +175,13 @@ class AdmissionReplay:
             )
         if context.start_idx % self._pool.hit_tokens:
             self._manager.take_copies()
+        self._take_state_copies()
 
-    def _look(self, index: int, prompt: int) -> None:
+    def _look(self, index: int, prompt: int, hit: int) -> None:
         """Record the held pages of a request whose prompt is computed; this time does not count."""
         self._held = -(-prompt // self._pool.page_size)
         if self._tiers is not None:
-            self._tiers.end(index, fits=True)
+            self._tiers.end(index, hit, fits=True)
         if self._groups is not None:
             self._held = self._pool.total_pages - self._manager.num_free_blocks
             self._groups.look(index)
@@ -188,6 +194,7 @@ class AdmissionReplay:
     def report(self, wall_seconds: float) -> ReplayReport:
         """Return the report."""
         mean = self._held_pages / max(1, self._tally.served)
+        fitting = self._pool.total_pages / mean if mean else 0.0
         return summarize(
             "admission",
             self._workload,
@@ -195,7 +202,7 @@ class AdmissionReplay:
             self._manager,
             self._tally,
             mean_used_pages=mean,
-            concurrency=self._pool.total_pages / mean if mean else 0.0,
+            concurrency=min(fitting, self._pool.most_running),
             groups=self._groups.reports() if self._groups is not None else (),
             tiers=self._tiers,
             wall_seconds=wall_seconds,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_NO_WAITS = np.empty((0, 2), np.int64)
+
 
 class ArrivalQueue:
-    """Queue the requests by arrival time; a next turn enters after the previous turn is answered.
+    """Queue the requests by arrival time; a next turn enters after the turns before are answered.
 
     Each method costs O(log n).
 
@@ -24,7 +27,9 @@ class ArrivalQueue:
     next_turns : int array [n]
         Index of the request that follows the answer of this request; -1 for no next turn.
     think_times : array [n]
-        Time from the previous answer to this request; used only for a next turn.
+        Time from the last answer before to this request; used only for a request that follows.
+    waits : int array [m, 2], optional
+        Pairs: the first request also follows the answer of the second request.
     """
 
     def __init__(
@@ -32,11 +37,19 @@ class ArrivalQueue:
         arrivals: NDArray[np.float64],
         next_turns: NDArray[np.int64],
         think_times: NDArray[np.float64],
+        waits: NDArray[np.int64] = _NO_WAITS,
     ) -> None:
         self._next_turns: list[int] = next_turns.tolist()
         self._think_times: list[float] = think_times.tolist()
         follows = np.zeros(len(arrivals), np.bool_)
         follows[next_turns[next_turns >= 0]] = True
+        self._also: defaultdict[int, list[int]] = defaultdict(list)
+        self._missing = Counter(waits[:, 0].tolist())  # answers, without the turn before
+        for request in self._missing:
+            self._missing[request] += int(follows[request])
+        for request, other in waits.tolist():
+            self._also[other].append(request)
+            follows[request] = True
         times: list[float] = arrivals.tolist()
         self._heap = [(times[i], i) for i in np.flatnonzero(~follows).tolist()]
         heapq.heapify(self._heap)
@@ -54,7 +67,16 @@ class ArrivalQueue:
         return heapq.heappop(self._heap)
 
     def answered(self, index: int, now: float) -> None:
-        """Queue the next turn of request `index`, if it exists, after its think time."""
-        following = self._next_turns[index]
-        if following >= 0:
-            heapq.heappush(self._heap, (now + self._think_times[following], following))
+        """Queue each request for which request `index` was the last answer, after its think time.
+
+        Costs O(requests that follow), and O(log n) for each of them.
+        """
+        if self._next_turns[index] >= 0:
+            self._follow(self._next_turns[index], now)
+        for request in self._also.pop(index, ()):
+            self._follow(request, now)
+
+    def _follow(self, request: int, now: float) -> None:
+        self._missing[request] -= 1
+        if self._missing[request] <= 0:
+            heapq.heappush(self._heap, (now + self._think_times[request], request))

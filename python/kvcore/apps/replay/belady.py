@@ -56,7 +56,9 @@ class Optimum(HitRates):
         return vars(self) | {name: getattr(self, name) for name in HIT_RATES}
 
 
-def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
+def optimum(
+    uses: PageUses, pages: int, *, replicas: int = 1, served: NDArray[np.bool_] | None = None
+) -> Optimum:
     """Compute the optimum for requests that are served one after another.
 
     Parameters
@@ -67,6 +69,9 @@ def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
         Pages per replica.
     replicas : int
         Number of replicas. They count as one pool, which bounds the hits of any routing.
+    served : numpy.ndarray, optional
+        Bool ``[n]``, false for the requests that are refused. By default the requests whose prompt
+        has more pages than a replica.
 
     Returns
     -------
@@ -74,12 +79,12 @@ def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
 
     Notes
     -----
-    During a request, all pages of its prompt are held, including the partial last page. A prompt
-    with more pages than a replica is refused. If the pool is full, the optimum evicts, among the
-    pages that are not held, the page whose next use is farthest in the future. Only a hit is a use:
-    the page with the last token of a prompt is always computed. The next use of a page is never
-    later than the next use of its descendants. So among the pages with the farthest next use, the
-    optimum can always evict a leaf, and the cached pages remain a prefix tree.
+    During a request, all pages of its prompt are held, including the partial last page. If the pool
+    is full, the optimum evicts, among the pages that are not held, the page whose next use is
+    farthest in the future. Only a hit is a use: the page with the last token of a prompt is always
+    computed. The next use of a page is never later than the next use of its descendants. So among
+    the pages with the farthest next use, the optimum can always evict a leaf, and the cached pages
+    remain a prefix tree.
 
     This is exact for whole pages: no order of evictions finds more. Holding a prompt is the same as
     reading its pages again and again, and for this order of uses the farthest next use is optimal.
@@ -97,7 +102,8 @@ def optimum(uses: PageUses, pages: int, *, replicas: int = 1) -> Optimum:
     runs of pages with the same next use.
     """
     needed = -(-uses.lengths // uses.page_size)
-    served = needed <= pages
+    if served is None:
+        served = needed <= pages
     runs = _runs(uses, served)
     cached_pages, evicted = _simulate(runs, needed, served, pages * replicas)
     tokens = cached_pages * uses.page_size + int(uses.partial_hits[served].sum())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvcore.apps.replay.noise import least_lead
 from kvcore.apps.replay.report import gib
@@ -43,7 +43,9 @@ class Decision:
         Least replayed pages of a replica from which a policy finds enough at all larger replayed
         sizes; None if no size is enough.
     page_bytes : int
-        Bytes of a page with all layers; 0 if unknown.
+        Bytes of a page; 0 if unknown.
+    memory : int or None
+        Bytes of `pages` with the state slots of a replica; None if unknown.
     curve, hit_rate : str, float
         The curve that needs the fewest pages, and its hit rate there. If no size is enough: the
         curve and the hit rate of the best replay.
@@ -70,6 +72,7 @@ class Decision:
     enough: float
     pages: int | None
     page_bytes: int
+    memory: int | None
     curve: str
     hit_rate: float
     below_pages: int | None
@@ -83,8 +86,8 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """List every field by name, ready for JSON; `memory_gib` if the page has known bytes."""
         told = dict(vars(self))
-        if self.page_bytes and self.pages is not None:
-            told["memory_gib"] = gib(self.pages * self.page_bytes)
+        if self.memory is not None:
+            told["memory_gib"] = gib(self.memory)
         return told
 
 
@@ -92,6 +95,7 @@ class TierPages(Protocol):
     """The tiers of a curve; named as in `TierSizes`."""
 
     def _asdict(self) -> dict[str, Any]: ...
+    def size(self, tier: Literal["host", "disk"], page_bytes: int, slot_bytes: int = 0) -> str: ...
 
 
 class Run(Protocol):
@@ -112,6 +116,10 @@ class Results(Protocol):
     def pages(self) -> Sequence[int]: ...
     @property
     def page_bytes(self) -> int: ...
+    @property
+    def memory(self) -> Sequence[int]: ...
+    @property
+    def state_slot_bytes(self) -> int: ...
     @property
     def replicas(self) -> int: ...
     @property
@@ -197,13 +205,14 @@ class _Decider:
         if place is None:
             index = column.rates.index(max(column.rates))
         best, lead, tied = self._best_policy(column.tier, index)
-        pages = self._comparison.pages
+        pages, memory = self._comparison.pages, self._comparison.memory
         below = None if place in (None, 0) else index - 1
         tier = self._tier()
         lines = [
             self._size_text(place, index, column),
             self._policy_text(best, lead, tied, index),
             self._tier_text(tier),
+            self._states_text(column, index),
         ]
         return Decision(
             best_hit_rate=self._best,
@@ -211,6 +220,7 @@ class _Decider:
             enough=ENOUGH,
             pages=None if place is None else pages[place],
             page_bytes=self._comparison.page_bytes,
+            memory=None if place is None or not memory else memory[place],
             curve=column.curve,
             hit_rate=column.rates[index],
             below_pages=None if below is None else pages[below],
@@ -332,19 +342,48 @@ class _Decider:
     def _tier_text(self, tier: dict[str, Any] | None) -> str:
         if tier is None:
             return "In these replays, no tier replaces device memory." * self._has_tiers
-        below = [(tier["host_pages"], "a host tier"), (tier["disk_pages"], "a disk")]
-        names = [f"{name} of {self._write(pages)}" for pages, name in below if pages]
+        comparison = self._comparison
+        below = next(each for each in comparison.tiers if each._asdict().items() <= tier.items())
+        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        sizes = {
+            "a host tier": below.size("host", *bytes_of),
+            "a disk": below.size("disk", *bytes_of),
+        }
+        unit = "" if comparison.page_bytes else " pages"
+        names = [f"{name} of {size}{unit}" for name, size in sizes.items() if size]
         return (
-            f"With {tier['policy']}, {self._write(tier['device_pages'])} of device memory and "
-            f"{' and '.join(names)} find as much as {self._write(tier['instead_of_pages'])} of "
+            f"With {tier['policy']}, {self._device(tier['device_pages'])} of device memory and "
+            f"{' and '.join(names)} find as much as {self._device(tier['instead_of_pages'])} of "
             f"device memory: {tier['hit_rate']:.2%} and {tier['instead_of_hit_rate']:.2%}."
         )
 
-    def _size(self, index: int) -> str:
-        pages = self._comparison.pages[index]
-        each = " on each replica" if self._comparison.replicas > 1 else ""
-        return f"{self._write(pages)}{each}"
+    def _states_text(self, column: _Column, index: int) -> str:
+        """Write whether state slots or pages were short in the pool of the decision."""
+        report = column.reports[index]
+        found = report.states
+        if found is None:
+            return ""
+        size, slots = self._size(index), f"{found.slots:,} state slots"
+        if 2 * found.evicted_checkpoints > found.checkpoints_made:
+            return (
+                f"In {size}, {found.evicted_checkpoints:,} of {found.checkpoints_made:,} "
+                f"checkpoints were evicted from {slots}: more slots may find more."
+            )
+        free = found.slots * report.replicas - found.checkpoints
+        if report.evicted_pages and not found.evicted_checkpoints and 2 * free > found.slots:
+            return (
+                f"In {size}, no checkpoint was evicted from {slots}, and {report.evicted_pages:,} "
+                f"pages were evicted: fewer slots leave more pages."
+            )
+        return ""
 
-    def _write(self, pages: int) -> str:
-        size = self._comparison.page_bytes
-        return format_size(pages * size) if size else f"{pages:,} pages"
+    def _size(self, index: int) -> str:
+        each = " on each replica" if self._comparison.replicas > 1 else ""
+        return f"{self._device(self._comparison.pages[index])}{each}"
+
+    def _device(self, pages: int) -> str:
+        """Write the memory of the pool with these pages, or the pages."""
+        comparison = self._comparison
+        if comparison.memory:
+            return format_size(comparison.memory[comparison.pages.index(pages)])
+        return f"{pages:,} pages"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcore.layers.kinds import described
 from kvcore.layers.packing import bundles_of
+from kvcore.metrics import GroupMetrics
 
 if TYPE_CHECKING:
     from kvcore import KVCacheParams, PagedKVCacheManager
@@ -79,12 +80,12 @@ class GroupSamples:
             return
         self._next = request + self._every
         self._count += 1
-        for i, each in enumerate(self._manager.group_metrics):
+        for i, each in enumerate(self._metrics()):
             self._held[i] += each.held_pages
 
     def reports(self) -> tuple[GroupReport, ...]:
         """Return a report for each group, in the order of the groups."""
-        metrics = self._manager.group_metrics
+        metrics = self._metrics()
         groups = self._model.attention_groups
         return tuple(
             GroupReport(
@@ -98,3 +99,14 @@ class GroupSamples:
             )
             for group, held, found in zip(groups, self._held, metrics, strict=True)
         )
+
+    def _metrics(self) -> tuple[GroupMetrics, ...]:
+        """Return the metrics of each group; a pool of full-attention pages has one group."""
+        manager = self._manager
+        if manager.group_metrics:
+            return manager.group_metrics
+        held = manager.total_num_pages * manager.num_replicas - manager.num_free_blocks
+        no_windows = dict.fromkeys(("holes", "given_back", "filled"), 0)
+        no_tier = dict.fromkeys(("stored_pages", "loaded_pages"), 0)
+        cached = manager.num_cached_blocks
+        return (GroupMetrics(held_pages=held, cached_pages=cached, **no_windows, **no_tier),)

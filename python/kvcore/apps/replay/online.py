@@ -73,9 +73,9 @@ def replay_online(
     """Serve every request in virtual time.
 
     A request whose prompt and output together are larger than a replica's pool is refused on
-    arrival. All other requests are served, even if they are preempted many times. With a disk, the
-    hits depend on its speed: its time is not simulated, and the replay does not wait for its
-    writes.
+    arrival. All other requests are served, even if they are preempted many times. If layers keep a
+    state, at most `PoolSettings.most_running` requests run at a time. With a disk, the hits depend
+    on its speed: its time is not simulated, and the replay does not wait for its writes.
 
     Parameters
     ----------
@@ -99,14 +99,20 @@ def replay_online(
     engine = engine or EngineSettings()
     longest = int((workload.prompt_lengths + workload.output_lengths).max())
     clock = VirtualClock()
+    most = _concurrency(workload, pool, engine)
     with pool.manager(
-        max_batch_size=min(engine.concurrency, len(workload)),
+        max_batch_size=min(most, pool.state_slots or most),
         max_seq_len=longest + engine.decode_steps,
         clock=clock,
     ) as manager:
         replay = _OnlineReplay(workload, pool, engine, manager, clock, timeline, on_progress)
         replay.run()
         return replay.report((perf_counter_ns() - started) / 1e9)
+
+
+def _concurrency(workload: Workload, pool: PoolSettings, engine: EngineSettings) -> int:
+    """Return the maximum number of running requests, over all replicas."""
+    return int(min(engine.concurrency, len(workload), pool.most_running))
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +146,7 @@ class _OnlineReplay:
         self._prompt_lengths: list[int] = workload.prompt_lengths.tolist()
         self._output_lengths: list[int] = workload.output_lengths.tolist()
         self._output_ends: list[int] = (workload.output_starts + workload.output_lengths).tolist()
-        concurrency = min(engine.concurrency, len(workload))
+        concurrency = _concurrency(workload, pool, engine)
         self._manager = manager
         self._tiers = pool.tier_hits(manager)
         self._timer = CallTimer()
@@ -156,7 +162,9 @@ class _OnlineReplay:
             num_steps=engine.decode_steps,
             update=self._timer.timed(update_batch),
         )
-        self._arrivals = ArrivalQueue(workload.arrivals, workload.next_turns, workload.think_times)
+        self._arrivals = ArrivalQueue(
+            workload.arrivals, workload.next_turns, workload.think_times, workload.waits
+        )
         self._tally = Tally(request_hits=array("q", [REFUSED]) * len(workload))
         self._now = 0.0
         self._start = self._arrivals.next_time
@@ -167,6 +175,7 @@ class _OnlineReplay:
         self._used_page_seconds = 0.0
         self._running_seconds = 0.0
         self._groups = pool.samples(manager, len(workload))
+        self._take_state_copies = pool.state_copies(manager)
 
     def run(self) -> None:
         """Step until every request is served or refused."""
@@ -175,6 +184,7 @@ class _OnlineReplay:
             before = self._timer.spent_ns
             if batch := self._scheduler.next_batch():
                 self._step(batch)
+                self._take_state_copies()
                 self._tally.step_ns.append(self._timer.spent_ns - before)
                 if self._timeline is not None:
                     self._timeline.add_step(self._now, self._tally.step_ns[-1])

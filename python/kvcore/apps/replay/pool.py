@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvcore import CacheOptions, KVCacheError, KVCacheParams, PagedKVCacheManager, TierOptions
+from kvcore import (
+    CacheOptions,
+    KVCacheError,
+    KVCacheParams,
+    LayerOptions,
+    PagedKVCacheManager,
+    TierOptions,
+)
 from kvcore.apps.replay.groups import GroupSamples
 from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
-from kvcore.apps.replay.tiers import PATIENCE, TierHits, temporary_disk
-from kvcore.layers.layer_map import column_tokens, has_windows
+from kvcore.apps.replay.tiers import PATIENCE, GroupTierHits, TierHits, temporary_disk
+from kvcore.apps.replay.tiny_model import tiny_model
+from kvcore.groups import FullAttention, bundles
+from kvcore.layers.layer_map import column_tokens, has_windows, pages_per_column
 from kvcore.policies import BY_NAME, Hinted
-from kvcore.sizing import pages_per_sequence
+from kvcore.sizing import STATES_PER_REQUEST, pages_per_sequence
 
 if TYPE_CHECKING:
     from kvcore.apps.replay.workload import Workload
@@ -22,8 +32,9 @@ if TYPE_CHECKING:
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(BY_NAME)
 _HINTED = Hinted.name
-_MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
+MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
+FEWEST_TOKENS = 2  # of a step: a request with one token searches no hit
 
 
 class PoolError(ValueError):
@@ -36,18 +47,19 @@ def flat_page_bytes(model: KVCacheParams) -> int:
 
 
 def require_windows(model: KVCacheParams) -> None:
-    """Check that a replay with the groups of a model is possible and differs from a flat replay.
+    """Check that a model has groups, and that a flat cache can serve the model too.
 
     Raises
     ------
     PoolError
-        A layer keeps a state, which replays do not support, or all layers keep every token.
+        A layer keeps a state, which a flat cache does not have, or all layers keep every token.
     """
     if model.state_groups:
         layers = sum(len(group.layers) for group in model.state_groups)
         raise PoolError(
-            f"{layers} of {model.num_layers} layers keep a state, which a replay does not support; "
-            f"expected a model with only attention layers"
+            f"{layers} of {model.num_layers} layers keep a state, which has no flat cache to "
+            f"compare with; expected a model with only attention layers, or --model, which replays "
+            f"states"
         )
     if not has_windows(model):
         raise PoolError(
@@ -75,11 +87,17 @@ class PoolSettings:
         model's bundles. None: a page has all layers.
     host_pages : int
         Pages of each replica's host tier; 0 for no tier. With a tier, the pool has real, tiny
-        pages: one layer with one int8 head of one element.
+        pages: one layer with one int8 head of one element, or the bundles of the model in rows of
+        few int8 elements.
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     page_bytes : int
         Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
+    state_slots : int
+        State slots of each replica, for requests and checkpoints; 0 for the manager's default, and
+        for a model without states.
+    host_state_slots : int
+        State slots of each replica's host tier, for checkpoints; 0 without states or a host tier.
     hints : str
         Hints of the requests for the policy "hinted", from `HINTS`.
     explain : bool
@@ -94,6 +112,8 @@ class PoolSettings:
     host_pages: int = 0
     disk_pages: int = 0
     page_bytes: int = 0
+    state_slots: int = 0
+    host_state_slots: int = 0
     hints: str = HINTS[0]
     explain: bool = False
 
@@ -106,6 +126,25 @@ class PoolSettings:
     def total_pages(self) -> int:
         """Pages of all replicas."""
         return self.pages_per_replica * self.replicas
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the pages and the state slots of one replica; 0 if unknown."""
+        slot = 0 if self.model is None else self.model.bytes_per_state_slot
+        return self.pages_per_replica * self.page_bytes + self.state_slots * slot
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes of the pages and the state slots of a replica's host tier; 0 if unknown."""
+        slot = 0 if self.model is None else self.model.bytes_per_state_slot
+        return self.host_pages * self.page_bytes + self.host_state_slots * slot
+
+    @property
+    def most_running(self) -> float:
+        """Requests that run at a time, over all replicas, each with a slot and a checkpoint."""
+        if not self.state_slots:
+            return math.inf
+        return max(1, self.state_slots * self.replicas // STATES_PER_REQUEST)
 
     def with_policy(self, policy: str) -> PoolSettings:
         """Return the same pool with another eviction policy."""
@@ -135,33 +174,55 @@ class PoolSettings:
             )
         memory = self.pages_per_replica * flat_page_bytes(model)
         pages = memory // model.bytes_per_page
-        if pages > _MOST_PAGES:
+        if pages > MOST_PAGES:
             raise PoolError(
                 f"{self.pages_per_replica} pages of all layers are {pages} pages of the groups; "
-                f"expected at most {_MOST_PAGES} pages of the groups"
+                f"expected at most {MOST_PAGES} pages of the groups"
             )
         return replace(self, pages=pages, model=model, page_bytes=model.bytes_per_page)
 
     def most_pages(self, tokens: int, chunk: int) -> int:
-        """Return the maximum pages of a request whose steps have at most `chunk` tokens."""
+        """Return the maximum pages of a request whose steps have at most `chunk` tokens.
+
+        A step has at least `FEWEST_TOKENS` tokens.
+        """
         if self.model is None:
             return -(-tokens // self.page_size)
-        return pages_per_sequence(self.model, tokens, chunk)
+        return pages_per_sequence(self.model, tokens, max(chunk, FEWEST_TOKENS))
 
     @property
     def hit_tokens(self) -> int:
         """Tokens of the largest page; the length of a whole-page hit is a multiple of it."""
         return self.page_size if self.model is None else column_tokens(self.model)
 
+    @property
+    def full_columns(self) -> int:
+        """Runs of `hit_tokens` tokens for which the layers that keep every token have pages.
+
+        `MOST_PAGES` if no layer keeps every token.
+        """
+        if self.model is None:
+            return self.pages_per_replica
+        pages = zip(pages_per_column(self.model), bundles(self.model), strict=True)
+        full = sum(n for n, bundle in pages if isinstance(bundle.group, FullAttention))
+        return self.pages_per_replica // full if full else MOST_PAGES
+
     def samples(self, manager: PagedKVCacheManager, requests: int) -> GroupSamples | None:
         """Return an object that samples a manager's groups in a replay; None without groups."""
         return None if self.model is None else GroupSamples(manager, self.model, requests)
+
+    def state_copies(self, manager: PagedKVCacheManager) -> Callable[[], object]:
+        """Return a function that drops the copies of state slots, which an engine would do."""
+        has_states = self.model is not None and self.model.state_groups
+        # With tiers, the manager has small arrays, and copies their slots itself.
+        return manager.take_state_copies if has_states and not self.host_pages else _no_copies
 
     def tier_hits(self, manager: PagedKVCacheManager) -> TierHits | None:
         """Return an object that counts the manager's hits by tier; None without tiers."""
         if not self.host_pages:
             return None
-        return TierHits(manager, self.host_pages, self.disk_pages)
+        count = TierHits if self.model is None else GroupTierHits
+        return count(manager, self.host_pages, self.disk_pages, self.host_state_slots)
 
     def returns(self, workload: Workload) -> list[Hint]:
         """Return the hint of each request; no hints for other policies."""
@@ -218,9 +279,8 @@ class PoolSettings:
         *,
         events: bool,
     ) -> PagedKVCacheManager:
-        one_layer = KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
         params = replace(
-            self.model or one_layer,
+            self._params(),
             enable_prefix_caching=True,
             n_devices=self.replicas,
             data_parallel_degree=self.replicas,
@@ -231,34 +291,53 @@ class PoolSettings:
             max_seq_len,
             devices=("cpu",) * self.replicas,
             num_pages=self.pages_per_replica,
+            layers=LayerOptions(num_states=self.state_slots or None),
             cache=CacheOptions(
                 eviction=self.policy,
                 events=events,
                 clock=clock,
-                explain=min(4 * self.total_pages, _MOST_PAGES) if self.explain else False,
+                explain=min(4 * self.total_pages, MOST_PAGES) if self.explain else False,
             ),
             **self._tiers(opened, params),
         )
         opened.callback(made.close)
         return made
 
+    def _params(self) -> KVCacheParams:
+        """Return the params of the manager; with tiers they have tiny pages."""
+        if self.model is None:
+            return KVCacheParams("int8", 1, 1, 1, page_size=self.page_size)
+        return tiny_model(self.model) if self.host_pages else self.model
+
     def _tiers(self, opened: ExitStack, params: KVCacheParams) -> dict[str, Any]:
         """Return the manager's arguments for its pool and its tiers."""
         if not (self.host_pages or self.disk_pages):
             return {"blocks": None}
-        if self.model is not None:
-            raise ValueError(_TIERS_OF_GROUPS)
+        if self.model is not None and self.disk_pages:
+            raise ValueError(
+                "a replay with the groups of a model has no disk; expected only a host tier"
+            )
         if self.host_pages < 1 or self.disk_pages < 0:
             raise ValueError(
                 f"host_pages is {self.host_pages} and disk_pages is {self.disk_pages}; expected at "
                 f"least one page of a host tier, through which pages reach the disk, or no disk"
             )
-        tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page}"]
+        slots = self.host_state_slots * params.bytes_per_state_slot
+        tiers: list[Any] = [f"host:{self.host_pages * params.bytes_per_page + slots}"]
         if self.disk_pages:
             disk = temporary_disk(self.disk_pages, params.bytes_per_page)
             tiers.append(opened.enter_context(disk))
-        patient = TierOptions(tiers, store_timeout=PATIENCE, max_write_wait=PATIENCE)
+        patient = TierOptions(
+            tiers,
+            store_timeout=PATIENCE,
+            max_write_wait=PATIENCE,
+            num_host_states=self.host_state_slots or None,
+        )
         return {"tiers": patient}
+
+
+def _no_copies() -> None:
+    """Do nothing: no layer keeps a state."""
 
 
 _TIERS_OF_GROUPS = (

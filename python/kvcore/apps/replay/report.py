@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcore.apps.replay.rates import HIT_RATES, HitRates
+from kvcore.apps.replay.states import StateReport, state_report
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +49,8 @@ def gib(size: float) -> float:
 class ReplayReport(HitRates):
     """The results of a replay.
 
-    With groups of layers, pages are pages of a bundle, which are smaller than pages of all layers.
+    With groups of layers, a page is a page of the pool: it has the tokens of up to
+    `KVCacheParams.layers_per_page` layers of one group, as in a manager and in ``kvcore plan``.
 
     Attributes
     ----------
@@ -88,11 +90,14 @@ class ReplayReport(HitRates):
         virtual time (online) or over requests whose prompt is computed (admission).
     concurrency : float
         Online: mean number of running requests over virtual time. Admission mode: the number of
-        requests that would fit, ``total_pages / mean_used_pages``.
+        requests that would fit, ``total_pages / mean_used_pages``, and with states at most half of
+        the state slots.
     groups : tuple of GroupReport
         Results of each group of layers; empty without groups.
     tiers : TierReport or None
         Hits of each tier; None without tiers.
+    states : StateReport or None
+        State slots and checkpoints; None without layers that keep a state.
     misses : MissMetrics or None
         Tokens that admissions missed, by reason; None unless the pool has `explain`.
     steps : int
@@ -134,6 +139,7 @@ class ReplayReport(HitRates):
     concurrency: float
     groups: tuple[GroupReport, ...]
     tiers: TierReport | None
+    states: StateReport | None = None
     misses: MissMetrics | None = None
     steps: int
     manager_seconds: float
@@ -150,6 +156,33 @@ class ReplayReport(HitRates):
     def total_pages(self) -> int:
         """Pages of all replicas."""
         return self.pages * self.replicas
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the pages and the state slots of one replica; 0 if unknown."""
+        return self.pages * self.page_bytes + (self.states.memory if self.states else 0)
+
+    @property
+    def host_memory(self) -> int:
+        """Bytes of the pages and the state slots of a replica's host tier; 0 if unknown."""
+        if self.tiers is None:
+            return 0
+        slot = self.states.slot_bytes if self.states else 0
+        return self.tiers.host_pages * self.page_bytes + self.tiers.host_state_slots * slot
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether memory was never short: no request refused, no page or checkpoint evicted.
+
+        In admission mode, where a request runs only after the last one. A checkpoint without a free
+        slot is not made, so there has to be a free slot at the end.
+        """
+        if self.refused or self.evicted_pages:
+            return False
+        found = self.states
+        return found is None or (
+            not found.evicted_checkpoints and found.checkpoints < found.slots - 1
+        )
 
     @property
     def tokens_per_second(self) -> float:
@@ -170,13 +203,15 @@ class ReplayReport(HitRates):
         sizes = {}
         if self.page_bytes:
             sizes = {f"{name}_gib": gib(pages * self.page_bytes) for name, pages in self._sizes}
+            sizes["memory_gib"] = gib(self.memory)
             if self.tiers is not None and tiers is not None:
-                tiers["host_gib"] = gib(self.tiers.host_pages * self.page_bytes)
+                tiers["host_gib"] = gib(self.host_memory)
                 tiers["disk_gib"] = gib(self.tiers.disk_pages * self.page_bytes)
         parts = {
             "hit_tokens": vars(self.hit_tokens),
             "groups": [each.to_dict() for each in self.groups],
             "tiers": tiers,
+            "states": None if self.states is None else self.states.to_dict(),
             "misses": None if self.misses is None else asdict(self.misses),
         }
         fields = {name: value for name, value in vars(self).items() if name != "request_hits"}
@@ -185,7 +220,6 @@ class ReplayReport(HitRates):
     @property
     def _sizes(self) -> tuple[tuple[str, float], ...]:
         return (
-            ("memory", self.pages),
             ("evicted", self.evicted_pages),
             ("peak_used", self.peak_used_pages),
             ("mean_used", self.mean_used_pages),
@@ -266,6 +300,7 @@ def summarize(
         concurrency=concurrency,
         groups=groups,
         tiers=found,
+        states=state_report(manager, pool.model),
         misses=manager.miss_metrics if pool.explain else None,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvcore import PagedKVCacheManager, TextGenerationContext
     from kvcore.apps.replay.pool import PoolSettings
     from kvcore.apps.replay.workload import Workload
+    from kvcore.metrics import MissMetrics
 
 __all__ = ["MOST_ROUTED", "RoutingReport", "replay_routed"]
 
@@ -60,6 +61,8 @@ class RoutingReport:
         Microseconds to choose a worker, without the time for page keys.
     wall_seconds : float
         Time of the whole replay.
+    misses : MissMetrics or None
+        Tokens that admissions missed, by reason; None unless the pool has `explain`.
     """
 
     route: str
@@ -78,6 +81,7 @@ class RoutingReport:
     route_us_p50: float
     route_us_p99: float
     wall_seconds: float
+    misses: MissMetrics | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict, for JSON; `memory_gib` if the page has known bytes."""
@@ -231,4 +235,5 @@ class _RoutedReplay(AdmissionReplay):
             route_us_p50=float(p50),
             route_us_p99=float(p99),
             wall_seconds=wall_seconds,
+            misses=self._manager.miss_metrics if self._pool.explain else None,
         )

@@ -10,12 +10,16 @@ from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from kvcore.layers.layer_map import column_tokens
 from kvcore.stores import DiskStore, DiskTier
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvcore import PagedKVCacheManager, TextGenerationContext
 
-__all__ = ["PATIENCE", "TierHits", "TierReport", "temporary_disk"]
+__all__ = ["PATIENCE", "GroupTierHits", "TierHits", "TierReport", "temporary_disk"]
 
 #: Seconds that a replay waits for its disk; an engine would continue without the disk.
 PATIENCE = 86_400.0
@@ -33,6 +37,8 @@ class TierReport:
     ----------
     host_pages, disk_pages : int
         Pages of each replica's host tier, and of the disk for all replicas; 0 for no disk.
+    host_state_slots : int
+        State slots of each replica's host tier, for checkpoints; 0 without states.
     prompt_tokens : int
         Prompt tokens of all requests, including refused requests; the shares are relative to it.
     device_tokens, host_tokens, disk_tokens : int
@@ -52,6 +58,7 @@ class TierReport:
 
     host_pages: int
     disk_pages: int
+    host_state_slots: int = 0
     prompt_tokens: int
     device_tokens: int
     host_tokens: int
@@ -123,28 +130,35 @@ class TierHits:
     ----------
     manager : PagedKVCacheManager
         A manager with a host tier. No other caller may use it.
-    host_pages, disk_pages : int
+    host_pages, disk_pages, host_state_slots : int
         As in `TierReport`.
     """
 
-    def __init__(self, manager: PagedKVCacheManager, host_pages: int, disk_pages: int) -> None:
+    def __init__(
+        self,
+        manager: PagedKVCacheManager,
+        host_pages: int,
+        disk_pages: int,
+        host_state_slots: int = 0,
+    ) -> None:
         self._manager = manager
         self._host_pages, self._disk_pages = host_pages, disk_pages
+        self._host_state_slots = host_state_slots
         self._page_size = manager.params.page_size
         self._host_tokens = self._disk_tokens = 0
         self._flush_ns = 0
         self._counts = 0, 0
         self._brought: dict[Hashable, int | None] = {}  # None after the first admission
 
-    def begin(self) -> None:
-        """Read the counters before the attempt to admit a request."""
+    def begin(self, tokens: NDArray[np.int32], replica: int) -> None:  # noqa: ARG002
+        """Read the counters before the attempt to admit a prompt on a replica."""
         self._counts = self._look()
 
-    def end(self, name: Hashable, *, fits: bool) -> None:
+    def end(self, name: Hashable, hit: int, *, fits: bool) -> None:  # noqa: ARG002
         """Count the pages loaded for a request since `begin`, if this is its first admission.
 
-        If a request does not fit, a later attempt finds the pages from the disk in the host tier.
-        They still count as hits of the disk.
+        `hit` is the number of cached tokens. If a request does not fit, a later attempt finds the
+        pages from the disk in the host tier. They still count as hits of the disk.
         """
         before = self._brought.get(name, 0)
         if before is None:
@@ -161,9 +175,9 @@ class TierHits:
         """Wrap ``maybe_reserve`` with `begin` before each call and `end` after it."""
 
         def watched(context: TextGenerationContext) -> bool:
-            self.begin()
+            self.begin(context.tokens, self._manager.get_replica(context))
             fits = reserve(context)
-            self.end(context.request_id, fits=fits)
+            self.end(context.request_id, context.start_idx, fits=fits)
             return fits
 
         return watched
@@ -182,18 +196,49 @@ class TierHits:
         return TierReport(
             host_pages=self._host_pages,
             disk_pages=self._disk_pages,
+            host_state_slots=self._host_state_slots,
             prompt_tokens=prompt_tokens,
             device_tokens=cached_tokens - self._host_tokens - self._disk_tokens,
             host_tokens=self._host_tokens,
             disk_tokens=self._disk_tokens,
             computed_tokens=served_tokens - cached_tokens,
-            host_written_pages=tiers["host"].bytes_in // page_bytes,
+            host_written_pages=self._written_pages(),
             disk_written_pages=0 if disk is None else disk.bytes_in // page_bytes,
             disk_errors=0 if disk is None else disk.errors + disk.corrupt + disk.timeouts,
             flush_seconds=self._flush_ns / 1e9,
         )
 
+    def _written_pages(self) -> int:
+        """Return the pages copied to the host tier until now."""
+        page_bytes: int = self._manager.params.bytes_per_page
+        return self._manager.tier_metrics["host"].bytes_in // page_bytes
+
     def _look(self) -> tuple[int, int]:
         """Return the pages loaded to the device and the pages loaded from the disk until now."""
         brought = self._manager.tier_metrics["disk"].hits if self._disk_pages else 0
         return self._manager.metrics.h2d_blocks_copied, brought
+
+
+class GroupTierHits(TierHits):
+    """Count the hits of admitted requests of a model with windows or states, without a disk.
+
+    The pages of a hit come from both tiers, and a state from one of them. So a hit counts for the
+    device up to the tokens that the device finds without its host tier, and the rest counts for the
+    host tier.
+    """
+
+    def begin(self, tokens: NDArray[np.int32], replica: int) -> None:
+        """Find the hit of the device in the attempt to admit a prompt on a replica."""
+        ahead = column_tokens(self._manager.params)
+        found = self._manager.match_prefix(tokens[:-1], replica_idx=replica, lookahead=ahead)
+        self._of_device = sum(found)
+
+    def end(self, name: Hashable, hit: int, *, fits: bool) -> None:
+        """Count the tokens beyond the hit of the device, if this is the first admission."""
+        if fits and name not in self._brought:
+            self._brought[name] = None
+            self._host_tokens += max(0, hit - self._of_device)
+
+    def _written_pages(self) -> int:
+        """Return the pages copied to the host tier until now, without states."""
+        return self._manager.metrics.d2h_blocks_copied

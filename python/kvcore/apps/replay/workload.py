@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +33,10 @@ class Workload(ABC):
         int64 ``[n]``, the request that the same user sends after the answer to this request; -1
         for no next turn.
     think_times : numpy.ndarray
-        float64 ``[n]``, seconds between the previous answer and this request.
+        float64 ``[n]``, seconds between the last answer that this request follows and the request.
+    waits : numpy.ndarray
+        int64 ``[m, 2]``, pairs: the first request also follows the answer of the second request. So
+        a session continues after its sub-agents, and sub-agents begin together.
     sessions : numpy.ndarray or None
         int64 ``[n]``, number of the session of each request, -1 for none. None: the sessions are
         the chains of `next_turns`.
@@ -49,7 +52,13 @@ class Workload(ABC):
     next_turns: NDArray[np.int64]
     think_times: NDArray[np.float64]
     sessions: NDArray[np.int64] | None = None
+    waits: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block of a trace that has ids of blocks in place of tokens; otherwise 0."""
+        return 0
 
     @abstractmethod
     def prompt(self, index: int) -> NDArray[np.int32]:

@@ -337,6 +337,11 @@ class BlockWorkload(Workload):
         object.__setattr__(self, "_scratch", np.zeros((most, size), np.int32))
         object.__setattr__(self, "_offsets", np.arange(size, dtype=np.int32))
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block."""
+        return self.content.size
+
     def prompt(self, index: int) -> NDArray[np.int32]:
         """Return the prompt of one request (valid until the next call)."""
         content = self.content

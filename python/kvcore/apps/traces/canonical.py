@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,8 +29,9 @@ VERSION = 1
 _NONE = -1
 _CONTENTS = ("blocks", "tokens", "lengths")
 _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
-_ROW = frozenset({"time", "input", "output", "session", "parent", "delay"})
+_ROW = frozenset({"time", "input", "output", "session", "parent", "after", "delay"})
 _MOST_NOTES = 64
+_MOST_AFTER = 1 << 16
 
 
 class TraceFile:
@@ -95,6 +97,9 @@ def write_trace(
         Called from time to time with the number of written requests.
     """
     content = trace.content
+    after: defaultdict[int, list[int]] = defaultdict(list)
+    for index, other in trace.waits.tolist():
+        after[index].append(other)
     with TraceFile(path) as file:
         if isinstance(content, BlockContent):
             file.header("blocks", trace.notes, block_size=content.size)
@@ -113,6 +118,8 @@ def write_trace(
                 row["session"] = int(trace.sessions[index])
             if trace.parents[index] != _NONE:
                 row["parent"] = int(trace.parents[index])
+            if index in after:
+                row["after"] = after[index]
             if not math.isnan(trace.delays[index]):
                 row["delay"] = float(trace.delays[index])
             file.row(row | _prompt(content, index, row))
@@ -174,6 +181,18 @@ def _header(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def _after(numbers: Any, index: int) -> list[int]:
+    """Check the other requests that row `index` follows; ValueError if they are not before it."""
+    is_list = isinstance(numbers, list) and len(numbers) <= _MOST_AFTER
+    if not is_list or not all(type(each) is int and 0 <= each < index for each in numbers):
+        raise ValueError(
+            f"after: expected at most {_MOST_AFTER} rows of 0 to {index - 1}, got "
+            f"{shown_value(numbers)}"
+        )
+    found: list[int] = numbers
+    return found
+
+
 def _known(row: dict[str, Any], names: frozenset[str]) -> None:
     if not row.keys() <= names:
         name = min(row.keys() - names)
@@ -214,17 +233,22 @@ class _Rows:
         for field, value, end in (("session", session, 1 << 62), ("parent", parent, index)):
             if field in row and not (type(value) is int and 0 <= value < end):
                 raise ValueError(f"{field}: expected 0 to {end - 1}, got {shown_value(value)}")
+        after = _after(row.get("after", []), index)
         delay = math.nan
         if "delay" in row:
             delay = self.requests.clock.duration("delay", row["delay"])
-            if parent == _NONE or parent in self._followed:
+            if (parent == _NONE and not after) or parent in self._followed:
                 raise ValueError("delay: expected a parent that no other request follows")
-            self._followed.add(parent)
+            if parent != _NONE:
+                self._followed.add(parent)
+        elif after:
+            raise ValueError("delay: expected a delay after the answers of `after`, got none")
         if row.get("time") is None:
             raise ValueError("time: expected a number of seconds >= 0, got no such field")
         self.requests.clock.add("time", row["time"])
         self._add_prompt(row, inputs, outputs)
-        self.requests.add(inputs, outputs, session=session, parent=parent, delay=delay)
+        links: dict[str, Any] = {"parent": parent, "delay": delay, "waits": after}
+        self.requests.add(inputs, outputs, session=session, **links)
 
     def _add_prompt(self, row: dict[str, Any], inputs: int, outputs: int) -> None:
         if self._kind == "blocks":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tarfile
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from kvcore.apps.traces.blocks import BlockIds, BlockSize
@@ -57,6 +58,36 @@ def _is_whole_line(beginning: bytes) -> bool:
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     while data := file.read(_CHUNK):
         yield data
+
+
+@dataclass
+class _Agent:
+    """The last request of an agent, and the other requests whose answers it waits for.
+
+    A session is an agent. Sub-agents next to each other begin together, after the answer to the
+    last request of their parent. The parent continues after the last answers of all of them.
+    """
+
+    last: int = _ROOT
+    waits: tuple[int, ...] = ()
+    started_by: tuple[int, ...] = ()
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the next request follows any answer."""
+        return self.last != _ROOT or bool(self.waits)
+
+    def start(self) -> _Agent:
+        """Return a sub-agent, whose first request follows the last request of this agent."""
+        begin = self.started_by if self.last == _ROOT else (self.last,)
+        return _Agent(waits=begin, started_by=begin)
+
+    def wait_for(self, child: _Agent) -> None:
+        """Let the next request also wait for the last answers of a sub-agent."""
+        # The waits of a child are its own sub-agents, if it ends with them, or its start.
+        known = {_ROOT, *child.started_by}
+        ended = [each for each in child.waits or (child.last,) if each not in known]
+        self.waits = tuple(dict.fromkeys((*self.waits, *ended)))
 
 
 class _Sessions:
@@ -162,15 +193,15 @@ class _Sessions:
         self._sessions += 1
 
     def _add_requests(self, requests: Iterator[Any], document: JsonDocument | None) -> None:
-        last = _ROOT
+        agent = _Agent()
         for index, request in enumerate(requests):
             with row_errors(index + 1 if document is None else document.number):
-                last = self._add(request, last, 0)
+                self._add(request, agent, 0)
             if self.is_full:
                 return
 
-    def _add(self, request: Any, parent: int, depth: int) -> int:
-        """Add a request or the requests of a sub-agent; return the last request of this agent."""
+    def _add(self, request: Any, agent: _Agent, depth: int) -> None:
+        """Add a request of an agent, or the requests of a sub-agent."""
         if not isinstance(request, dict):
             raise ValueError(f"requests: expected JSON objects, got {shown_value(request)}")
         if request.get("type") == _AGENT:
@@ -178,25 +209,27 @@ class _Sessions:
             if not isinstance(inner, list) or depth >= _MOST_DEPTH:
                 raise ValueError(f"requests: expected a list, at most {_MOST_DEPTH} agents deep")
             self._agents += 1
-            last = _ROOT
+            child = agent.start()
             for each in inner:
                 if self.is_full:
                     break
-                last = self._add(each, last, depth + 1)
-            return parent
+                self._add(each, child, depth + 1)
+            agent.wait_for(child)
+            return
         inputs = token_count("in", request.get("in"))
         outputs = output_count("out", request.get("out"))
         ids = self._ids.check("hash_ids", request.get("hash_ids"))
-        wait = request.get("think_time")
-        delay = float("nan")
-        if parent != _ROOT and wait is not None:
-            delay = self._requests.clock.duration("think_time", wait)
+        think = request.get("think_time")
+        follows = think is not None and agent.has_answers
+        delay = self._requests.clock.duration("think_time", think) if follows else float("nan")
         self._requests.clock.add("t", request.get("t"))
         self._ids.add(ids)
         self._lengths.append(inputs)
         self._counts.append(len(ids))
-        self._requests.add(inputs, outputs, session=self._sessions, parent=parent, delay=delay)
-        return len(self._requests) - 1
+        waits = agent.waits if follows else ()
+        links: dict[str, Any] = {"parent": agent.last, "delay": delay, "waits": waits}
+        self._requests.add(inputs, outputs, session=self._sessions, **links)
+        agent.last, agent.waits = len(self._requests) - 1, ()
 
     def finish(self, name: str) -> Trace:
         """Check the number of blocks of each prompt, and return the trace."""
@@ -217,7 +250,10 @@ class _Sessions:
         if self._scopes == {"local"}:
             notes.append("block ids are local to a session: no two sessions share a block")
         if self._agents:
-            notes.append(f"{counted(self._agents, 'sub-agent')}, from the time in the file")
+            notes.append(
+                f"{counted(self._agents, 'sub-agent')}: begins after the answer before it, and its "
+                f"parent waits for its last answer (online mode)"
+            )
         if self._other_files:
             notes.append(f"not JSON, and left out: {counted(self._other_files, 'file')}")
         return self._requests.finish(name, "sessions", content, notes, has_rows_in_order=False)

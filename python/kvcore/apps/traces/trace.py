@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from kvcore.apps.traces.errors import counted, shown_value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcore.apps.replay.workload import Workload
     from kvcore.apps.traces.clock import Clock
 
@@ -57,8 +59,11 @@ class Trace:
     sessions, parents : numpy.ndarray
         int64 ``[n]``: number of the session, and index of the request that this request continues;
         -1 for none.
+    waits : numpy.ndarray
+        int64 ``[m, 2]``, pairs: the first request also waits for the answer of the second request,
+        which is a sub-agent's last request, or the request that starts a sub-agent.
     delays : numpy.ndarray
-        float64 ``[n]``, seconds between the answer to the parent and this request; NaN for a
+        float64 ``[n]``, seconds between the last of these answers and this request; NaN for a
         request that arrives at its own time. A request has at most one follower with a delay.
     content : Content
         Tokens or blocks of the prompts.
@@ -73,6 +78,7 @@ class Trace:
     output_lengths: _Ints
     sessions: _Ints
     parents: _Ints
+    waits: _Ints
     delays: _Floats
     content: Content
     notes: tuple[str, ...]
@@ -92,6 +98,7 @@ class Trace:
             output_lengths=self.output_lengths[order],
             sessions=self.sessions[order],
             parents=rank[self.parents[order]],
+            waits=rank[self.waits],
             delays=self.delays[order],
             content=self.content.reordered(order),
         )
@@ -103,7 +110,7 @@ class Trace:
     def base_fields(self) -> dict[str, Any]:
         """Return the fields that all kinds of workloads have."""
         next_turns = np.full(len(self), _NONE, np.int64)
-        follows = np.flatnonzero(~np.isnan(self.delays))
+        follows = np.flatnonzero(~np.isnan(self.delays) & (self.parents != _NONE))
         next_turns[self.parents[follows]] = follows
         return {
             "name": self.name,
@@ -114,6 +121,7 @@ class Trace:
             "output_starts": np.cumsum(self.output_lengths) - self.output_lengths,
             "next_turns": next_turns,
             "think_times": np.nan_to_num(self.delays),
+            "waits": self.waits,
             "sessions": self.sessions,
         }
 
@@ -148,6 +156,7 @@ class Requests:
         self._sessions = array("q")
         self._parents = array("q")
         self._delays = array("d")
+        self._waits: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -160,8 +169,14 @@ class Requests:
         session: int = _NONE,
         parent: int = _NONE,
         delay: float = np.nan,
+        waits: Sequence[int] = (),
     ) -> None:
-        """Append a request; 0 outputs for a request without an output."""
+        """Append a request; 0 outputs for a request without an output.
+
+        With a delay, the request follows the answers to its parent and to the requests in `waits`.
+        """
+        if waits:
+            self._waits[len(self)] = tuple(waits)
         if session != _NONE or parent != _NONE or not math.isnan(delay):
             self._linked.append(len(self))
             self._sessions.append(session)
@@ -219,6 +234,7 @@ class Requests:
             output_lengths=np.maximum(outputs, 1) if empty else outputs,
             sessions=self._links(self._sessions, _NONE),
             parents=parents,
+            waits=self._pairs(),
             delays=delays,
             content=content,
             notes=tuple(said),
@@ -249,7 +265,13 @@ class Requests:
             filled = times[np.where(known < 0, first, known)]
         follows = ~np.isnan(delays)
         for index in np.flatnonzero(follows).tolist():
-            before = filled[parents[index]]
+            parent = () if parents[index] == _NONE else (int(parents[index]),)
+            before = max(filled[each] for each in (*parent, *self._waits.get(index, ())))
             after = before + delays[index] if is_missing[index] else filled[index]
             filled[index] = max(before, after)
         return filled, int((is_missing & ~follows).sum())
+
+    def _pairs(self) -> _Ints:
+        """Return the pairs of `Trace.waits`, in the order of the file."""
+        pairs = [(index, other) for index, others in self._waits.items() for other in others]
+        return np.array(pairs, np.int64).reshape(-1, 2)
