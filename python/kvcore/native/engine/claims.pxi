@@ -37,6 +37,14 @@ cdef uint64_t next_manager_uid = 1
 
 @cython.final
 @cython.freelist(16)
+cdef class ReleasedMisses:
+    """The misses of a claim that has ended."""
+
+    cdef Misses native
+
+
+@cython.final
+@cython.freelist(16)
 cdef class Claim:
     """The claim of a request id; also its own key in the table of claims.
 
@@ -53,10 +61,7 @@ cdef class Claim:
     cdef bint is_live
     cdef object context  # the context with which the claim was used last
     cdef RequestHistory history  # history of the request; set when the claim ends
-    cdef Misses* missed  # own; set when the claim ends, if the manager explains misses
-
-    def __dealloc__(self):
-        del self.missed
+    cdef ReleasedMisses missed  # set when the claim ends, if the manager explains misses
 
     def __hash__(self):
         return self.hashed
@@ -75,7 +80,7 @@ cdef class Claim:
     @property
     def misses(self):
         """Why tokens were not cached, after the claim has ended; or None."""
-        return None if self.missed is NULL else listed_misses(self.missed[0])
+        return None if self.missed is None else listed_misses(self.missed.native)
 
 
 cdef Claim new_claim(object request_id):
@@ -124,6 +129,7 @@ cdef class ClaimTable:
     cdef CacheManager* native
     cdef uint64_t manager_uid
     cdef int32_t num_replicas
+    cdef bint explains  # the manager explains misses
     cdef dict by_id  # the claims whose id is no str, by claim
     cdef dict by_name  # the claims whose id is a str, by id
     cdef uint64_t num_entered  # number of claims ever inserted into both
@@ -143,6 +149,7 @@ cdef class ClaimTable:
         self.by_name = {}
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
+        self.explains = self.native.config().explain_pages > 0
         self.trees = trees_of_manager(core, core.manager)
 
     cdef int expect_keys(self) except -1:
@@ -212,9 +219,11 @@ cdef class ClaimTable:
 
     cdef int release(self, Claim claim, int64_t returns) except -1:
         """End a claim and release the pages and the state of its request; `returns` is a hint."""
-        if self.native.config().explain_pages > 0:
-            claim.missed = new Misses(self.native.misses_of(claim.sequence))
-        self.native.release(claim.sequence, &claim.history, returns)
+        cdef Misses* misses = NULL
+        if self.explains:
+            claim.missed = ReleasedMisses.__new__(ReleasedMisses)
+            misses = &claim.missed.native
+        self.native.release(claim.sequence, &claim.history, returns, misses)
         if isinstance(claim.context, TextGenerationContext):
             (<TextGenerationContext>claim.context)._past = claim
         self.end(claim)
