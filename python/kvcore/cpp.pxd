@@ -659,7 +659,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         ) except +translate_exception
         void release(SequenceHandle sequence) except +translate_exception
         void release(
-            SequenceHandle sequence, RequestHistory* history, int64_t returns_in
+            SequenceHandle sequence, RequestHistory* history, int64_t returns_in, Misses* misses
         ) except +translate_exception
         void recall(
             SequenceHandle sequence, const RequestHistory& history

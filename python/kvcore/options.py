@@ -30,8 +30,9 @@ __all__ = ["CacheOptions", "LayerOptions", "TierOptions"]
 
 #: Maximum number of pages whose events wait, for ``events=True``.
 DEFAULT_EVENT_PAGES = 1 << 16
-#: Number of evicted pages that ``explain=True`` remembers.
-DEFAULT_EXPLAIN_PAGES = 1 << 18
+#: ``explain=True`` remembers this many pages for each page of the caches, and at most this many.
+EXPLAINED_PER_PAGE = 4
+MOST_EXPLAINED_PAGES = 1 << 18
 
 
 def _optional_integer(name: str, value: Any) -> int | None:
@@ -112,9 +113,9 @@ class CacheOptions(Options):
         to the pages of the manager. vLLM's null block is ``first_page=1``.
     explain : bool or int
         Find out for each admission why tokens were not cached: ``explain``, ``ctx.misses`` and
-        ``miss_metrics``. The number is the number of pages that left the cache and whose tokens are
-        remembered, 4 bytes per token; True means 262,144 pages. Pages that left the cache earlier
-        count as never seen.
+        ``miss_metrics``. The number is the number of pages that left the cache and are remembered,
+        4 bytes per page and 48 per run of pages. True means four times the pages of the device and
+        the host tier, and at most 262,144. Pages that left the cache earlier count as never seen.
 
     Raises
     ------
@@ -158,7 +159,6 @@ class CacheOptions(Options):
         options = super().core_options() | {
             "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
-            "explain_pages": self.explain_pages,
         }
         options.pop("quotas", None)
         return options
@@ -170,11 +170,11 @@ class CacheOptions(Options):
             return DEFAULT_EVENT_PAGES if self.events else 0
         return integer("events", self.events, 1)
 
-    @property
-    def explain_pages(self) -> int:
-        """Number of evicted pages to remember; 0 if misses are not explained."""
+    def explain_pages(self, pages: int) -> int:
+        """Return how many lost pages caches of ``pages`` pages remember; 0 without ``explain``."""
         if isinstance(self.explain, bool):
-            return DEFAULT_EXPLAIN_PAGES if self.explain else 0
+            most = min(EXPLAINED_PER_PAGE * pages, MOST_EXPLAINED_PAGES)
+            return most if self.explain else 0
         return integer("explain", self.explain, 1, (1 << 31) - 1)
 
     def quotas_in(self, num_pages: int) -> dict[str, tuple[int, int | None]]:

@@ -230,6 +230,7 @@ class PagedKVCacheManager(StepEngine):
             states=intervals(params),
             num_state_slots=slots,
             num_host_state_slots=host_slots,
+            explain_pages=cache.explain_pages((pages + host_pages) * params.data_parallel_degree),
             **chosen.core_options(has_keys=has_events),
             **cache.core_options(),
             **layers.core_options(),
@@ -254,7 +255,7 @@ class PagedKVCacheManager(StepEngine):
             states=states,
         )
         self._quotas = MappingProxyType(limits)
-        self._explains = cache.explain_pages > 0
+        self._explains = bool(cache.explain)
         self._fingerprint = chosen.fingerprint
         self._states = () if states is None else states.arrays
         self._host_states = host_states

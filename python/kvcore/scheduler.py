@@ -529,7 +529,7 @@ class Scheduler:
             request = max(rivals(holders, running[fitting], self._manager.quotas), key=_rank)
             if request not in self.loading:
                 request.written = request.context.start_idx
-            self._release(request)
+            self._release(request, returns_in=0)
             insort(self.waiting, request, key=_rank)
             preempted.append(request)
             self.num_preemptions += 1
@@ -611,7 +611,7 @@ class Scheduler:
             fits = manager.maybe_reserve(context)
         finally:
             if not fits:
-                manager.release(context.request_id)
+                manager.release(context.request_id, returns_in=0)
         if fits:
             request.replica = manager.get_replica(context) if replica == "auto" else replica
         return fits
@@ -631,7 +631,7 @@ class Scheduler:
             self._begin_decoding(sibling)
         sibling.cached_tokens = sibling.num_prompt
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, returns_in: float | None = None) -> None:
         if request.row >= 0:
             last = self.decodes.pop()
             if last is not request:
@@ -639,7 +639,7 @@ class Scheduler:
             request.row = -1
         else:
             (self.prefills if request in self.prefills else self.loading).remove(request)
-        self._manager.release(request.context.request_id)
+        self._manager.release(request.context.request_id, returns_in=returns_in)
         self._may_admit = True
 
     # -- rows and tokens ---------------------------------------------------------------------

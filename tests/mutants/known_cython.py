@@ -11,7 +11,7 @@ CYTHON = (
     Mutant(
         "a claim that fails keeps its id",
         NATIVE + "engine/claims.pxi",
-        "            self.drop(claim)\n            if isinstance(error, CapacityError):\n",
+        "            self.cancel(claim)\n            if isinstance(error, CapacityError):\n",
         "            if isinstance(error, CapacityError):\n",
         "tests/python/cache/test_replicas.py::test_each_replica_takes_its_share_of_the_batch",
     ),
@@ -57,7 +57,7 @@ CYTHON = (
     Mutant(
         "a fork that fails keeps the ids of its children",
         NATIVE + "engine/forks.pxi",
-        "            for claim in claims:\n                self.table.drop(claim)\n",
+        "            for claim in claims:\n                self.table.cancel(claim)\n",
         "",
         "tests/python/request/test_fork_refusals.py::test_error_leaves_no_trace",
     ),
@@ -155,5 +155,19 @@ CYTHON = (
         "        while self._pins > 0:\n            self._unpin()\n",
         "        while self._pins > 1:\n            self._unpin()\n",
         "tests/python/tree/test_building_blocks.py::test_dropped_handle_lets_go_and_keeps_its_tree",
+    ),
+    Mutant(
+        "a release ignores the hint of its context",
+        "python/kvcore/native/engine/step_engine.pxi",
+        "            returns = return_of(claim.context)\n",
+        "            returns = UNKNOWN\n",
+        "tests/python/tree/test_hints.py",
+    ),
+    Mutant(
+        "another prompt with the id of a request goes on with the request",
+        "python/kvcore/native/engine/claims.pxi",
+        "    return are_equal(prompt_of(view.tokens, end), earlier.prompt)\n",
+        "    return True\n",
+        "tests/python/observe/test_prompt_counts.py",
     ),
 )

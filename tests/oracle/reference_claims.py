@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context
@@ -21,6 +22,25 @@ class Page:
     uses: int = 0  # while the page is cached
 
 
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A claim that has ended: what a later claim of the same id needs to go on with its request."""
+
+    request_id: Any
+    prompt: tuple[int, ...]  # the tokens at the first use of the claim
+    past: tuple[int, int]  # tokens of the prompt, and counted tokens
+    written: int
+
+    def goes_on(self, tokens: Sequence[int]) -> bool:
+        """Return true if a claim with these tokens has the same request."""
+        n = len(self.prompt)
+        if not 0 < n <= len(tokens) <= max(n, self.written + 1):
+            return False
+        return all(
+            (*tokens[:n][part],) == self.prompt[part] for part in (slice(0, 2), slice(-4, None))
+        )
+
+
 @dataclasses.dataclass(eq=False)
 class Claim:
     replica: int
@@ -32,7 +52,10 @@ class Claim:
     counted: int = 0  # positions before it are in the metrics
     prompt: int = -1  # tokens of the prompt, -1 before the claim has pages
     known: int = 0  # positions before it were counted in an earlier claim
-    past: tuple[int, int] | None = None  # of the context, at the first use of the claim
+    past: tuple[int, int] | None = None  # of the request, at the first use of the claim
+    first: tuple[int, ...] = ()  # the prompt of the request, at the first use of the claim
+    ran: int = 0  # tokens that ran in earlier claims
+    earlier: Ended | None = None  # the last claim of the same id that ended
     ctx: Context | None = None  # the context of the last use
     started: bool = False  # fetched or written: its pages must not change any more
     has_declined: bool = False  # a partial hit; the next hit must have a longer prefix

@@ -143,9 +143,11 @@ class CacheManager {
     /// `recall`.
     /// `returns_in`: when the session of the request returns, in the unit of `advance` from now on,
     /// or one of ReturnTime, for policies that use return times.
+    /// `misses`, if given, receives the same as from `misses_of`, or zeros if misses are not
+    /// explained.
     /// Throws RequestNotFoundError. O(pages not committed).
     void release(SequenceHandle sequence, RequestHistory* history = nullptr,
-                 std::int64_t returns_in = ReturnTime::kUnknown);
+                 std::int64_t returns_in = ReturnTime::kUnknown, Misses* misses = nullptr);
     /// Marks the claim as a resumption of a request that ran under an earlier claim: the tokens in
     /// `history` are counted separately (Metrics::resumed_tokens, recomputed_tokens). Does nothing
     /// for a claim that was already reserved. Throws RequestNotFoundError. O(1).

@@ -64,9 +64,9 @@ std::vector<BlockId> CacheManager::pages_of(SequenceHandle sequence, std::int32_
 }
 
 void CacheManager::release(SequenceHandle sequence, RequestHistory* history,
-                           std::int64_t returns_in) {
+                           std::int64_t returns_in, Misses* misses) {
     const Lock lock(impl_->mutex);
-    if (verbs::release(impl_->cache, sequence, history, returns_in)) {
+    if (verbs::release(impl_->cache, sequence, history, returns_in, misses)) {
         impl_->finished.notify_all();
     }
 }

@@ -43,8 +43,11 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
 }
 
 bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history,
-             std::int64_t returns_in) {
+             std::int64_t returns_in, Misses* misses) {
     Sequence& leaving = cache.sequences.at(handle);
+    if (unlikely(misses != nullptr)) {
+        *misses = cache.misses == nullptr ? Misses{} : cache.misses->of(handle);
+    }
     cache.count_generated(handle, leaving);
     if (history != nullptr) *history = cache.counts.history(handle, leaving);
     Replica& home = cache.home_of(leaving);

@@ -794,6 +794,7 @@ void require_one_step(const RequestView& request, const Plan& plan, std::int64_t
 // must be stored first.
 bool carry_out_fitting(CacheData& cache, const Plan& plan, Sequence& sequence, RequestView& request,
                        std::int64_t row, Transfers* transfers, bool& has_moved) {
+    if (unlikely(cache.misses != nullptr)) cache.misses->prefetch(sequence, request, plan.hit);
     Reservation reservation = prepare(cache, plan, sequence, request, transfers);
     if (unlikely(transfers != nullptr) &&
         store_before_eviction(cache, reservation, sequence, *transfers)) {

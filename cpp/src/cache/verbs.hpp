@@ -14,9 +14,10 @@ namespace kvcore::verbs {
 
 // claim.cpp. O(1); to give pages back, O(uncommitted pages).
 [[nodiscard]] SequenceHandle claim(CacheData& cache, std::int32_t replica);
-/// Returns true if a thread may wait for the sequence. Stores the history of its request.
+/// Returns true if a thread may wait for the sequence. Stores the history of its request, and its
+/// misses.
 [[nodiscard]] bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history,
-                           std::int64_t returns_in);
+                           std::int64_t returns_in, Misses* misses);
 void begin_again(CacheData& cache, SequenceHandle handle);
 /// Begins a sequence again that has no transfers under way.
 void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) noexcept;

@@ -17,6 +17,7 @@
 #include "support/memory.hpp"
 #include "tree/pins.hpp"
 #include "tree/policies/lru.hpp"
+#include "tree/token_hash.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
@@ -984,25 +985,6 @@ std::vector<PrefixTree::Run> PrefixTree::collect_forgotten_runs() const {
 
 // Calls to the eviction policy.
 
-namespace {
-
-// Returns a hash of a page and its depth. Every bit of the hash depends on every token.
-std::uint64_t fingerprint(const TokenId* page, std::int32_t page_size,
-                          std::int32_t depth) noexcept {
-    constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15U;
-    const auto mix = [](std::uint64_t state, std::uint32_t word) {
-        state = (state ^ word) * kMix;
-        return state ^ (state >> 32);
-    };
-    std::uint64_t state = mix(kMix, static_cast<std::uint32_t>(depth));
-    for (std::int32_t i = 0; i < page_size; ++i) {
-        state = mix(state, static_cast<std::uint32_t>(page[i]));
-    }
-    return state;
-}
-
-}  // namespace
-
 // Makes the run a candidate, even if it has other pins or children: see EvictionPolicy.
 void PrefixTree::release_to_policy(TreeNode* node) noexcept {
     node->is_candidate = true;
@@ -1031,7 +1013,8 @@ void PrefixTree::tell_size(const TreeNode* node) noexcept {
 
 void PrefixTree::tell_fingerprint(const TreeNode* node) noexcept {
     if (!interest_.fingerprints) return;
-    policy_->identify(node->id, fingerprint(node->tokens, page_size_, node->start));
+    const auto depth = static_cast<std::uint64_t>(node->start);
+    policy_->identify(node->id, hash_tokens(depth, node->tokens, page_size_));
 }
 
 // Counts a hit for each run after page `first` on the path to `at`.

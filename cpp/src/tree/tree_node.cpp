@@ -6,23 +6,10 @@
 #include <limits>
 #include <random>
 
+#include "tree/token_hash.hpp"
+
 namespace kvcore {
 namespace {
-
-// Odd constants with well-mixed bits (the fractional parts of sqrt(2) and sqrt(3)).
-constexpr std::uint64_t kMulA = 0x6a09e667f3bcc909ULL;
-constexpr std::uint64_t kMulB = 0xbb67ae8584caa73bULL;
-
-constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t word, std::uint64_t mul) noexcept {
-    state = (state ^ word) * mul;
-    return state ^ (state >> 29);
-}
-
-std::uint64_t load64(const TokenId* tokens) noexcept {
-    std::uint64_t word;
-    std::memcpy(&word, tokens, sizeof word);
-    return word;
-}
 
 std::uint64_t random_seed() {
     std::random_device device;
@@ -48,17 +35,9 @@ ChildIndex::Segment ChildIndex::new_segment(std::size_t buckets) {
 }
 
 std::uint32_t ChildIndex::hash(const TreeNode* parent, const TokenId* page) const noexcept {
-    // Two independent lanes: in a single chain each multiplication waits for the one before.
-    std::uint64_t a = seed_ ^ (static_cast<std::uint64_t>(parent->id) * kMulB);
-    std::uint64_t b = ~seed_;
-    std::int32_t i = 0;
-    for (; i + 4 <= page_size_; i += 4) {
-        a = mix(a, load64(page + i), kMulA);
-        b = mix(b, load64(page + i + 2), kMulB);
-    }
-    for (; i < page_size_; ++i) a = mix(a, static_cast<std::uint32_t>(page[i]), kMulA);
-    const std::uint64_t h = mix(a, (b << 32) | (b >> 32), kMulB);
-    return static_cast<std::uint32_t>(h ^ (h >> 32));
+    constexpr std::uint64_t kMul = 0xbb67ae8584caa73bU;
+    const std::uint64_t seed = seed_ ^ (std::uint64_t{parent->id} * kMul);
+    return static_cast<std::uint32_t>(hash_tokens(seed, page, page_size_));
 }
 
 std::size_t ChildIndex::bucket_of(std::uint32_t hash) const noexcept {

@@ -20,6 +20,7 @@ cdef extern from *:
     bint unlikely(bint condition) noexcept nogil
 
 from kvcore.cpp cimport (
+    UNKNOWN,
     BatchReserve,
     BlockId,
     CacheConfig,

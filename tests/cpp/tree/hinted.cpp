@@ -65,6 +65,15 @@ TEST(the_latest_release_decides_for_a_run_of_one_session) {
     CHECK_EQ(t.evict(2), (Ids{5, 4}));
 }
 
+TEST(a_release_without_a_hint_uses_up_the_hint) {
+    Hinted t;
+    t.serve({1}, 50);
+    t.serve({2}, ReturnTime::kUnknown);
+    t.serve({1}, ReturnTime::kUnknown);  // the return that the hint announced
+    t.serve({3}, ReturnTime::kUnknown);
+    CHECK_EQ(t.evict(3), (Ids{2, 1, 3}));
+}
+
 TEST(a_shared_run_keeps_the_earliest_return) {
     Hinted t;
     t.serve({1, 2}, 20);

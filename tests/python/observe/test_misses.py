@@ -313,7 +313,18 @@ def test_a_manager_that_does_not_explain_refuses() -> None:
     with pytest.raises(RequestNotFoundError):
         explaining().explain("b")
     with pytest.raises(ValueError, match="explain is 0, must be"):
-        CacheOptions(explain=0).core_options()
+        explaining(explain=0)
+
+
+def test_the_record_has_room_for_four_times_the_pages() -> None:
+    assert CacheOptions(explain=True).explain_pages(100) == 400
+    assert CacheOptions(explain=True).explain_pages(1 << 20) == 1 << 18
+    assert CacheOptions(explain=7).explain_pages(100) == 7
+    assert CacheOptions().explain_pages(100) == 0
+    mgr = explaining(4)
+    for i in range(9):
+        admit(mgr, f"a{i}", tokens(16, 100 * i))
+    assert mgr.miss_metrics.remembered_pages == 16
 
 
 # ---- the slow model ------------------------------------------------------------------------------

@@ -96,6 +96,25 @@ def test_release_closes_a_session() -> None:
     assert lost(mgr, [A, B, C], 3) == [1, 0, 2]
 
 
+def test_a_release_without_a_hint_uses_up_the_hint() -> None:
+    mgr = manager(Clock())
+    for prompt, hint in ((A, "later"), (B, None), (A, None), (C, None)):
+        serve(mgr, prompt, returns_in=hint)
+    assert lost(mgr, [A, B, C], 3) == [1, 0, 2]
+
+
+def test_a_context_gives_its_hint_at_each_release() -> None:
+    mgr = manager(Clock())
+    context = run(mgr, A, returns_in="later")
+    mgr.release(context.request_id)
+    serve(mgr, B)
+    context.start_idx = 0
+    mgr.claim(context.request_id)
+    assert mgr.reserve(context)
+    mgr.release(context.request_id)
+    assert lost(mgr, [A, B], 2) == [1, 0]
+
+
 def test_a_session_that_returns_early_can_be_closed() -> None:
     clock = Clock()
     mgr = manager(clock)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
-#include "tree/policies/ranked.hpp"
+#include "tree/policies/ending.hpp"
 
 namespace kvcore {
 
@@ -17,6 +18,10 @@ struct HintedRun {
 struct HintedRank {
     using Key = RankPair;
     using Run = HintedRun;
+
+    static constexpr std::int64_t kNoEnding = ReturnTime::kUnknown;
+
+    explicit HintedRank(std::int64_t time) noexcept : grace(time) {}
 
     static PolicyInterest interest() noexcept {
         PolicyInterest interest;
@@ -36,23 +41,28 @@ struct HintedRank {
                     static_cast<std::uint64_t>(run.returns),
                 run.time};
     }
+    static std::int64_t ending(const Run& run) noexcept { return std::min(run.returns, kNoEnding); }
+    [[nodiscard]] bool is_over(std::int64_t time, std::int64_t now) const noexcept {
+        constexpr std::int64_t kFirst = std::numeric_limits<std::int64_t>::min();
+        return now >= kFirst + grace && time < now - grace;
+    }
+    static void end(Run& run) noexcept { run.returns = ReturnTime::kUnknown; }
+
+    std::int64_t grace;
 };
 
 /// Evicts runs whose sessions never return, next runs without a hint, and last the runs whose
 /// sessions return, the farthest return first; equal runs least recently released first. When the
 /// return time of a run is over by more than the grace, the run has no hint any more.
 ///
-/// The last release of a run decides, unless other runs continue the run: a shared run keeps the
-/// earliest return of its sessions, and is never "never" while a session gave no such hint.
-///
-/// Owns: the ranks, and the runs with a return time, in the order of these times.
-class HintedPolicy final : public RankedPolicy<HintedRank> {
+/// A hint lasts until the next release of the run, which is the return that it announced: a release
+/// without a hint leaves the run without a hint. If other runs continue the run, it is shared: a
+/// shared run keeps the earliest return of its sessions, and is never "never" while a session gave
+/// no such hint.
+class HintedPolicy final : public EndingPolicy<HintedRank> {
    public:
-    explicit HintedPolicy(std::int64_t grace) noexcept : grace_(grace) {}
+    explicit HintedPolicy(std::int64_t grace) noexcept : EndingPolicy(HintedRank(grace)) {}
 
-    void make_room(NodeId last) override;
-    void insert(NodeId node, std::int32_t depth, std::int32_t pages,
-                std::int32_t priority) noexcept override;
     void retain(NodeId node, const Retention& asked) noexcept override;
     [[nodiscard]] Retention retention(NodeId node) const noexcept override {
         return {kDefaultPriority, Retention::kForever, runs_[node].returns};
@@ -60,22 +70,14 @@ class HintedPolicy final : public RankedPolicy<HintedRank> {
     [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override {
         return runs_[node].returns == at_present(asked.returns);
     }
-    void split(NodeId upper, NodeId lower) noexcept override;
-    void erase(NodeId node) noexcept override;
     void expect(NodeId node, std::int64_t returns, bool is_shared) noexcept override;
-    void advance(std::int64_t now) noexcept override;
 
    private:
     // Returns kUnknown for a return time that is over by more than the grace.
     [[nodiscard]] std::int64_t at_present(std::int64_t returns) const noexcept {
-        return returns < earliest_ ? ReturnTime::kUnknown : returns;
+        return is_over(returns) ? ReturnTime::kUnknown : returns;
     }
     void set(NodeId node, std::int64_t returns) noexcept;
-    void watch(NodeId node) noexcept;
-
-    std::int64_t grace_;
-    IndexedHeap<std::int64_t> ending_;
-    std::int64_t earliest_ = std::numeric_limits<std::int64_t>::min();  // the grace before now
 };
 
 }  // namespace kvcore

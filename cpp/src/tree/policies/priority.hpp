@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
-#include "tree/policies/ranked.hpp"
+#include "tree/policies/ending.hpp"
 
 namespace kvcore {
 
@@ -19,6 +18,8 @@ struct PriorityRun {
 struct PriorityRank {
     using Key = RankPair;
     using Run = PriorityRun;
+
+    static constexpr std::int64_t kNoEnding = Retention::kForever;
 
     static PolicyInterest interest() noexcept {
         PolicyInterest interest;
@@ -35,34 +36,27 @@ struct PriorityRank {
     static Key key(const Run& run) noexcept {
         return {static_cast<std::uint64_t>(run.highest.priority), run.time};
     }
+    static std::int64_t ending(const Run& run) noexcept { return run.highest.until; }
+    static bool is_over(std::int64_t time, std::int64_t now) noexcept { return time <= now; }
+    static void end(Run& run) noexcept { run.highest = {run.lasting, Retention::kForever}; }
 };
 
 /// Lowest priority first, then least recently released. When the highest priority of a run ends,
 /// the run gets its highest priority that lasts for ever, or 0. It stays cached until it is the
 /// victim.
-///
-/// Owns: the ranks, and the runs whose priority ends, in the order of their ends.
-class PriorityPolicy final : public RankedPolicy<PriorityRank> {
+class PriorityPolicy final : public EndingPolicy<PriorityRank> {
    public:
-    void make_room(NodeId last) override;
     void retain(NodeId node, const Retention& asked) noexcept override;
     [[nodiscard]] Retention retention(NodeId node) const noexcept override {
         return runs_[node].highest;
     }
     [[nodiscard]] bool joins(NodeId node, const Retention& asked) const noexcept override;
-    void split(NodeId upper, NodeId lower) noexcept override;
-    void erase(NodeId node) noexcept override;
-    void advance(std::int64_t now) noexcept override;
 
    private:
     // Returns priority 0 for a retention that has already ended.
     [[nodiscard]] Retention at_present(const Retention& asked) const noexcept {
-        return asked.until <= now_ ? Retention(0) : asked;
+        return is_over(asked.until) ? Retention(0) : asked;
     }
-    void watch(NodeId node) noexcept;
-
-    IndexedHeap<std::int64_t> ending_;
-    std::int64_t now_ = std::numeric_limits<std::int64_t>::min();
 };
 
 }  // namespace kvcore

@@ -41,10 +41,10 @@ class CallTimer:
     def timed(self, call: Callable[..., Any], *, of_one: bool = False) -> Callable[..., Any]:
         """Return a wrapper that times a call; `of_one` if its first argument is a request."""
 
-        def wrapped(*args: Any) -> Any:
+        def wrapped(*args: Any, **named: Any) -> Any:
             started = perf_counter_ns()
             try:
-                return call(*args)
+                return call(*args, **named)
             finally:
                 spent = perf_counter_ns() - started
                 self.spent_ns += spent

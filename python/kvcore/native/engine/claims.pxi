@@ -32,7 +32,44 @@ cdef inline bint is_recorded(
     )
 
 
+# The prompt with which a claim was used first: its length, and tokens at its start and end. They
+# distinguish the next claim of a request from a new request with the same id.
+cdef struct Prompt:
+    int64_t end  # 0: the claim was not used
+    int32_t first[2]
+    int32_t last[4]
+
+
+cdef inline Prompt prompt_of(const TokenId* tokens, int64_t end) noexcept:
+    cdef Prompt prompt
+    cdef int64_t i
+    prompt.end = end
+    for i in range(2):
+        prompt.first[i] = tokens[min(i, end - 1)]
+    for i in range(4):
+        prompt.last[i] = tokens[max(0, end - 1 - i)]
+    return prompt
+
+
+cdef inline bint are_equal(const Prompt& a, const Prompt& b) noexcept:
+    cdef int64_t i
+    cdef bint same = a.end == b.end
+    for i in range(2):
+        same = same and a.first[i] == b.first[i]
+    for i in range(4):
+        same = same and a.last[i] == b.last[i]
+    return same
+
+
 cdef uint64_t next_manager_uid = 1
+
+
+@cython.final
+@cython.freelist(16)
+cdef class ReleasedMisses:
+    """The misses of a claim that has ended."""
+
+    cdef Misses native
 
 
 @cython.final
@@ -51,12 +88,12 @@ cdef class Claim:
     cdef int32_t replica
     cdef bint is_entered  # the claim was inserted into the table
     cdef bint is_live
+    cdef bint is_ended
+    cdef Claim earlier  # the claim of the same id that ended last, before this claim is used
+    cdef Prompt prompt
     cdef object context  # the context with which the claim was used last
     cdef RequestHistory history  # history of the request; set when the claim ends
-    cdef Misses* missed  # own; set when the claim ends, if the manager explains misses
-
-    def __dealloc__(self):
-        del self.missed
+    cdef ReleasedMisses missed  # set when the claim ends, if the manager explains misses
 
     def __hash__(self):
         return self.hashed
@@ -75,7 +112,20 @@ cdef class Claim:
     @property
     def misses(self):
         """Why tokens were not cached, after the claim has ended; or None."""
-        return None if self.missed is NULL else listed_misses(self.missed[0])
+        return None if self.missed is None else listed_misses(self.missed.native)
+
+
+cdef inline bint goes_on(Claim earlier, const RequestView* view) noexcept:
+    """Return True if the request of an ended claim goes on in a claim of the same id.
+
+    Its tokens are at least the prompt of the ended claim, and at most all tokens that it had.
+    """
+    cdef int64_t end = earlier.prompt.end
+    if end == 0 or view.end < end:
+        return False
+    if view.end > max(end, earlier.history.written_tokens + 1):
+        return False
+    return are_equal(prompt_of(view.tokens, end), earlier.prompt)
 
 
 cdef Claim new_claim(object request_id):
@@ -124,10 +174,13 @@ cdef class ClaimTable:
     cdef CacheManager* native
     cdef uint64_t manager_uid
     cdef int32_t num_replicas
+    cdef bint explains  # the manager explains misses
     cdef dict by_id  # the claims whose id is no str, by claim
     cdef dict by_name  # the claims whose id is a str, by id
     cdef uint64_t num_entered  # number of claims ever inserted into both
     cdef list by_slot  # the claim of each slot, or None
+    cdef list ended  # the last claims that ended, which stay in by_id and by_name; or None
+    cdef Py_ssize_t next_ended
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
     cdef dict tenants  # the number of each tenant with a quota
@@ -143,6 +196,8 @@ cdef class ClaimTable:
         self.by_name = {}
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
+        self.explains = self.native.config().explain_pages > 0
+        self.ended = [None] * min(max(self.native.config().max_sequences, 64), 1024)
         self.trees = trees_of_manager(core, core.manager)
 
     cdef int expect_keys(self) except -1:
@@ -204,7 +259,7 @@ cdef class ClaimTable:
             self.insert(claim, seen)
             self.begin(claim, self.native.claim(claim.replica))
         except BaseException as error:
-            self.drop(claim)
+            self.cancel(claim)
             if isinstance(error, CapacityError):
                 raise about(error, request_id) from None
             raise
@@ -212,9 +267,11 @@ cdef class ClaimTable:
 
     cdef int release(self, Claim claim, int64_t returns) except -1:
         """End a claim and release the pages and the state of its request; `returns` is a hint."""
-        if self.native.config().explain_pages > 0:
-            claim.missed = new Misses(self.native.misses_of(claim.sequence))
-        self.native.release(claim.sequence, &claim.history, returns)
+        cdef Misses* misses = NULL
+        if self.explains:
+            claim.missed = ReleasedMisses.__new__(ReleasedMisses)
+            misses = &claim.missed.native
+        self.native.release(claim.sequence, &claim.history, returns, misses)
         if isinstance(claim.context, TextGenerationContext):
             (<TextGenerationContext>claim.context)._past = claim
         self.end(claim)
@@ -236,7 +293,9 @@ cdef class ClaimTable:
         """Raise AlreadyClaimedError if the id is claimed; return num_entered before the lookup."""
         cdef uint64_t seen = self.num_entered
         cdef Claim present = self.known(claim)
-        if present is not None:
+        if present is not None and present.is_ended:
+            claim.earlier = present
+        elif present is not None:
             raise AlreadyClaimedError(
                 f"request {claim.request_id!r} is claimed already, on replica {present.replica}; "
                 f"release it first"
@@ -247,16 +306,33 @@ cdef class ClaimTable:
         """Reserve an id for a claim that is about to begin."""
         while seen != self.num_entered:  # another claim was inserted while code of the id ran
             seen = self.require_unclaimed(claim)
-        claim.is_entered = True
-        if type(claim.request_id) is str:
-            self.by_name[claim.request_id] = claim
-        else:
-            self.by_id[claim] = claim
+        if claim.earlier is not None:
+            self.drop(claim.earlier)
+        self.enter(claim)
         self.num_entered += 1
         # Grow the list while a failure is still allowed.
         while len(self.by_slot) < len(self.by_id) + len(self.by_name):
             self.by_slot.append(None)
             self.slots.resize(len(self.by_slot))
+        return 0
+
+    cdef int enter(self, Claim claim) except -1:
+        claim.is_entered = True
+        if type(claim.request_id) is str:
+            self.by_name[claim.request_id] = claim
+        else:
+            self.by_id[claim] = claim
+        return 0
+
+    cdef int see(self, Claim claim, const RequestView* view) except -1:
+        """Take over the counts of an earlier claim if its request goes on; at the first call."""
+        if claim.prompt.end > 0:
+            return 0
+        claim.prompt = prompt_of(view.tokens, view.end)
+        if claim.earlier is not None and goes_on(claim.earlier, view):
+            self.native.recall(claim.sequence, claim.earlier.history)
+            claim.prompt = claim.earlier.prompt
+        claim.earlier = None
         return 0
 
     cdef int begin(self, Claim claim, SequenceHandle sequence) except -1:
@@ -282,15 +358,30 @@ cdef class ClaimTable:
         claim.is_entered = False  # later the id may belong to another claim
         return 0
 
+    cdef int cancel(self, Claim claim) except -1:
+        """Release the id of a claim that has not begun; the earlier claim of the id stays known."""
+        self.drop(claim)
+        if claim.earlier is not None:
+            self.enter(claim.earlier)
+        return 0
+
     cdef int end(self, Claim claim) except -1:
-        """Remove a claim whose sequence C++ has released."""
+        """End a claim whose sequence C++ has released. Its id stays known for some time."""
         cdef object _last_holder = claim.context
+        cdef Claim oldest = <Claim>self.ended[self.next_ended]
         claim.is_live = False
+        claim.is_ended = True
+        if claim.earlier is not None:  # the claim was not used
+            claim.history, claim.prompt = claim.earlier.history, claim.earlier.prompt
+            claim.earlier = None
         self.slots[claim.sequence.index].generation = 0
         self.slots[claim.sequence.index].context = NULL
         self.by_slot[claim.sequence.index] = None
         change_contexts_epoch()
-        self.drop(claim)
+        self.ended[self.next_ended] = claim
+        self.next_ended = (self.next_ended + 1) % len(self.ended)
+        if oldest is not None:
+            self.drop(oldest)
         claim.context = None
         return 0  # the context may be destroyed here, which can run Python code
 

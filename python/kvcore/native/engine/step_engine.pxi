@@ -151,7 +151,9 @@ cdef class StepEngine(EngineBase):
         """
         require_made(self)
         tell_time(self)
-        cdef int64_t returns = return_time(returns_in, "returns_in")
+        cdef int64_t returns = UNKNOWN
+        if returns_in is not None:
+            returns = return_time(returns_in, "returns_in")
         cdef Claim claim = self._claims.claim_of(request_id)
         if returns_in is None and self._clock is not None:
             returns = return_of(claim.context)

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "observe/lost_runs.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kvcore/errors.hpp"
+
+namespace kvcore {
+
+std::uint64_t LostRuns::hash_of_name(std::string_view name) noexcept {
+    constexpr std::uint64_t kMul = 0xc2b2ae3d27d4eb4fU;
+    std::uint64_t hash = kMul + name.size();
+    for (; !name.empty(); name.remove_prefix(std::min(name.size(), sizeof hash))) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, name.data(), std::min(name.size(), sizeof word));
+        hash = folded_product(hash ^ word, kMul);
+    }
+    return hash;
+}
+
+// ---- room ---------------------------------------------------------------------------------------
+
+// Makes room for a run of `pages` pages. Each record of the oldest run that is not live any more
+// gives its place.
+void LostRuns::make_room(std::uint32_t pages) {
+    const std::uint64_t needed = std::min<std::uint64_t>(num_added_ + pages, most_pages_);
+    while (tags_.size() < needed) tags_.resize(std::max<std::size_t>(256, 2 * tags_.size()));
+    const auto is_over = [&](const Record& run) {
+        return head() + pages - run.begin > most_pages_;
+    };
+    while (oldest_ != next_ && is_over(record(oldest_))) ++oldest_;
+    if (next_ - oldest_ == records_.size()) grow_records();
+}
+
+void LostRuns::grow_records() {
+    const std::size_t size = std::max<std::size_t>(64, 2 * records_.size());
+    std::vector<Record> records(size);
+    decltype(heads_) heads(4 * size);
+    for (Number i = oldest_; i != next_; ++i) records[i & (size - 1)] = record(i);
+    records_.swap(records);
+    heads_.swap(heads);
+    waiting_ = 0;
+    for (Number i = oldest_; i != next_; ++i) {
+        if (record(i).key != 0) link(i);
+    }
+}
+
+// ---- the index ----------------------------------------------------------------------------------
+
+void LostRuns::link(Number number) noexcept {
+    Number& first = head_of(record(number).key);
+    record(number).next = first;
+    first = number;
+}
+
+void LostRuns::link_waiting() noexcept {
+    if (has_record(waiting_)) link(waiting_);
+    waiting_ = 0;
+}
+
+// ---- runs ---------------------------------------------------------------------------------------
+
+// There is room.
+LostRuns::Number LostRuns::push(const Record& run) noexcept {
+    record(next_) = run;
+    return next_++;
+}
+
+LostRuns::Number LostRuns::add(const TokenId* tokens, std::int32_t n, Loss loss, Number then) {
+    const std::uint32_t pages = std::min(static_cast<std::uint32_t>(n), most_pages_);
+    link_waiting();
+    make_room(pages);
+    Record run;
+    run.loss = loss.time * 16 + loss.cause;
+    run.begin = head();
+    run.num_pages = pages;
+    run.then = then;
+    std::uint32_t* const tags = tags_.data();
+    const std::size_t last = tags_.size() - 1;
+    const std::int32_t page = page_size_;
+    for (std::uint32_t i = 0; i < pages; ++i, tokens += page) {
+        tags[(run.begin + i) & last] = tag_of(tokens, page);
+    }
+    num_added_ += pages;
+    kvcore::prefetch(&record(oldest_ + 4));
+    kvcore::prefetch(&record(next_ + 4));
+    kvcore::prefetch(&tag(head() + 64));
+    return push(run);
+}
+
+// In a chain a later record has a higher number, so a run that was not added last gets a new
+// number.
+void LostRuns::index(Number number, std::uint64_t before) {
+    if (!is_live(number)) return;
+    link_waiting();
+    if (number != next_ - 1) {
+        make_room(0);
+        number = push(Record(record(number)));
+    }
+    Record& run = record(number);
+    run.key = extended(before, tag(run.begin));
+    kvcore::prefetch(&head_of(run.key));
+    waiting_ = number;
+}
+
+LostRuns::Found LostRuns::take(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
+                               Number first_end, Number second_end) {
+    if (oldest_ == next_) return {};
+    link_waiting();
+    const std::uint32_t first = tag_of(tokens, page_size_);
+    const std::uint64_t key = extended(path, first);
+    Number like[kMostCompared];
+    std::size_t size = 0;
+    for (const Number end : {first_end, second_end}) {
+        if (is_live(end) && tag(record(end).begin) == first) like[size++] = end;
+    }
+    for (Number i = head_of(key); has_record(i) && size < kMostCompared; i = record(i).next) {
+        if (record(i).key == key && is_live(i)) like[size++] = i;
+    }
+    if (size == 0) return {};
+    const Number newest = *std::min_element(like, like + size, [&](Number a, Number b) {
+        return head() - record(a).begin < head() - record(b).begin;
+    });
+    const Record run = record(newest);
+    const std::int32_t most = std::min(static_cast<std::int32_t>(run.num_pages), n);
+    std::int32_t equal = 1;
+    path = key;
+    for (; equal < most; ++equal) {
+        const std::uint32_t next = tag_of(tokens + std::ptrdiff_t{equal} * page_size_, page_size_);
+        if (next != tag(run.begin + static_cast<std::uint32_t>(equal))) break;
+        path = extended(path, next);
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+        if (like[i] != newest) cut(like[i], newest, equal, key);
+    }
+    cut(newest, newest, equal, key);
+    supersede(key, newest);
+    return {equal, {static_cast<Misses::Reason>(run.loss % 16), run.loss / 16}};
+}
+
+// All runs of the key are cut where they differ from `newest`, so their pages left again later:
+// takes them out of the index.
+void LostRuns::supersede(std::uint64_t key, Number newest) noexcept {
+    if (record(newest).key != key) return;
+    Number* link = &head_of(key);
+    while (has_record(*link)) {
+        Record& run = record(*link);
+        if (run.key == key && *link != newest) {
+            *link = run.next;
+            run.key = 0;
+        } else {
+            link = &run.next;
+        }
+    }
+}
+
+// A request may cache the first `most` pages of the run `like` again. Cuts a run at their end, or
+// where the two runs differ, so that the pages after the cut are found by the hash of the prefix.
+// `key` is the hash of the prefix up to the end of the first page of both.
+void LostRuns::cut(Number number, Number like, std::int32_t most, std::uint64_t key) {
+    make_room(0);
+    if (!is_live(number) || !is_live(like)) return;
+    Record& run = record(number);
+    const std::uint32_t end =
+        std::min({run.num_pages, record(like).num_pages, static_cast<std::uint32_t>(most)});
+    std::uint32_t equal = 1;
+    for (; equal < end && tag(run.begin + equal) == tag(record(like).begin + equal); ++equal) {
+        key = extended(key, tag(run.begin + equal));
+    }
+    if (equal == run.num_pages) {
+        if (run.then != 0) index(std::exchange(run.then, 0), key);
+        return;
+    }
+    Record rest = run;
+    rest.key = 0;
+    rest.begin += equal;
+    rest.num_pages -= equal;
+    run.num_pages = equal;
+    run.then = 0;
+    index(push(rest), key);
+}
+
+void LostRuns::check_integrity() const {
+    using detail::require_law;
+    const auto at = [this](Number number) { return records_[number & (records_.size() - 1)]; };
+    require_law(next_ - oldest_ <= records_.size(), "lost runs: the ring has room for each record");
+    for (Number i = oldest_; i != next_; ++i) {
+        require_law(at(i).num_pages > 0, "lost runs: a run has pages");
+    }
+    for (Number i : heads_) {
+        for (; has_record(i); i = at(i).next) {
+            const Number next = at(i).next;
+            require_law(!has_record(next) || next - oldest_ < i - oldest_,
+                        "lost runs: the newest run of a chain comes first");
+            require_law(at(i).key != 0, "lost runs: each run of a chain has a key");
+        }
+    }
+}
+
+}  // namespace kvcore
