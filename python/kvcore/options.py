@@ -30,6 +30,8 @@ __all__ = ["CacheOptions", "LayerOptions", "TierOptions"]
 
 #: Maximum number of pages whose events wait, for ``events=True``.
 DEFAULT_EVENT_PAGES = 1 << 16
+#: One page in this many is sampled, for ``advice=True``.
+DEFAULT_ADVICE_SAMPLE = 64
 #: Number of evicted pages that ``explain=True`` remembers.
 DEFAULT_EXPLAIN_PAGES = 1 << 18
 
@@ -115,6 +117,11 @@ class CacheOptions(Options):
         ``miss_metrics``. The number is the number of pages that left the cache and whose tokens are
         remembered, 4 bytes per token; True means 262,144 pages. Pages that left the cache earlier
         count as never seen.
+    advice : bool or int
+        Sample pages, to compute for ``advice`` the hit rates of other numbers of pages. One page in
+        this number is sampled, a power of two; True means 64. Small pools need a smaller number:
+        with 1, every page is sampled. With pools of more than a million pages, fewer pages are
+        sampled, so that the record stays below 8 MiB.
 
     Raises
     ------
@@ -140,11 +147,12 @@ class CacheOptions(Options):
     events: bool | int = field(default=False, metadata=_KEYWORD)
     first_page: int = field(default=0, metadata=_KEYWORD)
     explain: bool | int = False
+    advice: bool | int = False
 
     def __post_init__(self) -> None:
         """Check flags, numbers, the clock and the type of the quotas."""
         super().__post_init__()
-        for name in ("partial_page_reuse", "events", "explain"):
+        for name in ("partial_page_reuse", "events", "explain", "advice"):
             value = getattr(self, name)
             is_flag = isinstance(value, bool | np.bool_)
             object.__setattr__(self, name, bool(value) if is_flag else integer(name, value))
@@ -159,6 +167,7 @@ class CacheOptions(Options):
             "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
             "explain_pages": self.explain_pages,
+            "advice_sample": self.advice_sample,
         }
         options.pop("quotas", None)
         return options
@@ -176,6 +185,13 @@ class CacheOptions(Options):
         if isinstance(self.explain, bool):
             return DEFAULT_EXPLAIN_PAGES if self.explain else 0
         return integer("explain", self.explain, 1, (1 << 31) - 1)
+
+    @property
+    def advice_sample(self) -> int:
+        """Number of pages of which one is sampled; 0 if there is no advice."""
+        if isinstance(self.advice, bool):
+            return DEFAULT_ADVICE_SAMPLE if self.advice else 0
+        return integer("advice", self.advice, 1, 1 << 20)
 
     def quotas_in(self, num_pages: int) -> dict[str, tuple[int, int | None]]:
         """Check the quotas against the pages of a replica, and return a copy by tenant.

@@ -251,6 +251,7 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     if (unlikely(is_shared || !cache.commit_memory.duplicates.empty()))
         settle_run(cache, sequence, handle, first, end, is_shared, row);
     if (unlikely(home.owners != nullptr)) share_out_adopted(cache.commit_memory, home);
+    if (unlikely(cache.advice != nullptr)) cache.advice->note_commit(handle, sequence, first, end);
     return true;
 }
 

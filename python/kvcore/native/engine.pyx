@@ -22,6 +22,9 @@ cdef extern from *:
 from kvcore.cpp cimport (
     BatchReserve,
     BlockId,
+    ADVICE_FACTORS,
+    Advice,
+    AdviceTokens,
     CacheConfig,
     CacheEvent,
     CacheEventKind,

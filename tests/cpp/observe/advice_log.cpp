@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Advice from all pages: random requests, against the order of all prefixes in a plain list.
+#include "observe/advice_log.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache/cache_data.hpp"
+#include "cache/verbs.hpp"
+#include "support/check.hpp"
+#include "support/manager_fixture.hpp"
+#include "support/random.hpp"
+
+namespace tests::observe::advice_log {
+
+using kvcore::Advice;
+using kvcore::AdviceLog;
+using kvcore::AdviceTokens;
+using kvcore::CacheConfig;
+
+namespace {
+
+constexpr std::int32_t kPage = 2;
+
+/// The order in which LRU evicts prefixes, and the uses and releases of prefixes, as lists.
+class SlowAdvice {
+   public:
+    struct Running {
+        Request* request;
+        std::vector<Digest> pages;  // of whole pages that it holds
+        std::int64_t reserved = 0;  // pages of its row
+        std::int64_t committed = 0;
+    };
+    struct Event {
+        Digest page;
+        bool is_use;
+        std::int64_t tokens;
+        std::int64_t room;
+        bool was_held;
+        bool is_found;  // by LRU at factor 1
+    };
+
+    explicit SlowAdvice(std::int64_t pages) : pages_(pages) {}
+
+    std::vector<double> found = std::vector<double>(AdviceTokens::kFactors.size());
+    std::vector<Event> events;
+
+    void admit(Running& running) {
+        const Request& request = *running.request;
+        const std::int64_t others = outside();
+        running.reserved = (request.end() + kPage - 1) / kPage;
+        std::int64_t column = 0;
+        std::vector<Event> uses;
+        for (; (column + 1) * kPage < request.end(); ++column) {
+            const Digest page = request.digest((column + 1) * kPage);
+            if (!is_known(page)) break;
+            const bool was_held = held_.count(page) > 0;
+            const std::int64_t distance = was_held ? 0 : place(page) + others;
+            for (std::size_t i = 0; i < found.size(); ++i) {
+                const double size = AdviceTokens::kFactors[i] * static_cast<double>(pages_);
+                if (static_cast<double>(distance) < size) found[i] += kPage;
+            }
+            uses.push_back({page, true, kPage, 0, was_held, distance < pages_});
+            hold(running, page);
+        }
+        running.committed = std::min<std::int64_t>(running.committed, running.reserved);
+        uses_.emplace_back(&running, std::move(uses));
+    }
+    /// The first run begins: `cached` pages of the row are the tree's.
+    void begin(Running& running, std::int64_t cached) {
+        running.committed = cached;
+        live_.push_back(&running);
+        for (Event& use : uses_.back().second) {
+            use.room = room();
+            events.push_back(use);
+        }
+        uses_.clear();
+    }
+    void commit(Running& running) {
+        const Request& request = *running.request;
+        for (; (running.committed + 1) * kPage <= request.start; ++running.committed) {
+            const Digest page = request.digest((running.committed + 1) * kPage);
+            const bool is_held = std::count(running.pages.begin(), running.pages.end(), page) > 0;
+            if (!is_held) hold(running, page);
+        }
+    }
+    void release(Running& running) {
+        for (auto page = running.pages.rbegin(); page != running.pages.rend(); ++page) {
+            const std::int64_t before = room();
+            if (--held_[*page] > 0) continue;
+            held_.erase(*page);
+            idle_.insert(idle_.begin(), *page);
+            events.push_back({*page, false, 0, before, false, false});
+        }
+        live_.erase(std::find(live_.begin(), live_.end(), &running));
+    }
+    /// The tokens that the optimum finds.
+    [[nodiscard]] std::int64_t optimum() const {
+        std::vector<std::size_t> cached;  // next uses
+        std::int64_t tokens = 0;
+        const auto evict = [&](std::int64_t most) {
+            while (static_cast<std::int64_t>(cached.size()) > std::max<std::int64_t>(0, most)) {
+                cached.erase(std::max_element(cached.begin(), cached.end()));
+            }
+        };
+        for (std::size_t i = 0; i < events.size(); ++i) {
+            const bool is_first = next_of(events[i].page, 0) == i;
+            if (is_first && events[i].is_use && !events[i].was_held && events[i].is_found) {
+                cached.push_back(i);
+            }
+        }
+        for (std::size_t i = 0; i < events.size(); ++i) {
+            const Event& event = events[i];
+            if (!event.is_use) {
+                evict(event.room);
+                const std::size_t next = next_of(event.page, i + 1);
+                if (next < events.size() && events[next].is_use) cached.push_back(next);
+                continue;
+            }
+            const auto at = std::find(cached.begin(), cached.end(), i);
+            if (at != cached.end() || event.was_held) tokens += event.tokens;
+            if (at != cached.end()) cached.erase(at);
+            evict(event.room);
+        }
+        return tokens;
+    }
+
+   private:
+    [[nodiscard]] bool is_known(Digest page) const {
+        return held_.count(page) > 0 || std::count(idle_.begin(), idle_.end(), page) > 0;
+    }
+    [[nodiscard]] std::int64_t place(Digest page) const {
+        return count_held() + (std::find(idle_.begin(), idle_.end(), page) - idle_.begin());
+    }
+    [[nodiscard]] std::int64_t outside() const {
+        std::int64_t n = 0;
+        for (const Running* each : live_) n += each->reserved - each->committed;
+        return n;
+    }
+    [[nodiscard]] std::int64_t room() const { return pages_ - outside() - count_held(); }
+    void hold(Running& running, Digest page) {
+        running.pages.push_back(page);
+        if (held_[page]++ > 0) return;
+        idle_.erase(std::remove(idle_.begin(), idle_.end(), page), idle_.end());
+        const std::int64_t idle = std::max<std::int64_t>(16, 4 * pages_) - count_held();
+        if (count(idle_) > idle) idle_.resize(static_cast<std::size_t>(idle));
+    }
+    [[nodiscard]] std::int64_t count_held() const {
+        return static_cast<std::int64_t>(held_.size());
+    }
+    [[nodiscard]] std::size_t next_of(Digest page, std::size_t from) const {
+        while (from < events.size() && events[from].page != page) ++from;
+        return from;
+    }
+
+    std::int64_t pages_;
+    std::map<Digest, int> held_;
+    std::vector<Digest> idle_;  // the last released page first
+    std::vector<Running*> live_;
+    std::vector<std::pair<Running*, std::vector<Event>>> uses_;
+};
+
+CacheConfig config_of(std::int64_t pages, std::int64_t sample = 1) {
+    CacheConfig config = ManagerFixture::config(kPage, pages);
+    config.advice_sample = sample;
+    config.partial_page_reuse = 0;
+    return config;
+}
+
+/// Random requests, several at a time, whose prompts share starts.
+class Traffic {
+   public:
+    Traffic(std::uint64_t seed, std::int64_t pages)
+        : random_(seed), pages_(pages), scene_(config_of(pages)), slow_(pages) {}
+
+    void run(int steps) {
+        for (int i = 0; i < steps; ++i) {
+            const std::int64_t choice = random_.below(4);
+            if (running_.empty() || (choice < 2 && running_.size() < 4)) {
+                admit();
+            } else if (choice == 2) {
+                decode(*random_.pick(running_));
+            } else {
+                release(static_cast<std::size_t>(random_.below(count(running_))));
+            }
+        }
+        while (!running_.empty()) release(0);
+        compare();
+    }
+
+   private:
+    struct Live {
+        Request request;
+        SlowAdvice::Running slow{};
+    };
+
+    Tokens prompt() {
+        Tokens tokens(static_cast<std::size_t>(random_.between(2, 4 * kPage + 1)));
+        for (TokenId& token : tokens) token = static_cast<TokenId>(random_.below(2));
+        return tokens;
+    }
+    void admit() {
+        auto live = std::make_unique<Live>(
+            Live{scene_.claim(prompt(), 0, random_.chance(20) ? "other" : "")});
+        live->slow.request = &live->request;
+        if (!scene_.reserve(live->request)) {
+            scene_.manager.release(live->request.sequence);
+            return;
+        }
+        const std::int64_t cached = live->request.start / kPage;
+        slow_.admit(live->slow);
+        slow_.begin(live->slow, cached);
+        CHECK_EQ(scene_.fetch({&live->request}).status, kvcore::FetchStatus::kOk);
+        running_.push_back(std::move(live));
+        step(*running_.back());
+    }
+    void step(Live& live) {
+        ManagerFixture::sample(live.request, static_cast<TokenId>(random_.below(2)));
+        scene_.commit({&live.request});
+        slow_.commit(live.slow);
+    }
+    void decode(Live& live) {
+        if (scene_.fetch({&live.request}).status != kvcore::FetchStatus::kOk) return;
+        live.slow.reserved = std::max(live.slow.reserved, (live.request.end() + kPage - 1) / kPage);
+        step(live);
+    }
+    void release(std::size_t i) {
+        slow_.release(running_[i]->slow);
+        scene_.manager.release(running_[i]->request.sequence);
+        running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    void compare() {
+        const Advice advice = scene_.manager.advice();
+        CHECK_EQ(advice.lost_uses, 0);
+        const AdviceTokens& tokens = advice.tenants.at(0);
+        for (std::size_t i = 0; i < slow_.found.size(); ++i) {
+            CHECK_EQ(tokens.found_tokens[i], slow_.found[i]);
+        }
+        const kvcore::Metrics metrics = scene_.manager.metrics();
+        CHECK_EQ(tokens.cached_tokens, metrics.cache_tokens);
+        CHECK_EQ(tokens.prompt_tokens, metrics.cache_tokens + metrics.input_tokens);
+        CHECK_EQ(tokens.optimum_tokens, static_cast<double>(slow_.optimum()));
+    }
+
+    Random random_;
+    std::int64_t pages_;
+    ManagerFixture scene_;
+    SlowAdvice slow_;
+    std::vector<std::unique_ptr<Live>> running_;
+};
+
+TEST(all_sizes_and_the_optimum_of_random_requests) {
+    const std::uint64_t first = check::seed_or(1);
+    for (std::uint64_t seed = first; seed < first + 20; ++seed) {
+        for (const std::int64_t pages : {12, 17, 40}) Traffic(seed, pages).run(300);
+    }
+}
+
+}  // namespace
+
+}  // namespace tests::observe::advice_log
