@@ -46,6 +46,7 @@ AdviceSums& AdviceSums::operator+=(const AdviceSums& other) noexcept {
     admissions += other.admissions;
     prompt_tokens += other.prompt_tokens;
     cached_tokens += other.cached_tokens;
+    device_tokens += other.device_tokens;
     partial_tokens += other.partial_tokens;
     use_tokens += other.use_tokens;
     sampled_uses += other.sampled_uses;
@@ -63,9 +64,10 @@ AdviceSums& AdviceSums::operator+=(const AdviceSums& other) noexcept {
 /// page, by page id.
 class AdviceLog::Recorder final : public TreeListener {
    public:
-    Recorder(const AdviceLog& log, Replica& home, std::int64_t most_pages)
+    Recorder(AdviceLog& log, Replica& home, std::size_t replica, std::int64_t most_pages)
         : index(most_pages),
           log_(log),
+          replica_(replica),
           tree_(home.tree),
           next_(home.tree.listener()),
           hashes_(static_cast<std::size_t>(home.pool.end_id())) {
@@ -119,12 +121,14 @@ class AdviceLog::Recorder final : public TreeListener {
         }
     }
     void forget(std::uint64_t hash) noexcept {
-        const ShadowIndex::Entry entry =
-            log_.is_sampled(hash) ? index.find(hash) : ShadowIndex::kNone;
+        if (!log_.is_sampled(hash)) return;
+        log_.add_record(replica_, {hash, 0, 0, false, 0, AdviceRecord::kForgotten});
+        const ShadowIndex::Entry entry = index.find(hash);
         if (entry != ShadowIndex::kNone) index.remove(entry);
     }
 
-    const AdviceLog& log_;
+    AdviceLog& log_;
+    const std::size_t replica_;
     PrefixTree& tree_;
     TreeListener* const next_;
     std::vector<std::uint64_t> hashes_;
@@ -139,8 +143,13 @@ std::int64_t AdviceLog::steady_time() noexcept {
 }
 
 AdviceLog::AdviceLog(const CacheConfig& config,
-                     const std::vector<std::unique_ptr<Replica>>& replicas, Clock clock)
-    : config_(config), clock_(clock), sample_(sample_of(config)), slices_(kNumSlices) {
+                     const std::vector<std::unique_ptr<Replica>>& replicas, bool is_lru,
+                     Clock clock)
+    : config_(config),
+      is_lru_(is_lru),
+      clock_(clock),
+      sample_(sample_of(config)),
+      slices_(kNumSlices) {
     const std::size_t bytes = replicas.size() * kNumSlices * kSliceRecords * sizeof(AdviceRecord);
     records_.reset(static_cast<AdviceRecord*>(std::malloc(bytes)));
     if (records_ == nullptr) throw std::bad_alloc();
@@ -149,9 +158,9 @@ AdviceLog::AdviceLog(const CacheConfig& config,
         slice.sums.resize(config.quotas.size() + 1);
     }
     slices_[slice_].begin = clock_();
-    for (const auto& home : replicas) {
+    for (std::size_t i = 0; i < replicas.size(); ++i) {
         recorders_.push_back(
-            std::make_unique<Recorder>(*this, *home, num_entries(config, sample_)));
+            std::make_unique<Recorder>(*this, *replicas[i], i, num_entries(config, sample_)));
     }
 }
 
@@ -175,10 +184,9 @@ AdviceLog::Slice& AdviceLog::present_slice() noexcept {
     return next;
 }
 
-void AdviceLog::add_record(std::int16_t replica, const AdviceRecord& record) noexcept {
-    const auto of = static_cast<std::size_t>(replica);
-    std::size_t& n = present_slice().num_records[of];
-    records_of(of, slice_)[n++] = record;
+void AdviceLog::add_record(std::size_t replica, const AdviceRecord& record) noexcept {
+    std::size_t& n = present_slice().num_records[replica];
+    records_of(replica, slice_)[n++] = record;
 }
 
 // The pages that are in no tree take room in a cache of any size.
@@ -194,24 +202,25 @@ void AdviceLog::begin(SequenceHandle handle) {
     row.is_noted = row.is_counted = false;
 }
 
-void AdviceLog::hold(Row& row, ShadowIndex& index, const Use& use) noexcept {
+// The page takes the place of another page in its column, and holds its entry.
+void AdviceLog::hold(Row& row, ShadowIndex& index, const Page& page) noexcept {
     const auto at = std::lower_bound(
-        row.pages.begin(), row.pages.end(), use.column,
-        [](const Use& known, std::int32_t column) { return known.column < column; });
-    if (at != row.pages.end() && at->column == use.column) {
-        if (at->entry == use.entry) return;
-        index.hold(use.entry);
-        static_cast<void>(index.release(at->entry));
-        at->entry = use.entry;
+        row.pages.begin(), row.pages.end(), page.column,
+        [](const Page& known, std::int32_t column) { return known.column < column; });
+    const bool is_known = at != row.pages.end() && at->column == page.column;
+    if (is_known && at->entry == page.entry) return;
+    if (page.entry != ShadowIndex::kNone) index.hold(page.entry);
+    if (is_known) {
+        if (at->entry != ShadowIndex::kNone) static_cast<void>(index.release(at->entry));
+        *at = page;
         return;
     }
     try {
-        row.pages.insert(at, use);
+        row.pages.insert(at, page);
     } catch (const std::bad_alloc&) {
+        if (page.entry != ShadowIndex::kNone) static_cast<void>(index.release(page.entry));
         ++lost_uses_;
-        return;
     }
-    index.hold(use.entry);
 }
 
 void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const RequestView& request,
@@ -219,11 +228,16 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
     Row& row = rows_[request.sequence.index];
     if (!row.is_noted) use_pages(home, sequence, request, row, fresh.begin);
     row.is_noted = true;
-    row.sums.prompt_tokens = std::max<std::int64_t>(0, fresh.end - fresh.begin);
-    const std::int64_t whole = sequence.hit_tokens / config_.page_size * config_.page_size;
-    row.sums.cached_tokens = std::max<std::int64_t>(0, sequence.hit_tokens - fresh.begin);
-    row.sums.partial_tokens =
-        std::max<std::int64_t>(0, sequence.hit_tokens - std::max(whole, fresh.begin));
+    const std::int64_t hit = sequence.hit_tokens;
+    const std::int64_t page = config_.page_size;
+    const std::int64_t on_device = std::min<std::int64_t>(hit / page, sequence.pages.committed());
+    const auto after = [&](std::int64_t first, std::int64_t end) {
+        return std::max<std::int64_t>(0, end - std::max(first, fresh.begin));
+    };
+    row.sums.prompt_tokens = after(0, fresh.end);
+    row.sums.cached_tokens = after(0, hit);
+    row.sums.device_tokens = after(0, on_device * page);
+    row.sums.partial_tokens = after(hit / page * page, hit);
 }
 
 // Finds the distance of each sampled page. A page has at least the distance of the pages before it.
@@ -233,6 +247,7 @@ void AdviceLog::use_pages(const Replica& home, const Sequence& sequence, const R
     ShadowIndex& index = recorder_of(sequence).index;
     const PageRow& pages = sequence.pages;
     const std::int64_t page = config_.page_size;
+    // The pages of other requests that are in no tree take room in a cache of any size.
     const std::int64_t others = home.pool.num_blocks() - home.pool.num_free() -
                                 home.tree.num_cached() - (pages.size() - pages.committed());
     const auto end = static_cast<std::int32_t>((request.end - 1) / page);
@@ -246,24 +261,27 @@ void AdviceLog::use_pages(const Replica& home, const Sequence& sequence, const R
                    ? recorder.hash(pages[column])
                    : page_hash::extended(hash, request.tokens + column * page, config_.page_size);
         if (!is_sampled(hash)) continue;
-        const std::int64_t tokens =
-            std::clamp<std::int64_t>((column + 1) * page - known_tokens, 0, page);
+        const auto tokens = static_cast<std::int32_t>(
+            std::clamp<std::int64_t>((column + 1) * page - known_tokens, 0, page));
         row.sums.sampled_uses += tokens > 0 ? 1 : 0;
         row.sums.sampled_tokens += tokens;
         const ShadowIndex::Entry entry = index.find(hash);
         if (entry == ShadowIndex::kNone) distance = kNotFound;
-        if (distance == kNotFound) continue;
-        const bool is_held = index.is_held(entry);
-        const std::int64_t before = index.distance(entry) * static_cast<std::int64_t>(sample_);
-        if (!is_held) distance = std::max(distance, before + others);
-        distance = std::min<std::int64_t>(distance, kNotFound - 1);
-        for (std::size_t i = 0; i < AdviceTokens::kFactors.size(); ++i) {
-            const double size = AdviceTokens::kFactors[i] * static_cast<double>(config_.num_pages);
-            if (static_cast<double>(distance) < size) row.sums.found_tokens[i] += tokens;
+        const bool is_held = distance < kNotFound && index.is_held(entry);
+        if (distance < kNotFound && !is_held) {
+            const std::int64_t sampled = index.distance(entry);
+            distance = std::max(distance, sampled * static_cast<std::int64_t>(sample_) + others);
         }
+        const auto is_found = [&](double factor) {
+            return static_cast<double>(distance) < factor * static_cast<double>(config_.num_pages);
+        };
+        for (std::size_t i = 0; i < AdviceTokens::kFactors.size(); ++i) {
+            if (is_found(AdviceTokens::kFactors[i])) row.sums.found_tokens[i] += tokens;
+        }
+        // Pages that only a larger cache would have are held after they are committed.
+        const bool is_hit = column < pages.committed();
         hold(row, index,
-             {entry, column, static_cast<std::int32_t>(distance), static_cast<std::int32_t>(tokens),
-              is_held});
+             {hash, is_hit ? entry : ShadowIndex::kNone, column, tokens, is_found(1), is_held});
     }
 }
 
@@ -272,10 +290,14 @@ void AdviceLog::seal(const Replica& home, SequenceHandle handle, const Sequence&
     Row& row = rows_[handle.index];
     if (!row.is_noted || row.is_counted) return;
     row.is_counted = true;
-    const ShadowIndex& index = recorder_of(sequence).index;
-    for (const Use& use : row.pages) {
-        add_record(sequence.replica, {index.hash(use.entry), use.tokens, use.distance,
-                                      room(home, index), owner, use.was_held});
+    const std::int32_t room_now = room(home, recorder_of(sequence).index);
+    for (const Page& page : row.pages) {
+        // Room is made after the last use, when the request holds the pages of all its uses.
+        const bool is_last = &page == &row.pages.back();
+        add_record(static_cast<std::size_t>(sequence.replica),
+                   {page.hash, page.tokens, is_last ? room_now : AdviceRecord::kAnyRoom,
+                    page.is_found_by_lru, owner,
+                    page.was_held ? AdviceRecord::kUseOfHeld : AdviceRecord::kUse});
     }
     present_slice().sums[owner] += row.sums;
 }
@@ -290,36 +312,49 @@ void AdviceLog::note_commit(SequenceHandle handle, const Sequence& sequence, std
         if (!is_sampled(hash)) continue;
         const ShadowIndex::Entry entry = index.find(hash);
         if (entry == ShadowIndex::kNone) continue;
-        hold(rows_[handle.index], index, {entry, column, 0, 0, false});
+        hold(rows_[handle.index], index, {hash, entry, column, 0, false, false});
     }
 }
 
 void AdviceLog::share(const Sequence& sequence, SequenceHandle parent, SequenceHandle child,
                       std::int32_t columns) noexcept {
     ShadowIndex& index = recorder_of(sequence).index;
-    for (const Use& use : rows_[parent.index].pages) {
-        if (use.column < columns) hold(rows_[child.index], index, use);
+    for (const Page& page : rows_[parent.index].pages) {
+        if (page.column < columns) hold(rows_[child.index], index, page);
     }
+}
+
+// A page of a hit that arrived from a lower tier entered the index without a holder. Returns false
+// if the page is not such a page.
+bool AdviceLog::touch(const Sequence& sequence, ShadowIndex& index, const Page& page) noexcept {
+    if (page.column >= sequence.pages.committed()) return false;
+    const ShadowIndex::Entry entry = index.find(page.hash);
+    if (entry == ShadowIndex::kNone || index.is_held(entry)) return false;
+    index.touch(entry);
+    return true;
 }
 
 void AdviceLog::release(const Replica& home, SequenceHandle handle,
                         const Sequence& sequence) noexcept {
     Row& row = rows_[handle.index];
     ShadowIndex& index = recorder_of(sequence).index;
-    if (row.pages.empty()) return;
     for (std::size_t i = row.pages.size(); i-- > 0;) {
-        const ShadowIndex::Entry entry = row.pages[i].entry;
+        const Page& page = row.pages[i];
         const std::int32_t room_before = room(home, index);
-        if (!index.release(entry)) continue;
-        add_record(sequence.replica,
-                   {index.hash(entry), AdviceRecord::kLeft, 0, room_before, 0, false});
+        if (page.entry != ShadowIndex::kNone && !index.release(page.entry)) continue;
+        if (page.entry == ShadowIndex::kNone && !touch(sequence, index, page)) continue;
+        add_record(static_cast<std::size_t>(sequence.replica),
+                   {page.hash, 0, room_before, false, 0, AdviceRecord::kLeft});
     }
     row.pages.clear();
     row.is_noted = false;
 }
 
 void AdviceLog::reset() noexcept {
-    for (const auto& recorder : recorders_) recorder->index.clear();
+    for (std::size_t i = 0; i < recorders_.size(); ++i) {
+        recorders_[i]->index.clear();
+        add_record(i, {0, 0, 0, false, 0, AdviceRecord::kReset});
+    }
 }
 
 AdviceCopy AdviceLog::copy() const {
@@ -327,8 +362,7 @@ AdviceCopy AdviceLog::copy() const {
     AdviceCopy found;
     found.records.resize(recorders_.size());
     found.sums.resize(slices_.front().sums.size());
-    found.pages = config_.num_pages;
-    found.page_size = config_.page_size;
+    found.is_lru = is_lru_;
     found.sample = static_cast<std::int64_t>(sample_);
     found.lost_uses = lost_uses_;
     constexpr std::int64_t kWindow = kSliceTime * static_cast<std::int64_t>(kNumSlices);

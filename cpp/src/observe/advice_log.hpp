@@ -21,16 +21,26 @@
 
 namespace kvcore {
 
-/// A change of a sampled page: a prompt uses the page and holds it, or its last holder leaves.
+/// An event of a sampled page.
 struct AdviceRecord {
-    static constexpr std::int32_t kLeft = -1;
+    enum Kind : std::uint8_t {
+        kUse,        // a prompt uses the page
+        kUseOfHeld,  // the same, and another request held the page before
+        kLeft,       // the last holder of the page leaves
+        kForgotten,  // the page leaves the cache for good
+        kReset,      // all pages leave the cache for good
+    };
 
-    std::uint64_t page;     // the hash of its prefix
-    std::int32_t tokens;    // of the prompt in this page; kLeft: the last holder leaves
-    std::int32_t distance;  // of a use, in pages of the cache
-    std::int32_t room;      // sampled pages without a holder that the cache has room for
+    static constexpr std::int32_t kAnyRoom = std::numeric_limits<std::int32_t>::max();
+
+    std::uint64_t page;    // the hash of its prefix
+    std::int32_t tokens;   // of a use: tokens of the prompt in this page
+    std::int32_t room;     // sampled pages without a holder that the cache has room for
+    bool is_found_by_lru;  // a use at factor 1
     Owner owner;
-    bool was_held;  // before this use
+    Kind kind;
+
+    [[nodiscard]] bool is_use() const noexcept { return kind <= kUseOfHeld; }
 };
 
 /// The sums over the admissions of a slice of time, for one tenant.
@@ -38,6 +48,7 @@ struct AdviceSums {
     std::int64_t admissions = 0;
     std::int64_t prompt_tokens = 0;
     std::int64_t cached_tokens = 0;
+    std::int64_t device_tokens = 0;   // of `cached_tokens`, those of whole pages of the device
     std::int64_t partial_tokens = 0;  // of `cached_tokens`, those of partial pages
     std::int64_t use_tokens = 0;      // of the pages that a hit may contain
     std::int64_t sampled_uses = 0;
@@ -53,10 +64,9 @@ struct AdviceCopy {
     std::vector<std::vector<AdviceRecord>> records;  // of each replica, the oldest first
     std::vector<AdviceSums> sums;                    // of each tenant
     double seconds = 0;
-    std::int64_t pages = 0;  // of a replica
     std::int64_t sample = 0;
     std::int64_t lost_uses = 0;
-    std::int32_t page_size = 0;
+    bool is_lru = false;  // the cache evicts in the order of the shadow index
 };
 
 /// The uses of sampled pages in the last hour, and the distance of each use.
@@ -93,8 +103,9 @@ class AdviceLog {
     static constexpr std::int64_t kMostEntries = 1 << 16;
 
     /// Throws std::invalid_argument if layers keep different tokens; std::bad_alloc.
+    /// `is_lru`: the trees evict by LRU.
     AdviceLog(const CacheConfig& config, const std::vector<std::unique_ptr<Replica>>& replicas,
-              Clock clock = steady_time);
+              bool is_lru, Clock clock = steady_time);
     ~AdviceLog();
     AdviceLog(const AdviceLog&) = delete;
     AdviceLog& operator=(const AdviceLog&) = delete;
@@ -145,16 +156,17 @@ class AdviceLog {
    private:
     class Recorder;
     /// A sampled page of a claim.
-    struct Use {
-        ShadowIndex::Entry entry;
+    struct Page {
+        std::uint64_t hash;
+        ShadowIndex::Entry entry;  // kNone: the index does not have the page
         std::int32_t column;
-        std::int32_t distance;  // kNotFound: no size up to the largest has the page
         std::int32_t tokens;
+        bool is_found_by_lru;
         bool was_held;
     };
     struct Row {
-        std::vector<Use> pages;  // by column
-        AdviceSums sums;         // of the admission
+        std::vector<Page> pages;  // by column
+        AdviceSums sums;          // of the admission
         bool is_noted = false;
         bool is_counted = false;
     };
@@ -166,7 +178,7 @@ class AdviceLog {
         std::vector<AdviceSums> sums;          // of each tenant
     };
 
-    static constexpr std::int32_t kNotFound = std::numeric_limits<std::int32_t>::max();
+    static constexpr std::int64_t kNotFound = std::numeric_limits<std::int64_t>::max();
 
     [[nodiscard]] bool is_sampled(std::uint64_t hash) const noexcept {
         return (hash & (sample_ - 1)) == 0;
@@ -176,13 +188,15 @@ class AdviceLog {
     }
     void use_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
                    Row& row, std::int64_t known_tokens) noexcept;
-    void hold(Row& row, ShadowIndex& index, const Use& use) noexcept;
+    void hold(Row& row, ShadowIndex& index, const Page& page) noexcept;
+    static bool touch(const Sequence& sequence, ShadowIndex& index, const Page& page) noexcept;
     [[nodiscard]] std::int32_t room(const Replica& home, const ShadowIndex& index) const noexcept;
-    void add_record(std::int16_t replica, const AdviceRecord& record) noexcept;
+    void add_record(std::size_t replica, const AdviceRecord& record) noexcept;
     Slice& present_slice() noexcept;
     [[nodiscard]] AdviceRecord* records_of(std::size_t replica, std::size_t slice) const noexcept;
 
     const CacheConfig& config_;
+    const bool is_lru_;
     const Clock clock_;
     std::uint64_t sample_;
     std::vector<std::unique_ptr<Recorder>> recorders_;  // of each replica

@@ -32,7 +32,7 @@ Timeline timeline(const std::vector<AdviceRecord>& records) {
         const AdviceRecord& next = records[order[i]];
         if (next.page != records[order[i - 1]].page) continue;
         made.is_first[order[i]] = false;
-        if (next.tokens != AdviceRecord::kLeft) made.next_uses[order[i - 1]] = order[i];
+        if (next.is_use()) made.next_uses[order[i - 1]] = order[i];
     }
     return made;
 }
@@ -57,7 +57,7 @@ class FarthestFirst {
         --num_pages_;
         return true;
     }
-    void evict(std::int64_t room) {
+    void evict_to(std::int64_t room) {
         while (num_pages_ > std::max<std::int64_t>(0, room)) {
             static_cast<void>(take(next_uses_.top()));
             next_uses_.pop();
@@ -72,42 +72,58 @@ class FarthestFirst {
 
 // Adds the tokens of the uses that the optimum finds. It begins with the pages that LRU finds at
 // their first use.
-void count_optimum(const Timeline& time, std::int64_t pages, std::vector<std::int64_t>& tokens) {
+void count_optimum(const Timeline& time, std::vector<std::int64_t>& tokens) {
     const std::vector<AdviceRecord>& records = time.records;
     FarthestFirst cache(records.size());
     for (Index i = 0; i < records.size(); ++i) {
         const AdviceRecord& record = records[i];
-        const bool is_use = record.tokens != AdviceRecord::kLeft;
-        if (is_use && time.is_first[i] && !record.was_held && record.distance < pages) cache.add(i);
+        const bool was_cached = record.kind == AdviceRecord::kUse && record.is_found_by_lru;
+        if (was_cached && time.is_first[i]) cache.add(i);
     }
     for (Index i = 0; i < records.size(); ++i) {
         const AdviceRecord& record = records[i];
-        if (record.tokens == AdviceRecord::kLeft) {
-            cache.evict(record.room);
-            cache.add(time.next_uses[i]);
-            continue;
+        switch (record.kind) {
+            case AdviceRecord::kUse:
+            case AdviceRecord::kUseOfHeld:
+                if (cache.take(i) || record.kind == AdviceRecord::kUseOfHeld) {
+                    tokens[record.owner] += record.tokens;
+                }
+                cache.evict_to(record.room);
+                break;
+            case AdviceRecord::kLeft:
+                cache.evict_to(record.room);
+                cache.add(time.next_uses[i]);
+                break;
+            case AdviceRecord::kForgotten:
+                break;  // the page has no next use
+            case AdviceRecord::kReset:
+                cache.evict_to(0);
+                break;
         }
-        if (cache.take(i) || record.was_held) tokens[record.owner] += record.tokens;
-        cache.evict(record.room);
     }
 }
 
-// The tokens of all pages, from the tokens of the sampled pages. If the sample has fewer uses than
-// expected, it lacks pages that are used often, which every size finds (SHARDS-adj of Waldspurger
-// et al., FAST 2015).
-double estimated(std::int64_t sampled_found, const AdviceSums& sums, std::int64_t sample) {
-    const auto factor = static_cast<double>(sample);
-    const auto most = static_cast<double>(sums.use_tokens);
-    const double lacking = most - factor * static_cast<double>(sums.sampled_tokens);
-    const double found = factor * static_cast<double>(sampled_found) + lacking;
-    return std::clamp(found, 0.0, most) + static_cast<double>(sums.partial_tokens);
+/// Estimates the tokens of all pages from the tokens of sampled pages.
+///
+/// The sample has too many or too few uses of pages that are used often. With LRU, the tokens that
+/// the cache had are known: the sample only estimates the difference between the sizes. With
+/// another policy, all sizes find the tokens that the sample lacks (SHARDS-adj of Waldspurger et
+/// al., FAST 2015).
+double estimated(std::int64_t sampled_tokens, const AdviceSums& sums, const AdviceCopy& copy) {
+    constexpr std::size_t kFactor1 = 1;
+    static_assert(AdviceTokens::kFactors[kFactor1] == 1);
+    const std::int64_t known = copy.is_lru ? sums.device_tokens : sums.use_tokens;
+    const std::int64_t sampled = copy.is_lru ? sums.found_tokens[kFactor1] : sums.sampled_tokens;
+    const std::int64_t found = known + copy.sample * (sampled_tokens - sampled);
+    return static_cast<double>(std::clamp<std::int64_t>(found, 0, sums.use_tokens) +
+                               sums.partial_tokens);
 }
 
 }  // namespace
 
 Advice advise(const AdviceCopy& copy) {
     std::vector<std::int64_t> optimum(copy.sums.size());
-    for (const auto& records : copy.records) count_optimum(timeline(records), copy.pages, optimum);
+    for (const auto& records : copy.records) count_optimum(timeline(records), optimum);
     Advice made;
     made.seconds = copy.seconds;
     made.sample = copy.sample;
@@ -118,9 +134,9 @@ Advice advise(const AdviceCopy& copy) {
         tokens.prompt_tokens = sums.prompt_tokens;
         tokens.cached_tokens = sums.cached_tokens;
         for (std::size_t i = 0; i < tokens.found_tokens.size(); ++i) {
-            tokens.found_tokens[i] = estimated(sums.found_tokens[i], sums, copy.sample);
+            tokens.found_tokens[i] = estimated(sums.found_tokens[i], sums, copy);
         }
-        tokens.optimum_tokens = estimated(optimum[owner], sums, copy.sample);
+        tokens.optimum_tokens = estimated(optimum[owner], sums, copy);
         made.tenants.push_back(tokens);
         made.admissions += sums.admissions;
         made.sampled_uses += sums.sampled_uses;
