@@ -191,7 +191,10 @@ class CacheOptions(Options):
         """Number of pages of which one is sampled; 0 if there is no advice."""
         if isinstance(self.advice, bool):
             return DEFAULT_ADVICE_SAMPLE if self.advice else 0
-        return integer("advice", self.advice, 1, 1 << 20)
+        sample = integer("advice", self.advice, 1, 1 << 20)
+        if sample & (sample - 1):
+            raise ValueError(f"advice is {sample}, must be a power of two")
+        return sample
 
     def quotas_in(self, num_pages: int) -> dict[str, tuple[int, int | None]]:
         """Check the quotas against the pages of a replica, and return a copy by tenant.

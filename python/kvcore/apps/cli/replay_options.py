@@ -249,6 +249,21 @@ Explain = Annotated[
     bool,
     typer.Option("--explain", help="Find out why prompt tokens were not cached, by reason."),
 ]
+Advice = Annotated[
+    bool,
+    typer.Option(
+        "--advice",
+        help="Print the advice that a manager gives on other sizes, beside the exact hit rates.",
+    ),
+]
+AdviceSample = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=within(1, 1 << 20),
+        help="With --advice: sample one page in N, a power of two.",
+    ),
+]
 DecodeSteps = Annotated[
     int,
     typer.Option(

@@ -84,6 +84,8 @@ class PoolSettings:
         Hints of the requests for the policy "hinted", from `HINTS`.
     explain : bool
         Find out why prompts miss the cache. Remembers four times the pages of the pool.
+    advice : int
+        One page in this many is sampled for advice on other sizes; 0 for no advice.
     """
 
     page_size: int = 16
@@ -96,6 +98,7 @@ class PoolSettings:
     page_bytes: int = 0
     hints: str = HINTS[0]
     explain: bool = False
+    advice: int = 0
 
     @property
     def pages_per_replica(self) -> int:
@@ -236,6 +239,7 @@ class PoolSettings:
                 events=events,
                 clock=clock,
                 explain=min(4 * self.total_pages, _MOST_PAGES) if self.explain else False,
+                advice=self.advice or False,
             ),
             **self._tiers(opened, params),
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvcore.apps.replay.pool import PoolSettings
     from kvcore.apps.replay.tiers import TierHits, TierReport
     from kvcore.apps.replay.workload import Workload
-    from kvcore.metrics import MissMetrics
+    from kvcore.metrics import Advice, MissMetrics
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class ReplayReport(HitRates):
         Hits of each tier; None without tiers.
     misses : MissMetrics or None
         Tokens that admissions missed, by reason; None unless the pool has `explain`.
+    advice : Advice or None
+        The manager's advice after the last request; None unless the pool has `advice`.
     steps : int
         Engine steps; in admission mode one step per request.
     manager_seconds, wall_seconds, virtual_seconds : float
@@ -135,6 +137,7 @@ class ReplayReport(HitRates):
     groups: tuple[GroupReport, ...]
     tiers: TierReport | None
     misses: MissMetrics | None = None
+    advice: Advice | None = None
     steps: int
     manager_seconds: float
     wall_seconds: float
@@ -178,6 +181,7 @@ class ReplayReport(HitRates):
             "groups": [each.to_dict() for each in self.groups],
             "tiers": tiers,
             "misses": None if self.misses is None else asdict(self.misses),
+            "advice": None if self.advice is None else asdict(self.advice),
         }
         fields = {name: value for name, value in vars(self).items() if name != "request_hits"}
         return fields | parts | {name: getattr(self, name) for name in rates} | sizes
@@ -267,6 +271,7 @@ def summarize(
         groups=groups,
         tiers=found,
         misses=manager.miss_metrics if pool.explain else None,
+        advice=manager.advice() if pool.advice else None,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,
         wall_seconds=wall_seconds,
