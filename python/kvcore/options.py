@@ -32,6 +32,7 @@ __all__ = ["CacheOptions", "LayerOptions", "TierOptions"]
 DEFAULT_EVENT_PAGES = 1 << 16
 #: One page in this many is sampled, for ``advice=True``.
 DEFAULT_ADVICE_SAMPLE = 64
+MOST_ADVICE_SAMPLE = 1 << 20
 #: Number of evicted pages that ``explain=True`` remembers.
 DEFAULT_EXPLAIN_PAGES = 1 << 18
 
@@ -191,7 +192,7 @@ class CacheOptions(Options):
         """Number of pages of which one is sampled; 0 if there is no advice."""
         if isinstance(self.advice, bool):
             return DEFAULT_ADVICE_SAMPLE if self.advice else 0
-        sample = integer("advice", self.advice, 1, 1 << 20)
+        sample = integer("advice", self.advice, 1, MOST_ADVICE_SAMPLE)
         if sample & (sample - 1):
             raise ValueError(f"advice is {sample}, must be a power of two")
         return sample
