@@ -47,6 +47,7 @@ def manager(
     bundles: int = 1,
     window: int = 1024,
     tenants: Sequence[str] = (),
+    advice: bool = False,
 ) -> kvcore.PagedKVCacheManager:
     """Build a manager without blocks, with default options; each tenant reserves one page."""
     return kvcore.PagedKVCacheManager(
@@ -55,9 +56,12 @@ def manager(
         max_seq_len=1 << 20,
         num_pages=pages,
         blocks=None,
-        partial_page_reuse=partial_page_reuse,
-        eviction=eviction,
-        quotas=dict.fromkeys(tenants, (1, pages)) or None,
+        cache=kvcore.CacheOptions(
+            partial_page_reuse=partial_page_reuse,
+            eviction=eviction,
+            quotas=dict.fromkeys(tenants, (1, pages)) or None,
+            advice=advice,
+        ),
     )
 
 
