@@ -40,6 +40,15 @@ std::int64_t num_entries(const CacheConfig& config, std::uint64_t sample) noexce
     return std::max<std::int64_t>(16, pages / static_cast<std::int64_t>(sample));
 }
 
+// The pages that are in no tree.
+std::int64_t uncommitted(const Replica& home) noexcept {
+    return home.pool.num_blocks() - home.pool.num_free() - home.tree.num_cached();
+}
+
+std::int64_t own_uncommitted(const Sequence& sequence) noexcept {
+    return sequence.pages.size() - sequence.pages.committed();
+}
+
 }  // namespace
 
 AdviceSums& AdviceSums::operator+=(const AdviceSums& other) noexcept {
@@ -90,8 +99,9 @@ class AdviceLog::Recorder final : public TreeListener {
             hash = page_hash::extended(hash, tokens, page_size);
             hashes_[static_cast<std::size_t>(ids[i])] = hash;
         }
+        for (std::int32_t i = 0; i < n; ++i) enter(this->hash(ids[i]));
         // LRU evicts the end of a run first, so its first page enters last.
-        for (std::int32_t i = n; i-- > 0;) enter(this->hash(ids[i]));
+        for (std::int32_t i = n; i-- > 0;) touch(this->hash(ids[i]));
     }
     void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (log_.is_forgetting_) {
@@ -111,14 +121,14 @@ class AdviceLog::Recorder final : public TreeListener {
         if (parent->is_root()) return page_hash::of_namespace(PrefixTree::name_of(parent));
         return hash(parent->ids(tree_.page_size())[parent->num_pages - 1]);
     }
+    // If all entries are held, the page is left out.
     void enter(std::uint64_t hash) noexcept {
+        if (log_.is_sampled(hash)) static_cast<void>(index.enter(hash));
+    }
+    void touch(std::uint64_t hash) noexcept {
         if (!log_.is_sampled(hash)) return;
         const ShadowIndex::Entry entry = index.find(hash);
-        if (entry == ShadowIndex::kNone) {
-            static_cast<void>(index.add(hash));  // if all entries are held, the page is left out
-        } else if (!index.is_held(entry)) {
-            index.touch(entry);
-        }
+        if (entry != ShadowIndex::kNone && !index.is_held(entry)) index.touch(entry);
     }
     void forget(std::uint64_t hash) noexcept {
         if (!log_.is_sampled(hash)) return;
@@ -189,45 +199,67 @@ void AdviceLog::add_record(std::size_t replica, const AdviceRecord& record) noex
     records_of(replica, slice_)[n++] = record;
 }
 
-// The pages that are in no tree take room in a cache of any size.
-std::int32_t AdviceLog::room(const Replica& home, const ShadowIndex& index) const noexcept {
-    const std::int64_t in_tree = home.pool.num_free() + home.tree.num_cached();
-    const std::int64_t sampled = in_tree / static_cast<std::int64_t>(sample_);
+// The pages that are in no tree take room in a cache of any size, except the `own` pages of the
+// request.
+std::int32_t AdviceLog::room(const Replica& home, const ShadowIndex& index,
+                             std::int64_t own) const noexcept {
+    const std::int64_t pages = home.pool.num_free() + home.tree.num_cached() + own;
+    const std::int64_t sampled = pages / static_cast<std::int64_t>(sample_);
     return static_cast<std::int32_t>(sampled - index.num_held());
 }
 
 void AdviceLog::begin(SequenceHandle handle) {
     if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
     Row& row = rows_[handle.index];
+    row.use_end = row.next = 0;
     row.is_noted = row.is_counted = false;
 }
 
-// The page takes the place of another page in its column, and holds its entry.
+// The page takes the place of another page in its column.
 void AdviceLog::hold(Row& row, ShadowIndex& index, const Page& page) noexcept {
     const auto at = std::lower_bound(
         row.pages.begin(), row.pages.end(), page.column,
         [](const Page& known, std::int32_t column) { return known.column < column; });
     const bool is_known = at != row.pages.end() && at->column == page.column;
     if (is_known && at->entry == page.entry) return;
-    if (page.entry != ShadowIndex::kNone) index.hold(page.entry);
+    index.hold(page.entry);
     if (is_known) {
-        if (at->entry != ShadowIndex::kNone) static_cast<void>(index.release(at->entry));
+        static_cast<void>(index.release(at->entry));
         *at = page;
         return;
     }
     try {
         row.pages.insert(at, page);
     } catch (const std::bad_alloc&) {
-        if (page.entry != ShadowIndex::kNone) static_cast<void>(index.release(page.entry));
+        static_cast<void>(index.release(page.entry));
         ++lost_uses_;
     }
+}
+
+void AdviceLog::begin_uses(Row& row, const RequestView& request,
+                           std::int64_t known_tokens) const noexcept {
+    const std::int64_t page = config_.page_size;
+    row.is_noted = true;
+    row.known_tokens = known_tokens;
+    row.distance = 0;
+    row.next = 0;
+    // A claim that begins again was counted.
+    row.use_end = row.is_counted ? 0 : static_cast<std::int32_t>((request.end - 1) / page);
+    row.sums = {};
+    row.sums.admissions = 1;
+    row.sums.use_tokens = std::max<std::int64_t>(0, row.use_end * page - known_tokens);
 }
 
 void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const RequestView& request,
                          TokenCounts::Positions fresh) noexcept {
     Row& row = rows_[request.sequence.index];
-    if (!row.is_noted) use_pages(home, sequence, request, row, fresh.begin);
-    row.is_noted = true;
+    if (!row.is_noted) begin_uses(row, request, fresh.begin);
+    const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
+    const ShadowIndex& index = recorder_of(sequence).index;
+    use_pages(sequence, row, row.sums, row.next, sequence.pages.committed(),
+              [&](ShadowIndex::Entry entry, std::int32_t) {
+                  return index.is_held(entry) ? 0 : distance(index.distance(entry), others);
+              });
     const std::int64_t hit = sequence.hit_tokens;
     const std::int64_t page = config_.page_size;
     const std::int64_t on_device = std::min<std::int64_t>(hit / page, sequence.pages.committed());
@@ -240,48 +272,73 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
     row.sums.partial_tokens = after(hit / page * page, hit);
 }
 
-// Finds the distance of each sampled page. A page has at least the distance of the pages before it.
-void AdviceLog::use_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
-                          Row& row, std::int64_t known_tokens) noexcept {
+void AdviceLog::find_sampled(const Sequence& sequence, std::int32_t first,
+                             std::int32_t end) noexcept {
+    sampled_.clear();
+    if (first >= end) return;
     const Recorder& recorder = recorder_of(sequence);
-    ShadowIndex& index = recorder_of(sequence).index;
-    const PageRow& pages = sequence.pages;
-    const std::int64_t page = config_.page_size;
-    // The pages of other requests that are in no tree take room in a cache of any size.
-    const std::int64_t others = home.pool.num_blocks() - home.pool.num_free() -
-                                home.tree.num_cached() - (pages.size() - pages.committed());
-    const auto end = static_cast<std::int32_t>((request.end - 1) / page);
-    std::uint64_t hash = page_hash::of_namespace(request.name_space);
-    std::int64_t distance = 0;
-    row.sums = {};
-    row.sums.admissions = 1;
-    row.sums.use_tokens = std::max<std::int64_t>(0, end * page - known_tokens);
-    for (std::int32_t column = 0; column < end; ++column) {
-        hash = column < pages.num_cached()
-                   ? recorder.hash(pages[column])
-                   : page_hash::extended(hash, request.tokens + column * page, config_.page_size);
+    ColumnsUp columns({sequence.pages.node(), end}, config_.page_size);
+    for (std::int32_t column = end; column-- > first;) {
+        const std::uint64_t hash = recorder.hash(columns[column]);
         if (!is_sampled(hash)) continue;
-        const auto tokens = static_cast<std::int32_t>(
-            std::clamp<std::int64_t>((column + 1) * page - known_tokens, 0, page));
-        row.sums.sampled_uses += tokens > 0 ? 1 : 0;
-        row.sums.sampled_tokens += tokens;
-        const ShadowIndex::Entry entry = index.find(hash);
-        if (entry == ShadowIndex::kNone) distance = kNotFound;
-        const bool is_held = distance < kNotFound && index.is_held(entry);
-        if (distance < kNotFound && !is_held) {
-            const std::int64_t sampled = index.distance(entry);
-            distance = std::max(distance, sampled * static_cast<std::int64_t>(sample_) + others);
+        try {
+            sampled_.push_back({hash, recorder.index.find(hash), column, 0, false, false});
+        } catch (const std::bad_alloc&) {
+            ++lost_uses_;
         }
-        const auto is_found = [&](double factor) {
-            return static_cast<double>(distance) < factor * static_cast<double>(config_.num_pages);
-        };
-        for (std::size_t i = 0; i < AdviceTokens::kFactors.size(); ++i) {
-            if (is_found(AdviceTokens::kFactors[i])) row.sums.found_tokens[i] += tokens;
+    }
+}
+
+// The columns first .. end - 1 are in the tree. The request holds their pages from now on.
+template <class DistanceOf>
+void AdviceLog::use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::int32_t first,
+                          std::int32_t end, const DistanceOf& distance_of) noexcept {
+    ShadowIndex& index = recorder_of(sequence).index;
+    find_sampled(sequence, first, end);
+    for (auto page = sampled_.rbegin(); page != sampled_.rend(); ++page) {
+        const bool is_known = page->entry != ShadowIndex::kNone;
+        if (page->column >= row.next && page->column < row.use_end) {
+            page->was_held = is_known && index.is_held(page->entry);
+            count_use(row, sums, *page,
+                      is_known ? distance_of(page->entry, page->column) : kNotFound);
         }
-        // Pages that only a larger cache would have are held after they are committed.
-        const bool is_hit = column < pages.committed();
-        hold(row, index,
-             {hash, is_hit ? entry : ShadowIndex::kNone, column, tokens, is_found(1), is_held});
+        if (is_known) hold(row, index, *page);
+    }
+    row.next = std::max(row.next, end);
+}
+
+// A page has at least the distance of the pages before it.
+void AdviceLog::count_use(Row& row, AdviceSums& sums, Page& page,
+                          std::int64_t distance) const noexcept {
+    const std::int64_t size = config_.page_size;
+    row.distance = std::max(row.distance, distance);
+    page.tokens = static_cast<std::int32_t>(
+        std::clamp<std::int64_t>((page.column + 1) * size - row.known_tokens, 0, size));
+    sums.sampled_uses += page.tokens > 0 ? 1 : 0;
+    sums.sampled_tokens += page.tokens;
+    for (std::size_t i = 0; i < AdviceTokens::kFactors.size(); ++i) {
+        const double pages = AdviceTokens::kFactors[i] * static_cast<double>(config_.num_pages);
+        if (static_cast<double>(row.distance) < pages) sums.found_tokens[i] += page.tokens;
+    }
+    page.is_found_by_lru = row.distance < config_.num_pages;
+}
+
+// Room is made after the last use, when the request holds the pages of all its uses.
+void AdviceLog::record_uses(const Replica& home, const Sequence& sequence, const Row& row,
+                            std::int32_t first, Owner owner) noexcept {
+    const std::int32_t room_now =
+        room(home, recorder_of(sequence).index, own_uncommitted(sequence));
+    const auto is_use = [&](const Page& page) {
+        return page.column >= first && page.column < row.use_end;
+    };
+    const auto uses = std::count_if(row.pages.begin(), row.pages.end(), is_use);
+    std::ptrdiff_t n = 0;
+    for (const Page& page : row.pages) {
+        if (!is_use(page)) continue;
+        add_record(static_cast<std::size_t>(sequence.replica),
+                   {page.hash, page.tokens, ++n == uses ? room_now : AdviceRecord::kAnyRoom,
+                    page.is_found_by_lru, owner,
+                    page.was_held ? AdviceRecord::kUseOfHeld : AdviceRecord::kUse});
     }
 }
 
@@ -290,30 +347,25 @@ void AdviceLog::seal(const Replica& home, SequenceHandle handle, const Sequence&
     Row& row = rows_[handle.index];
     if (!row.is_noted || row.is_counted) return;
     row.is_counted = true;
-    const std::int32_t room_now = room(home, recorder_of(sequence).index);
-    for (const Page& page : row.pages) {
-        // Room is made after the last use, when the request holds the pages of all its uses.
-        const bool is_last = &page == &row.pages.back();
-        add_record(static_cast<std::size_t>(sequence.replica),
-                   {page.hash, page.tokens, is_last ? room_now : AdviceRecord::kAnyRoom,
-                    page.is_found_by_lru, owner,
-                    page.was_held ? AdviceRecord::kUseOfHeld : AdviceRecord::kUse});
-    }
+    record_uses(home, sequence, row, 0, owner);
     present_slice().sums[owner] += row.sums;
 }
 
-void AdviceLog::note_commit(SequenceHandle handle, const Sequence& sequence, std::int32_t first,
+void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Sequence& sequence,
+                            Owner owner, std::int32_t first, std::int32_t first_new,
                             std::int32_t end) noexcept {
-    const Recorder& recorder = recorder_of(sequence);
-    ShadowIndex& index = recorder_of(sequence).index;
-    ColumnsUp columns({sequence.pages.node(), end}, config_.page_size);
-    for (std::int32_t column = end; column-- > first;) {
-        const std::uint64_t hash = recorder.hash(columns[column]);
-        if (!is_sampled(hash)) continue;
-        const ShadowIndex::Entry entry = index.find(hash);
-        if (entry == ShadowIndex::kNone) continue;
-        hold(rows_[handle.index], index, {hash, entry, column, 0, false, false});
-    }
+    Row& row = rows_[handle.index];
+    const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
+    const ShadowIndex& index = recorder_of(sequence).index;
+    const std::int32_t next = row.next;
+    use_pages(sequence, row, present_slice().sums[owner], std::min(first, next), end,
+              [&](ShadowIndex::Entry entry, std::int32_t column) {
+                  const bool is_repeated = column >= first && column < first_new;
+                  const std::int64_t before = index.distance_before(entry);
+                  const bool is_new = is_repeated || before == ShadowIndex::kNew;
+                  return is_new ? kNotFound : distance(before, others);
+              });
+    if (next < row.use_end) record_uses(home, sequence, row, next, owner);
 }
 
 void AdviceLog::share(const Sequence& sequence, SequenceHandle parent, SequenceHandle child,
@@ -324,27 +376,20 @@ void AdviceLog::share(const Sequence& sequence, SequenceHandle parent, SequenceH
     }
 }
 
-// A page of a hit that arrived from a lower tier entered the index without a holder. Returns false
-// if the page is not such a page.
-bool AdviceLog::touch(const Sequence& sequence, ShadowIndex& index, const Page& page) noexcept {
-    if (page.column >= sequence.pages.committed()) return false;
-    const ShadowIndex::Entry entry = index.find(page.hash);
-    if (entry == ShadowIndex::kNone || index.is_held(entry)) return false;
-    index.touch(entry);
-    return true;
-}
-
-void AdviceLog::release(const Replica& home, SequenceHandle handle,
-                        const Sequence& sequence) noexcept {
+void AdviceLog::release(const Replica& home, SequenceHandle handle, const Sequence& sequence,
+                        Owner owner) noexcept {
     Row& row = rows_[handle.index];
+    const std::int32_t end = sequence.pages.committed();
+    // Pages that arrived from a lower tier were not committed.
+    if (row.is_counted && row.next < std::min(end, row.use_end)) {
+        note_commit(home, handle, sequence, owner, end, end, end);
+    }
     ShadowIndex& index = recorder_of(sequence).index;
-    for (std::size_t i = row.pages.size(); i-- > 0;) {
-        const Page& page = row.pages[i];
-        const std::int32_t room_before = room(home, index);
-        if (page.entry != ShadowIndex::kNone && !index.release(page.entry)) continue;
-        if (page.entry == ShadowIndex::kNone && !touch(sequence, index, page)) continue;
+    for (auto page = row.pages.rbegin(); page != row.pages.rend(); ++page) {
+        const std::int32_t room_before = room(home, index, 0);
+        if (!index.release(page->entry)) continue;
         add_record(static_cast<std::size_t>(sequence.replica),
-                   {page.hash, 0, room_before, false, 0, AdviceRecord::kLeft});
+                   {page->hash, 0, room_before, false, 0, AdviceRecord::kLeft});
     }
     row.pages.clear();
     row.is_noted = false;

@@ -72,12 +72,18 @@ struct AdviceCopy {
 /// The uses of sampled pages in the last hour, and the distance of each use.
 ///
 /// A page is sampled if the hash of its prefix (its tokens, all tokens before it and its namespace)
-/// is 0 modulo `sample`. A use is a whole page of a prompt that a hit may contain, at the admission
-/// of the prompt: at its first fetch or commit. A request that is claimed again is another
-/// admission, of the tokens that were not counted before. A fork has no admission.
+/// is 0 modulo `sample`. A use is a whole page of a prompt that a hit may contain. It is recorded
+/// with its distance from the last use:
+///
+///     page of the hit       at the admission: the first fetch or commit
+///     other page            when it is committed. If another request has committed it since the
+///                           admission, no size had the page
+///
+/// A request that is claimed again is another admission, of the tokens that were not counted before.
+/// A fork has no admission.
 ///
 ///     page enters the tree   it enters the shadow index of its replica
-///     admission              a use of each page; the request holds the pages until its release
+///     use, or commit         the request holds the page until its release
 ///     forget                 the pages leave the shadow index
 ///     reset                  all pages leave the shadow index; the records stay
 ///
@@ -89,8 +95,8 @@ struct AdviceCopy {
 /// Invariant: a sampled page that a request holds has this holder in the index.
 /// Memory: no call fails if memory is short: uses that cannot be recorded are lost, and counted.
 /// Threads: no locks of its own; CacheManager locks around it.
-/// Cost: an admission reads the hash of each page of its hit, and hashes the tokens after the hit.
-/// A page that enters the tree is hashed once. O(log pages) per sampled page.
+/// Cost: an admission reads the hash of each page of its hit. A page that enters the tree is hashed
+/// once. O(log pages) per sampled page.
 class AdviceLog {
    public:
     /// Returns the time in nanoseconds; it never goes back.
@@ -135,14 +141,17 @@ class AdviceLog {
     /// The hit of a claim is final. A second call does nothing.
     void seal(const Replica& home, SequenceHandle handle, const Sequence& sequence,
               Owner owner) noexcept;
-    /// The columns first .. end - 1 of a sequence are in the tree.
-    void note_commit(SequenceHandle handle, const Sequence& sequence, std::int32_t first,
+    /// The columns first .. end - 1 of a sequence are in the tree, which had the columns before
+    /// `first_new`.
+    void note_commit(const Replica& home, SequenceHandle handle, const Sequence& sequence,
+                     Owner owner, std::int32_t first, std::int32_t first_new,
                      std::int32_t end) noexcept;
     /// A fork shares the first `columns` of its parent.
     void share(const Sequence& sequence, SequenceHandle parent, SequenceHandle child,
                std::int32_t columns) noexcept;
     /// A claim gives back its pages: it ends, or begins again. Its uses stay counted.
-    void release(const Replica& home, SequenceHandle handle, const Sequence& sequence) noexcept;
+    void release(const Replica& home, SequenceHandle handle, const Sequence& sequence,
+                 Owner owner) noexcept;
     /// All pages left the cache.
     void reset() noexcept;
 
@@ -165,8 +174,12 @@ class AdviceLog {
         bool was_held;
     };
     struct Row {
-        std::vector<Page> pages;  // by column
-        AdviceSums sums;          // of the admission
+        std::vector<Page> pages;        // by column
+        AdviceSums sums;                // of the admission
+        std::int64_t known_tokens = 0;  // counted before this admission
+        std::int64_t distance = 0;      // of the last used page
+        std::int32_t next = 0;          // columns before it were used
+        std::int32_t use_end = 0;       // columns from here on are no uses
         bool is_noted = false;
         bool is_counted = false;
     };
@@ -186,11 +199,20 @@ class AdviceLog {
     [[nodiscard]] Recorder& recorder_of(const Sequence& sequence) const noexcept {
         return *recorders_[static_cast<std::size_t>(sequence.replica)];
     }
-    void use_pages(const Replica& home, const Sequence& sequence, const RequestView& request,
-                   Row& row, std::int64_t known_tokens) noexcept;
+    void begin_uses(Row& row, const RequestView& request, std::int64_t known_tokens) const noexcept;
+    void find_sampled(const Sequence& sequence, std::int32_t first, std::int32_t end) noexcept;
+    template <class DistanceOf>
+    void use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::int32_t first,
+                   std::int32_t end, const DistanceOf& distance_of) noexcept;
+    void count_use(Row& row, AdviceSums& sums, Page& page, std::int64_t distance) const noexcept;
+    void record_uses(const Replica& home, const Sequence& sequence, const Row& row,
+                     std::int32_t first, Owner owner) noexcept;
     void hold(Row& row, ShadowIndex& index, const Page& page) noexcept;
-    static bool touch(const Sequence& sequence, ShadowIndex& index, const Page& page) noexcept;
-    [[nodiscard]] std::int32_t room(const Replica& home, const ShadowIndex& index) const noexcept;
+    [[nodiscard]] std::int64_t distance(std::int64_t sampled, std::int64_t others) const noexcept {
+        return sampled * static_cast<std::int64_t>(sample_) + others;
+    }
+    [[nodiscard]] std::int32_t room(const Replica& home, const ShadowIndex& index,
+                                    std::int64_t own) const noexcept;
     void add_record(std::size_t replica, const AdviceRecord& record) noexcept;
     Slice& present_slice() noexcept;
     [[nodiscard]] AdviceRecord* records_of(std::size_t replica, std::size_t slice) const noexcept;
@@ -202,6 +224,7 @@ class AdviceLog {
     std::vector<std::unique_ptr<Recorder>> recorders_;  // of each replica
     std::unique_ptr<AdviceRecord[], CFree> records_;    // [replica][slice][kSliceRecords]
     std::vector<Row> rows_;
+    std::vector<Page> sampled_;  // of the present call, the last column first
     std::vector<Slice> slices_;  // a ring
     std::size_t slice_ = 0;      // the present slice
     std::int64_t lost_uses_ = 0;

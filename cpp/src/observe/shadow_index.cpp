@@ -123,9 +123,18 @@ ShadowIndex::Entry ShadowIndex::add(std::uint64_t hash) noexcept {
     const Entry entry = free_.back();
     free_.pop_back();
     entries_[entry].hash = hash;
+    entries_[entry].distance_before = kNew;
     link(entry);
     place_first(entry);
     return entry;
+}
+
+ShadowIndex::Entry ShadowIndex::enter(std::uint64_t hash) noexcept {
+    const Entry known = find(hash);
+    if (known == kNone) return add(hash);
+    entries_[known].distance_before = static_cast<std::int32_t>(distance(known));
+    if (!is_held(known)) touch(known);
+    return known;
 }
 
 void ShadowIndex::touch(Entry entry) noexcept {

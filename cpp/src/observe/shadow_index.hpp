@@ -24,6 +24,7 @@ class ShadowIndex {
    public:
     using Entry = std::uint32_t;
     static constexpr Entry kNone = ~Entry{0};
+    static constexpr std::int32_t kNew = -1;  // instead of a distance: the index did not have it
 
     /// Throws std::bad_alloc.
     explicit ShadowIndex(std::int64_t most_pages);
@@ -34,6 +35,14 @@ class ShadowIndex {
     [[nodiscard]] bool is_held(Entry entry) const noexcept { return entries_[entry].holders > 0; }
     [[nodiscard]] std::uint64_t hash(Entry entry) const noexcept { return entries_[entry].hash; }
 
+    /// The distance before the page entered the tree the last time: see `enter`.
+    [[nodiscard]] std::int64_t distance_before(Entry entry) const noexcept {
+        return entries_[entry].distance_before;
+    }
+
+    /// A page enters the tree: the index adds the page, or stores its distance. The page is the
+    /// first page without a holder, unless it is held. Returns kNone if all entries are held.
+    Entry enter(std::uint64_t hash) noexcept;
     /// Adds a page that the index does not have, as the first page without a holder. Returns kNone
     /// if all entries are held.
     [[nodiscard]] Entry add(std::uint64_t hash) noexcept;
@@ -61,6 +70,7 @@ class ShadowIndex {
         std::uint32_t holders = 0;
         std::uint32_t slot = 0;  // its place in the order; 0: held, or out of the index
         bool is_found = false;   // `find` finds it
+        std::int32_t distance_before = kNew;
     };
 
     [[nodiscard]] std::size_t home_of(std::uint64_t hash) const noexcept {

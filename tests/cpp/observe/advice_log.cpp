@@ -36,6 +36,8 @@ class SlowAdvice {
         std::vector<Digest> pages;  // of whole pages that it holds
         std::int64_t reserved = 0;  // pages of its row
         std::int64_t committed = 0;
+        std::int64_t use_end = 0;
+        bool is_known = true;  // all pages so far
     };
     static constexpr std::int64_t kAnyRoom = 1'000'000;  // the next event makes room
     struct Event {
@@ -55,39 +57,28 @@ class SlowAdvice {
     /// A request begins with `cached` pages of the tree.
     void admit(Running& running, std::int64_t cached) {
         const Request& request = *running.request;
-        const std::int64_t others = outside();
         running.reserved = (request.end() + kPage - 1) / kPage;
-        std::int64_t column = 0;
-        std::vector<Event> uses;
-        bool is_known_so_far = true;
-        for (; (column + 1) * kPage < request.end(); ++column) {
-            const Digest page = request.digest((column + 1) * kPage);
-            is_known_so_far &= is_known(page);
-            if (!is_known_so_far) {
-                uses.push_back({page, true, kPage, kAnyRoom, false, false});
-                continue;
-            }
-            const bool was_held = held_.count(page) > 0;
-            const std::int64_t distance = was_held ? 0 : place(page) + others;
-            for (std::size_t i = 0; i < found.size(); ++i) {
-                const double size = AdviceTokens::kFactors[i] * static_cast<double>(pages_);
-                if (static_cast<double>(distance) < size) found[i] += kPage;
-            }
-            uses.push_back({page, true, kPage, kAnyRoom, was_held, distance < pages_});
-            if (column < cached) hold(running, page);
-        }
-        running.committed = cached;
+        running.use_end = (request.end() - 1) / kPage;
+        const std::size_t first = events.size();
+        const std::int64_t others = outside();
         live_.push_back(&running);
-        events.insert(events.end(), uses.begin(), uses.end());
-        if (!uses.empty()) events.back().room = room();
-    }
-    void commit(Running& running) {
-        const Request& request = *running.request;
-        for (; (running.committed + 1) * kPage <= request.start; ++running.committed) {
-            const Digest page = request.digest((running.committed + 1) * kPage);
-            const bool is_held = std::count(running.pages.begin(), running.pages.end(), page) > 0;
-            if (!is_held) hold(running, page);
+        for (; running.committed < cached; ++running.committed) {
+            use(running, others, is_known(page_of(running)));
+            hold(running, page_of(running));
         }
+        make_room(running, first);
+    }
+    /// The written pages are committed. The tree had the first `repeated` of them.
+    void commit(Running& running, std::int64_t repeated) {
+        const std::int64_t end = running.request->start / kPage;
+        const std::size_t first = events.size();
+        const std::int64_t others = outside() - (running.reserved - running.committed);
+        for (; running.committed < end; ++running.committed) {
+            const Digest page = page_of(running);
+            use(running, others, running.committed >= repeated && is_known(page));
+            hold(running, page);
+        }
+        make_room(running, first);
     }
     void release(Running& running) {
         for (auto page = running.pages.rbegin(); page != running.pages.rend(); ++page) {
@@ -131,6 +122,25 @@ class SlowAdvice {
     }
 
    private:
+    [[nodiscard]] static Digest page_of(const Running& running) {
+        return running.request->digest((running.committed + 1) * kPage);
+    }
+    void use(Running& running, std::int64_t others, bool is_known) {
+        if (running.committed >= running.use_end) return;
+        const Digest page = page_of(running);
+        running.is_known &= is_known;
+        const bool was_held = running.is_known && held_.count(page) > 0;
+        std::int64_t distance = kAnyRoom;
+        if (running.is_known) distance = was_held ? 0 : place(page) + others;
+        for (std::size_t i = 0; i < found.size(); ++i) {
+            const double size = AdviceTokens::kFactors[i] * static_cast<double>(pages_);
+            if (static_cast<double>(distance) < size) found[i] += kPage;
+        }
+        events.push_back({page, true, kPage, kAnyRoom, was_held, distance < pages_});
+    }
+    void make_room(const Running& running, std::size_t first) {
+        if (events.size() > first) events.back().room = room() + running.reserved - running.committed;
+    }
     [[nodiscard]] bool is_known(Digest page) const {
         return held_.count(page) > 0 || std::count(idle_.begin(), idle_.end(), page) > 0;
     }
@@ -220,8 +230,10 @@ class Traffic {
     }
     void step(Live& live) {
         ManagerFixture::sample(live.request, static_cast<TokenId>(random_.below(2)));
+        const std::int64_t repeated = scene_.manager.match(
+            0, live.request.name_space(), live.request.tokens().data(), live.request.start);
         scene_.commit({&live.request});
-        slow_.commit(live.slow);
+        slow_.commit(live.slow, repeated);
     }
     void decode(Live& live) {
         if (scene_.fetch({&live.request}).status != kvcore::FetchStatus::kOk) return;
