@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "kvcore/errors.hpp"
-#include "layers/column_pages.hpp"
 #include "observe/page_hash.hpp"
 #include "tree/tree_node.hpp"
 
@@ -95,13 +94,15 @@ class AdviceLog::Recorder final : public TreeListener {
         std::uint64_t hash = hash_before(node, first);
         const BlockId* const ids = node->ids(page_size) + (first - node->start);
         const TokenId* tokens = node->page_tokens(first - node->start, page_size);
+        entered.clear();
         for (std::int32_t i = 0; i < n; ++i, tokens += page_size) {
             hash = page_hash::extended(hash, tokens, page_size);
             hashes_[static_cast<std::size_t>(ids[i])] = hash;
+            if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i);
         }
-        for (std::int32_t i = 0; i < n; ++i) enter(this->hash(ids[i]));
+        for (Page& page : entered) page.entry = index.enter(page.hash);
         // LRU evicts the end of a run first, so its first page enters last.
-        for (std::int32_t i = n; i-- > 0;) touch(this->hash(ids[i]));
+        for (auto page = entered.rbegin(); page != entered.rend(); ++page) touch(*page);
     }
     void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (log_.is_forgetting_) {
@@ -112,6 +113,7 @@ class AdviceLog::Recorder final : public TreeListener {
     }
 
     ShadowIndex index;
+    std::vector<Page> entered;  // the sampled pages of the last run that entered the tree
 
    private:
     [[nodiscard]] std::uint64_t hash_before(const TreeNode* node,
@@ -121,14 +123,11 @@ class AdviceLog::Recorder final : public TreeListener {
         if (parent->is_root()) return page_hash::of_namespace(PrefixTree::name_of(parent));
         return hash(parent->ids(tree_.page_size())[parent->num_pages - 1]);
     }
-    // If all entries are held, the page is left out.
-    void enter(std::uint64_t hash) noexcept {
-        if (log_.is_sampled(hash)) static_cast<void>(index.enter(hash));
-    }
-    void touch(std::uint64_t hash) noexcept {
-        if (!log_.is_sampled(hash)) return;
-        const ShadowIndex::Entry entry = index.find(hash);
-        if (entry != ShadowIndex::kNone && !index.is_held(entry)) index.touch(entry);
+    // If all entries are held, the page is left out. A later page may take the place of a page that
+    // entered.
+    void touch(Page& page) noexcept {
+        page.entry = index.find(page.hash);
+        if (page.entry != ShadowIndex::kNone && !index.is_held(page.entry)) index.touch(page.entry);
     }
     void forget(std::uint64_t hash) noexcept {
         if (!log_.is_sampled(hash)) return;
@@ -180,22 +179,17 @@ AdviceRecord* AdviceLog::records_of(std::size_t replica, std::size_t slice) cons
     return records_.get() + (replica * kNumSlices + slice) * kSliceRecords;
 }
 
-AdviceLog::Slice& AdviceLog::present_slice() noexcept {
-    const Slice& present = slices_[slice_];
-    const std::int64_t now = clock_();
-    const bool is_full = std::any_of(present.num_records.begin(), present.num_records.end(),
-                                     [](std::size_t n) { return n == kSliceRecords; });
-    if (!is_full && now - present.begin < kSliceTime) return slices_[slice_];
+void AdviceLog::begin_slice(std::int64_t now) noexcept {
     slice_ = (slice_ + 1) % kNumSlices;
     Slice& next = slices_[slice_];
     next.begin = now;
     std::fill(next.num_records.begin(), next.num_records.end(), 0);
     std::fill(next.sums.begin(), next.sums.end(), AdviceSums());
-    return next;
 }
 
 void AdviceLog::add_record(std::size_t replica, const AdviceRecord& record) noexcept {
-    std::size_t& n = present_slice().num_records[replica];
+    if (slices_[slice_].num_records[replica] == kSliceRecords) begin_slice(clock_());
+    std::size_t& n = slices_[slice_].num_records[replica];
     records_of(replica, slice_)[n++] = record;
 }
 
@@ -256,10 +250,12 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
     if (!row.is_noted) begin_uses(row, request, fresh.begin);
     const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
     const ShadowIndex& index = recorder_of(sequence).index;
-    use_pages(sequence, row, row.sums, row.next, sequence.pages.committed(),
-              [&](ShadowIndex::Entry entry, std::int32_t) {
-                  return index.is_held(entry) ? 0 : distance(index.distance(entry), others);
-              });
+    const std::int32_t committed = sequence.pages.committed();
+    find_sampled(sequence, row.next, committed);
+    use_pages(sequence, row, row.sums, sampled_, [&](const Page& page) {
+        return page.was_held ? 0 : distance(index.distance(page.entry), others);
+    });
+    row.next = std::max(row.next, committed);
     const std::int64_t hit = sequence.hit_tokens;
     const std::int64_t page = config_.page_size;
     const std::int64_t on_device = std::min<std::int64_t>(hit / page, sequence.pages.committed());
@@ -272,39 +268,47 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
     row.sums.partial_tokens = after(hit / page * page, hit);
 }
 
+void AdviceLog::add_sampled(std::vector<Page>& pages, std::uint64_t hash,
+                            std::int32_t column) noexcept {
+    try {
+        pages.push_back({hash, ShadowIndex::kNone, column, 0, false, false});
+    } catch (const std::bad_alloc&) {
+        ++lost_uses_;
+    }
+}
+
+// Finds the sampled pages of columns that are in the tree.
 void AdviceLog::find_sampled(const Sequence& sequence, std::int32_t first,
                              std::int32_t end) noexcept {
     sampled_.clear();
     if (first >= end) return;
     const Recorder& recorder = recorder_of(sequence);
-    ColumnsUp columns({sequence.pages.node(), end}, config_.page_size);
-    for (std::int32_t column = end; column-- > first;) {
-        const std::uint64_t hash = recorder.hash(columns[column]);
-        if (!is_sampled(hash)) continue;
-        try {
-            sampled_.push_back({hash, recorder.index.find(hash), column, 0, false, false});
-        } catch (const std::bad_alloc&) {
-            ++lost_uses_;
+    const TreeNode* node = PrefixTree::position(sequence.pages.node(), end).node;
+    for (std::int32_t column = end; column > first; node = node->parent) {
+        const BlockId* const ids = node->ids(config_.page_size) - node->start;
+        const std::int32_t begin = std::max(first, node->start);
+        for (; column > begin; --column) {
+            const std::uint64_t hash = recorder.hash(ids[column - 1]);
+            if (is_sampled(hash)) add_sampled(sampled_, hash, column - 1);
         }
     }
+    std::reverse(sampled_.begin(), sampled_.end());
+    for (Page& page : sampled_) page.entry = recorder.index.find(page.hash);
 }
 
-// The columns first .. end - 1 are in the tree. The request holds their pages from now on.
+// The request holds these pages from now on.
 template <class DistanceOf>
-void AdviceLog::use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::int32_t first,
-                          std::int32_t end, const DistanceOf& distance_of) noexcept {
+void AdviceLog::use_pages(const Sequence& sequence, Row& row, AdviceSums& sums,
+                          std::vector<Page>& pages, const DistanceOf& distance_of) noexcept {
     ShadowIndex& index = recorder_of(sequence).index;
-    find_sampled(sequence, first, end);
-    for (auto page = sampled_.rbegin(); page != sampled_.rend(); ++page) {
-        const bool is_known = page->entry != ShadowIndex::kNone;
-        if (page->column >= row.next && page->column < row.use_end) {
-            page->was_held = is_known && index.is_held(page->entry);
-            count_use(row, sums, *page,
-                      is_known ? distance_of(page->entry, page->column) : kNotFound);
+    for (Page& page : pages) {
+        const bool is_known = page.entry != ShadowIndex::kNone;
+        if (page.column >= row.next && page.column < row.use_end) {
+            page.was_held = is_known && index.is_held(page.entry);
+            count_use(row, sums, page, is_known ? distance_of(page) : kNotFound);
         }
-        if (is_known) hold(row, index, *page);
+        if (is_known) hold(row, index, page);
     }
-    row.next = std::max(row.next, end);
 }
 
 // A page has at least the distance of the pages before it.
@@ -347,8 +351,10 @@ void AdviceLog::seal(const Replica& home, SequenceHandle handle, const Sequence&
     Row& row = rows_[handle.index];
     if (!row.is_noted || row.is_counted) return;
     row.is_counted = true;
+    const std::int64_t now = clock_();
+    if (now - slices_[slice_].begin >= kSliceTime) begin_slice(now);
     record_uses(home, sequence, row, 0, owner);
-    present_slice().sums[owner] += row.sums;
+    slices_[slice_].sums[owner] += row.sums;
 }
 
 void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Sequence& sequence,
@@ -356,15 +362,19 @@ void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Se
                             std::int32_t end) noexcept {
     Row& row = rows_[handle.index];
     const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
-    const ShadowIndex& index = recorder_of(sequence).index;
+    Recorder& recorder = recorder_of(sequence);
+    AdviceSums& sums = slices_[slice_].sums[owner];
     const std::int32_t next = row.next;
-    use_pages(sequence, row, present_slice().sums[owner], std::min(first, next), end,
-              [&](ShadowIndex::Entry entry, std::int32_t column) {
-                  const bool is_repeated = column >= first && column < first_new;
-                  const std::int64_t before = index.distance_before(entry);
-                  const bool is_new = is_repeated || before == ShadowIndex::kNew;
-                  return is_new ? kNotFound : distance(before, others);
-              });
+    const auto distance_of = [&](const Page& page) {
+        const bool is_repeated = page.column >= first && page.column < first_new;
+        const std::int64_t before = recorder.index.distance_before(page.entry);
+        const bool is_new = is_repeated || before == ShadowIndex::kNew;
+        return is_new ? kNotFound : distance(before, others);
+    };
+    find_sampled(sequence, std::min(first, next), first_new);
+    use_pages(sequence, row, sums, sampled_, distance_of);
+    if (first_new < end) use_pages(sequence, row, sums, recorder.entered, distance_of);
+    row.next = std::max(next, end);
     if (next < row.use_end) record_uses(home, sequence, row, next, owner);
 }
 

@@ -79,8 +79,8 @@ struct AdviceCopy {
 ///     other page            when it is committed. If another request has committed it since the
 ///                           admission, no size had the page
 ///
-/// A request that is claimed again is another admission, of the tokens that were not counted before.
-/// A fork has no admission.
+/// A request that is claimed again is another admission, of the tokens that were not counted
+/// before. A fork has no admission.
 ///
 ///     page enters the tree   it enters the shadow index of its replica
 ///     use, or commit         the request holds the page until its release
@@ -200,10 +200,11 @@ class AdviceLog {
         return *recorders_[static_cast<std::size_t>(sequence.replica)];
     }
     void begin_uses(Row& row, const RequestView& request, std::int64_t known_tokens) const noexcept;
+    void add_sampled(std::vector<Page>& pages, std::uint64_t hash, std::int32_t column) noexcept;
     void find_sampled(const Sequence& sequence, std::int32_t first, std::int32_t end) noexcept;
     template <class DistanceOf>
-    void use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::int32_t first,
-                   std::int32_t end, const DistanceOf& distance_of) noexcept;
+    void use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::vector<Page>& pages,
+                   const DistanceOf& distance_of) noexcept;
     void count_use(Row& row, AdviceSums& sums, Page& page, std::int64_t distance) const noexcept;
     void record_uses(const Replica& home, const Sequence& sequence, const Row& row,
                      std::int32_t first, Owner owner) noexcept;
@@ -214,7 +215,7 @@ class AdviceLog {
     [[nodiscard]] std::int32_t room(const Replica& home, const ShadowIndex& index,
                                     std::int64_t own) const noexcept;
     void add_record(std::size_t replica, const AdviceRecord& record) noexcept;
-    Slice& present_slice() noexcept;
+    void begin_slice(std::int64_t now) noexcept;
     [[nodiscard]] AdviceRecord* records_of(std::size_t replica, std::size_t slice) const noexcept;
 
     const CacheConfig& config_;
@@ -224,7 +225,7 @@ class AdviceLog {
     std::vector<std::unique_ptr<Recorder>> recorders_;  // of each replica
     std::unique_ptr<AdviceRecord[], CFree> records_;    // [replica][slice][kSliceRecords]
     std::vector<Row> rows_;
-    std::vector<Page> sampled_;  // of the present call, the last column first
+    std::vector<Page> sampled_;  // of the present call, by column
     std::vector<Slice> slices_;  // a ring
     std::size_t slice_ = 0;      // the present slice
     std::int64_t lost_uses_ = 0;

@@ -139,7 +139,8 @@ class SlowAdvice {
         events.push_back({page, true, kPage, kAnyRoom, was_held, distance < pages_});
     }
     void make_room(const Running& running, std::size_t first) {
-        if (events.size() > first) events.back().room = room() + running.reserved - running.committed;
+        if (events.size() > first)
+            events.back().room = room() + running.reserved - running.committed;
     }
     [[nodiscard]] bool is_known(Digest page) const {
         return held_.count(page) > 0 || std::count(idle_.begin(), idle_.end(), page) > 0;
