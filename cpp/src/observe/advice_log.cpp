@@ -433,13 +433,20 @@ AdviceCopy AdviceLog::copy() const {
             found.records[r].insert(found.records[r].end(), records,
                                     records + slice.num_records[r]);
         }
-        found.seconds = std::max(found.seconds, static_cast<double>(now - slice.begin) * 1e-9);
+        found.seconds = std::max(found.seconds, static_cast<double>(now - slice.begin) / 1e9);
     }
     return found;
 }
 
 void AdviceLog::check_integrity() const {
-    for (const auto& recorder : recorders_) recorder->index.check_integrity();
+    std::int64_t holders = 0;
+    for (const auto& recorder : recorders_) {
+        recorder->index.check_integrity();
+        holders += recorder->index.count_holders();
+    }
+    for (const Row& row : rows_) holders -= static_cast<std::int64_t>(row.pages.size());
+    detail::require_law(holders == 0,
+                        "advice: each sampled page of a claim has the claim as holder");
 }
 
 }  // namespace kvcore

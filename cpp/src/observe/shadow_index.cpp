@@ -2,6 +2,7 @@
 #include "observe/shadow_index.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kvcore/errors.hpp"
 
@@ -174,6 +175,11 @@ void ShadowIndex::clear() noexcept {
     for (Entry entry = 0; entry < entries_.size(); ++entry) {
         if (entries_[entry].is_found) remove(entry);
     }
+}
+
+std::int64_t ShadowIndex::count_holders() const noexcept {
+    return std::accumulate(entries_.begin(), entries_.end(), std::int64_t{0},
+                           [](std::int64_t sum, const Page& page) { return sum + page.holders; });
 }
 
 void ShadowIndex::check_integrity() const {

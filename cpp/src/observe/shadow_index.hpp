@@ -61,6 +61,8 @@ class ShadowIndex {
     /// Held pages that the index finds.
     [[nodiscard]] std::int64_t num_held() const noexcept { return num_held_; }
     [[nodiscard]] std::int64_t num_pages() const noexcept { return num_held_ + num_idle_; }
+    /// Holders of all pages. O(most_pages).
+    [[nodiscard]] std::int64_t count_holders() const noexcept;
     /// Throws IntegrityError. O(most_pages).
     void check_integrity() const;
 

@@ -281,6 +281,87 @@ TEST(all_sizes_and_the_optimum_of_random_requests) {
     }
 }
 
+// ---- the window of time -------------------------------------------------------------------------
+
+constexpr std::int64_t kMinute = 60'000'000'000;  // ns
+std::int64_t fake_time = 0;
+std::int64_t read_fake_time() { return fake_time; }
+
+/// A cache whose advice reads `fake_time`.
+struct TimedScene {
+    TimedScene() : cache(config_of(64, EvictionOrder::kLru), nullptr) {
+        fake_time = 7 * kMinute;
+        cache.advice.reset();
+        cache.advice =
+            std::make_unique<AdviceLog>(cache.config, cache.replicas, true, read_fake_time);
+    }
+    /// Run a prompt of 9 tokens, 4 whole pages, and release it.
+    void serve(TokenId first) {
+        Tokens tokens = count_up(first, 9);
+        kvcore::RequestView view{kvcore::verbs::claim(cache, 0), tokens.data(), 0, 9, 9};
+        CHECK_EQ(kvcore::verbs::reserve(cache, {&view, 1}, 1, nullptr).status,
+                 kvcore::ReserveStatus::kOk);
+        tokens.push_back(0);
+        view.tokens = tokens.data();
+        view.start = 9;
+        view.active = view.end = 10;
+        std::vector<kvcore::PageSwap> swaps;
+        kvcore::verbs::commit(cache, {&view, 1}, swaps, nullptr);
+        static_cast<void>(
+            kvcore::verbs::release(cache, view.sequence, nullptr, kvcore::ReturnTime::kUnknown));
+    }
+    [[nodiscard]] Advice advice() const { return advise(cache.advice->copy()); }
+
+    kvcore::CacheData cache;
+};
+
+TEST(the_window_is_the_last_hour) {
+    TimedScene scene;
+    scene.serve(0);
+    for (int minute = 0; minute < 59; ++minute) {
+        fake_time += kMinute;
+        scene.serve(0);
+        CHECK_EQ(scene.advice().admissions, minute + 2);
+        CHECK_EQ(scene.advice().seconds, 60 * (minute + 1));
+    }
+    fake_time += kMinute;  // the first request is an hour old
+    CHECK_EQ(scene.advice().admissions, 59);
+    CHECK_EQ(scene.advice().seconds, 59 * 60);
+    CHECK_EQ(scene.advice().tenants[0].found_tokens[1], 59 * 8.0);
+    CHECK_EQ(scene.advice().tenants[0].optimum_tokens, 59 * 8.0);
+    fake_time += 70 * kMinute;
+    CHECK_EQ(scene.advice().admissions, 0);
+    CHECK_EQ(scene.advice().tenants[0].prompt_tokens, 0);
+    scene.serve(0);  // the cache still has the pages
+    CHECK_EQ(scene.advice().admissions, 1);
+    CHECK_EQ(scene.advice().tenants[0].found_tokens[1], 8);
+}
+
+TEST(a_minute_without_requests_takes_no_slice) {
+    TimedScene scene;
+    for (int i = 0; i < 3; ++i) {
+        scene.serve(0);
+        fake_time += 25 * kMinute;
+    }
+    CHECK_EQ(scene.advice().admissions, 2);
+    CHECK_EQ(scene.advice().seconds, 50 * 60);
+}
+
+TEST(many_records_make_the_window_shorter) {
+    TimedScene scene;
+    constexpr auto kRecords =
+        static_cast<std::int64_t>(AdviceLog::kNumSlices * AdviceLog::kSliceRecords);
+    constexpr std::int64_t kPerRequest = 8;  // 4 uses and 4 releases
+    constexpr std::int64_t kRequests = kRecords / kPerRequest;
+    for (std::int64_t i = 0; i < 2 * kRequests; ++i) scene.serve(0);
+    const Advice advice = scene.advice();
+    CHECK(advice.admissions <= kRequests);
+    CHECK(advice.admissions > kRequests * 9 / 10);
+    CHECK_EQ(advice.sampled_uses, 4 * advice.admissions);
+    CHECK_EQ(advice.tenants[0].prompt_tokens, 9 * advice.admissions);
+    CHECK_EQ(advice.tenants[0].optimum_tokens, 8.0 * static_cast<double>(advice.admissions));
+}
+
 }  // namespace
 
 }  // namespace tests::observe::advice_log
