@@ -100,9 +100,12 @@ class AdviceLog::Recorder final : public TreeListener {
             hashes_[static_cast<std::size_t>(ids[i])] = hash;
             if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i);
         }
-        for (Page& page : entered) page.entry = index.enter(page.hash);
+        // The index keeps the pages that it has, while other pages of the run enter.
+        for (const Page& page : entered) index.note_distance(page.hash);
         // LRU evicts the end of a run first, so its first page enters last.
-        for (auto page = entered.rbegin(); page != entered.rend(); ++page) touch(*page);
+        for (auto page = entered.rbegin(); page != entered.rend(); ++page) {
+            page->entry = index.enter(page->hash);
+        }
     }
     void removed(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (log_.is_forgetting_) {
@@ -122,12 +125,6 @@ class AdviceLog::Recorder final : public TreeListener {
         const TreeNode* const parent = node->parent;
         if (parent->is_root()) return page_hash::of_namespace(PrefixTree::name_of(parent));
         return hash(parent->ids(tree_.page_size())[parent->num_pages - 1]);
-    }
-    // If all entries are held, the page is left out. A later page may take the place of a page that
-    // entered.
-    void touch(Page& page) noexcept {
-        page.entry = index.find(page.hash);
-        if (page.entry != ShadowIndex::kNone && !index.is_held(page.entry)) index.touch(page.entry);
     }
     void forget(std::uint64_t hash) noexcept {
         if (!log_.is_sampled(hash)) return;

@@ -130,10 +130,16 @@ ShadowIndex::Entry ShadowIndex::add(std::uint64_t hash) noexcept {
     return entry;
 }
 
+void ShadowIndex::note_distance(std::uint64_t hash) noexcept {
+    const Entry known = find(hash);
+    if (known == kNone) return;
+    entries_[known].distance_before = static_cast<std::int32_t>(distance(known));
+    if (!is_held(known)) touch(known);
+}
+
 ShadowIndex::Entry ShadowIndex::enter(std::uint64_t hash) noexcept {
     const Entry known = find(hash);
     if (known == kNone) return add(hash);
-    entries_[known].distance_before = static_cast<std::int32_t>(distance(known));
     if (!is_held(known)) touch(known);
     return known;
 }

@@ -24,7 +24,7 @@ class ShadowIndex {
    public:
     using Entry = std::uint32_t;
     static constexpr Entry kNone = ~Entry{0};
-    static constexpr std::int32_t kNew = -1;  // instead of a distance: the index did not have it
+    static constexpr std::int32_t kNew = -1;  // instead of a distance
 
     /// Throws std::bad_alloc.
     explicit ShadowIndex(std::int64_t most_pages);
@@ -35,13 +35,16 @@ class ShadowIndex {
     [[nodiscard]] bool is_held(Entry entry) const noexcept { return entries_[entry].holders > 0; }
     [[nodiscard]] std::uint64_t hash(Entry entry) const noexcept { return entries_[entry].hash; }
 
-    /// The distance before the page entered the tree the last time: see `enter`.
+    /// The distance that `note_distance` stored; kNew if the page was not in the index.
     [[nodiscard]] std::int64_t distance_before(Entry entry) const noexcept {
         return entries_[entry].distance_before;
     }
 
-    /// A page enters the tree: the index adds the page, or stores its distance. The page is the
-    /// first page without a holder, unless it is held. Returns kNone if all entries are held.
+    /// Stores the distance of a page, if the index has it, before the page enters the tree. The page
+    /// is the first page without a holder, unless it is held.
+    void note_distance(std::uint64_t hash) noexcept;
+    /// A page enters the tree: it is the first page without a holder, unless it is held. The index
+    /// adds the page if it does not have it. Returns kNone if all entries are held.
     Entry enter(std::uint64_t hash) noexcept;
     /// Adds a page that the index does not have, as the first page without a holder. Returns kNone
     /// if all entries are held.

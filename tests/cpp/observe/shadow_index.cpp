@@ -137,6 +137,23 @@ TEST(random_verbs_keep_the_order_of_a_slow_list) {
     }
 }
 
+TEST(a_page_that_enters_again_keeps_its_last_distance) {
+    ShadowIndex index(4);
+    for (const std::uint64_t page : {1, 2, 3}) {
+        index.note_distance(page);
+        CHECK_EQ(index.distance_before(index.enter(page)), std::int64_t{ShadowIndex::kNew});
+    }
+    index.note_distance(1);
+    const ShadowIndex::Entry first = index.enter(1);
+    CHECK_EQ(index.distance_before(first), 2);
+    CHECK_EQ(index.distance(first), 0);
+    index.hold(first);
+    index.note_distance(1);
+    CHECK_EQ(index.enter(1), first);
+    CHECK(index.is_held(first));
+    CHECK_EQ(index.distance_before(first), 0);
+}
+
 TEST(the_last_page_leaves_for_a_new_page) {
     ShadowIndex index(2);
     CHECK(index.add(1) != ShadowIndex::kNone);
