@@ -48,8 +48,8 @@ struct AdviceSums {
     std::int64_t admissions = 0;
     std::int64_t prompt_tokens = 0;
     std::int64_t cached_tokens = 0;
-    std::int64_t device_tokens = 0;   // of `cached_tokens`, those of whole pages of the device
-    std::int64_t partial_tokens = 0;  // of `cached_tokens`, those of partial pages
+    std::int64_t device_tokens = 0;   // of cached_tokens: in whole pages of the device
+    std::int64_t partial_tokens = 0;  // of cached_tokens: in partial pages
     std::int64_t use_tokens = 0;      // of the pages that a hit may contain
     std::int64_t sampled_uses = 0;
     std::int64_t sampled_tokens = 0;  // of these uses

@@ -109,6 +109,8 @@ def replay(
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
 
+    Example: kvcore replay trace.jsonl.gz --advice --pages 100000
+
     Example: kvcore replay azure.csv --prefix-share .5 --limit 10000
 
     Example: kvcore replay --memory 80GiB --model llama-3.1-70b --json
