@@ -238,7 +238,6 @@ void AdviceLog::begin_uses(Row& row, const RequestView& request,
     row.use_end = row.is_counted ? 0 : static_cast<std::int32_t>((request.end - 1) / page);
     row.sums = {};
     row.sums.admissions = 1;
-    row.sums.use_tokens = std::max<std::int64_t>(0, row.use_end * page - known_tokens);
 }
 
 void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const RequestView& request,
@@ -252,7 +251,7 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
     use_pages(sequence, row, row.sums, sampled_, [&](const Page& page) {
         return page.was_held ? 0 : distance(index.distance(page.entry), others);
     });
-    row.next = std::max(row.next, committed);
+    end_uses(row, row.sums, committed);
     const std::int64_t hit = sequence.hit_tokens;
     const std::int64_t page = config_.page_size;
     const std::int64_t on_device = std::min<std::int64_t>(hit / page, sequence.pages.committed());
@@ -308,6 +307,14 @@ void AdviceLog::use_pages(const Sequence& sequence, Row& row, AdviceSums& sums,
     }
 }
 
+// The columns before `end` were used, whether their pages are sampled or not.
+void AdviceLog::end_uses(Row& row, AdviceSums& sums, std::int32_t end) const noexcept {
+    const std::int64_t page = config_.page_size;
+    const std::int64_t first = std::max(row.known_tokens, row.next * page);
+    sums.use_tokens += std::max<std::int64_t>(0, std::min(end, row.use_end) * page - first);
+    row.next = std::max(row.next, end);
+}
+
 // A page has at least the distance of the pages before it.
 void AdviceLog::count_use(Row& row, AdviceSums& sums, Page& page,
                           std::int64_t distance) const noexcept {
@@ -322,6 +329,7 @@ void AdviceLog::count_use(Row& row, AdviceSums& sums, Page& page,
         if (static_cast<double>(row.distance) < pages) sums.found_tokens[i] += page.tokens;
     }
     page.is_found_by_lru = row.distance < config_.num_pages;
+    page.was_held = page.was_held && row.distance < kNotFound;
 }
 
 // Room is made after the last use, when the request holds the pages of all its uses.
@@ -371,7 +379,7 @@ void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Se
     find_sampled(sequence, std::min(first, next), first_new);
     use_pages(sequence, row, sums, sampled_, distance_of);
     if (first_new < end) use_pages(sequence, row, sums, recorder.entered, distance_of);
-    row.next = std::max(next, end);
+    end_uses(row, sums, end);
     if (next < row.use_end) record_uses(home, sequence, row, next, owner);
 }
 

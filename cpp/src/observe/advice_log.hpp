@@ -205,6 +205,7 @@ class AdviceLog {
     template <class DistanceOf>
     void use_pages(const Sequence& sequence, Row& row, AdviceSums& sums, std::vector<Page>& pages,
                    const DistanceOf& distance_of) noexcept;
+    void end_uses(Row& row, AdviceSums& sums, std::int32_t end) const noexcept;
     void count_use(Row& row, AdviceSums& sums, Page& page, std::int64_t distance) const noexcept;
     void record_uses(const Replica& home, const Sequence& sequence, const Row& row,
                      std::int32_t first, Owner owner) noexcept;

@@ -37,7 +37,8 @@ class SlowAdvice {
         std::int64_t reserved = 0;  // pages of its row
         std::int64_t committed = 0;
         std::int64_t use_end = 0;
-        bool is_known = true;  // all pages so far
+        bool is_known = true;       // all pages so far
+        std::int64_t distance = 0;  // of the last page
     };
     static constexpr std::int64_t kAnyRoom = 1'000'000;  // the next event makes room
     struct Event {
@@ -53,6 +54,7 @@ class SlowAdvice {
 
     std::vector<double> found = std::vector<double>(AdviceTokens::kFactors.size());
     std::vector<Event> events;
+    double use_tokens = 0;
 
     /// A request begins with `cached` pages of the tree.
     void admit(Running& running, std::int64_t cached) {
@@ -128,10 +130,12 @@ class SlowAdvice {
     void use(Running& running, std::int64_t others, bool is_known) {
         if (running.committed >= running.use_end) return;
         const Digest page = page_of(running);
+        use_tokens += kPage;
         running.is_known &= is_known;
         const bool was_held = running.is_known && held_.count(page) > 0;
-        std::int64_t distance = kAnyRoom;
-        if (running.is_known) distance = was_held ? 0 : place(page) + others;
+        const std::int64_t own = was_held ? 0 : place(page) + others;
+        running.distance = running.is_known ? std::max(running.distance, own) : kAnyRoom;
+        const std::int64_t distance = running.distance;
         for (std::size_t i = 0; i < found.size(); ++i) {
             const double size = AdviceTokens::kFactors[i] * static_cast<double>(pages_);
             if (static_cast<double>(distance) < size) found[i] += kPage;
@@ -208,6 +212,7 @@ class Traffic {
     struct Live {
         Request request;
         SlowAdvice::Running slow{};
+        bool has_run = false;  // since its last fetch
     };
 
     Tokens prompt() {
@@ -227,7 +232,6 @@ class Traffic {
         slow_.admit(live->slow, cached);
         CHECK_EQ(scene_.fetch({&live->request}).status, kvcore::FetchStatus::kOk);
         running_.push_back(std::move(live));
-        step(*running_.back());
     }
     void step(Live& live) {
         ManagerFixture::sample(live.request, static_cast<TokenId>(random_.below(2)));
@@ -235,8 +239,10 @@ class Traffic {
             0, live.request.name_space(), live.request.tokens().data(), live.request.start);
         scene_.commit({&live.request});
         slow_.commit(live.slow, repeated);
+        live.has_run = true;
     }
     void decode(Live& live) {
+        if (!live.has_run) return step(live);
         if (scene_.fetch({&live.request}).status != kvcore::FetchStatus::kOk) return;
         live.slow.reserved = std::max(live.slow.reserved, (live.request.end() + kPage - 1) / kPage);
         step(live);
@@ -255,12 +261,15 @@ class Traffic {
         const double more = order_ == EvictionOrder::kLru
                                 ? static_cast<double>(metrics.cache_tokens) - slow_.found[1]
                                 : 0;
+        const auto expected = [&](double found) {
+            return std::clamp(found + more, 0.0, slow_.use_tokens);
+        };
         for (std::size_t i = 0; i < slow_.found.size(); ++i) {
-            CHECK_EQ(tokens.found_tokens[i], std::max(0.0, slow_.found[i] + more));
+            CHECK_EQ(tokens.found_tokens[i], expected(slow_.found[i]));
         }
         CHECK_EQ(tokens.cached_tokens, metrics.cache_tokens);
         CHECK_EQ(tokens.prompt_tokens, metrics.cache_tokens + metrics.input_tokens);
-        CHECK_EQ(tokens.optimum_tokens, static_cast<double>(slow_.optimum()) + more);
+        CHECK_EQ(tokens.optimum_tokens, expected(static_cast<double>(slow_.optimum())));
     }
 
     Random random_;
@@ -322,11 +331,11 @@ TEST(the_window_is_the_last_hour) {
         fake_time += kMinute;
         scene.serve(0);
         CHECK_EQ(scene.advice().admissions, minute + 2);
-        CHECK_EQ(scene.advice().seconds, 60 * (minute + 1));
+        CHECK_EQ(scene.advice().seconds, 60.0 * (minute + 1));
     }
     fake_time += kMinute;  // the first request is an hour old
     CHECK_EQ(scene.advice().admissions, 59);
-    CHECK_EQ(scene.advice().seconds, 59 * 60);
+    CHECK_EQ(scene.advice().seconds, 59 * 60.0);
     CHECK_EQ(scene.advice().tenants[0].found_tokens[1], 59 * 8.0);
     CHECK_EQ(scene.advice().tenants[0].optimum_tokens, 59 * 8.0);
     fake_time += 70 * kMinute;
@@ -344,7 +353,7 @@ TEST(a_minute_without_requests_takes_no_slice) {
         fake_time += 25 * kMinute;
     }
     CHECK_EQ(scene.advice().admissions, 2);
-    CHECK_EQ(scene.advice().seconds, 50 * 60);
+    CHECK_EQ(scene.advice().seconds, 50 * 60.0);
 }
 
 TEST(many_records_make_the_window_shorter) {
