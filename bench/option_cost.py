@@ -44,14 +44,17 @@ def unseen(length: int, requests: int) -> Iterator[list[Tokens]]:
 def sessions(requests: int) -> Iterator[list[Tokens]]:
     """Yield parts of the turns of sessions: a session grows, and ends after 4,096 tokens."""
     rng, draw = np.random.default_rng(7), random.Random(7)
-    fresh = partial(rng.integers, 0, 128_256, dtype=np.int32)
-    system = fresh(size=_SYSTEM)
+
+    def fresh(length: int) -> Tokens:
+        return rng.integers(0, 128_256, length, dtype=np.int32)
+
+    system = fresh(_SYSTEM)
     open_sessions = [system] * _SESSIONS
     for _ in range(requests // 50):
         part = []
         for _ in range(50):
             at = draw.randrange(_SESSIONS)
-            tokens = np.concatenate([open_sessions[at], fresh(size=draw.randint(60, 400))])
+            tokens = np.concatenate([open_sessions[at], fresh(draw.randint(60, 400))])
             open_sessions[at] = system if len(tokens) > 4096 else tokens
             part.append(tokens)
         yield part

@@ -24,7 +24,6 @@ from kvcore.cpp cimport (
     BlockId,
     ADVICE_FACTORS,
     Advice,
-    AdviceTokens,
     CacheConfig,
     CacheEvent,
     CacheEventKind,
