@@ -40,8 +40,8 @@ class ShadowIndex {
         return entries_[entry].distance_before;
     }
 
-    /// Stores the distance of a page, if the index has it, before the page enters the tree. The page
-    /// is the first page without a holder, unless it is held.
+    /// Stores the distance of a page, if the index has it, before the page enters the tree. The
+    /// page is the first page without a holder, unless it is held.
     void note_distance(std::uint64_t hash) noexcept;
     /// A page enters the tree: it is the first page without a holder, unless it is held. The index
     /// adds the page if it does not have it. Returns kNone if all entries are held.

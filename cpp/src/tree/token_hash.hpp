@@ -2,10 +2,11 @@
 // The hash of tokens: the index of children, policies and the record of lost pages share it.
 #pragma once
 
-#if defined(__SSE2__)
+#if defined(__SSE2__) && defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -17,8 +18,7 @@ namespace kvcore {
 /// on every bit of `a` and `b`.
 [[nodiscard]] inline std::uint64_t folded_product(std::uint64_t a, std::uint64_t b) noexcept {
     __extension__ using Wide = unsigned __int128;
-    const Wide product = Wide{a} * b;
-    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+    return (a * b) ^ static_cast<std::uint64_t>((Wide{a} * b) >> 64);
 }
 
 namespace detail {
@@ -29,27 +29,25 @@ alignas(16) constexpr std::uint32_t kHashKeys[16] = {
     0xbe5466cfU, 0x34e90c6cU, 0xc0ac29b7U, 0xc97c50ddU, 0x3f84d5b5U, 0xb5470917U,
     0x9216d5d9U, 0x8979fb1bU, 0xd1310ba6U, 0x98dfb5acU};
 
-// Returns (t0 + k0 + s) * (t1 + k1 + s) + (t2 + k2 + s) * (t3 + k3 + s) + ... for 4 * kFours
-// tokens. The sums have 32 bits and the products 64.
-template <int kFours>
+// Returns (t0 + k0 + s) * (t1 + k1 + s) + (t2 + k2 + s) * (t3 + k3 + s) + ... for kTokens tokens, a
+// multiple of 4. The sums have 32 bits and the products 64.
+template <std::ptrdiff_t kTokens>
 [[nodiscard]] inline std::uint64_t sum_products(const TokenId* tokens, std::uint32_t s) noexcept {
-#if defined(__SSE2__)
+#if defined(__SSE2__) && defined(__x86_64__)
     __m128i sum = _mm_setzero_si128();
     const __m128i more = _mm_set1_epi32(static_cast<int>(s));
-    for (int i = 0; i < kFours; ++i) {
-        const auto* at = reinterpret_cast<const __m128i*>(tokens + 4 * i);
-        const auto* key = reinterpret_cast<const __m128i*>(kHashKeys + 4 * i);
+    for (std::ptrdiff_t i = 0; i < kTokens; i += 4) {
+        const auto* at = reinterpret_cast<const __m128i*>(tokens + i);
+        const auto* key = reinterpret_cast<const __m128i*>(kHashKeys + i);
         const __m128i four =
             _mm_add_epi32(_mm_loadu_si128(at), _mm_add_epi32(_mm_load_si128(key), more));
         sum = _mm_add_epi64(sum, _mm_mul_epu32(four, _mm_srli_epi64(four, 32)));
     }
     const __m128i other = _mm_unpackhi_epi64(sum, sum);
-    std::uint64_t found;
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(&found), _mm_add_epi64(sum, other));
-    return found;
+    return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_add_epi64(sum, other)));
 #else
     std::uint64_t sum = 0;
-    for (int i = 0; i < 4 * kFours; i += 2) {
+    for (std::ptrdiff_t i = 0; i < kTokens; i += 2) {
         const std::uint32_t first = static_cast<std::uint32_t>(tokens[i]) + kHashKeys[i] + s;
         const std::uint32_t second =
             static_cast<std::uint32_t>(tokens[i + 1]) + kHashKeys[i + 1] + s;
@@ -62,7 +60,7 @@ template <int kFours>
 }  // namespace detail
 
 /// Returns a hash of `tokens` [n] under a seed: sums of products as in NH (Black et al., UMAC,
-/// 1999), 16 tokens at a time, joined by folded products. Without the seed nobody can choose tokens
+/// 1999), 16 tokens at a time, joined by folded products. Only code with the seed can choose tokens
 /// whose hashes are equal.
 [[nodiscard]] inline std::uint64_t hash_tokens(std::uint64_t seed, const TokenId* tokens,
                                                std::int64_t n) noexcept {
@@ -70,15 +68,15 @@ template <int kFours>
     const auto s = static_cast<std::uint32_t>(seed);
     std::uint64_t hash = seed ^ static_cast<std::uint64_t>(n);
     for (; n >= 16; n -= 16, tokens += 16) {
-        hash = folded_product(hash ^ detail::sum_products<4>(tokens, s), kMul);
+        hash = folded_product(hash ^ detail::sum_products<16>(tokens, s), kMul);
     }
     for (; n >= 4; n -= 4, tokens += 4) {
-        hash = folded_product(hash ^ detail::sum_products<1>(tokens, s), kMul);
+        hash = folded_product(hash ^ detail::sum_products<4>(tokens, s), kMul);
     }
     if (n > 0) {
         TokenId rest[4] = {};
         std::memcpy(rest, tokens, static_cast<std::size_t>(n) * sizeof(TokenId));
-        hash = folded_product(hash ^ detail::sum_products<1>(rest, s), kMul);
+        hash = folded_product(hash ^ detail::sum_products<4>(rest, s), kMul);
     }
     return hash;
 }
