@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,6 +219,16 @@ def test_hits_of_a_host_tier_are_no_hits_of_the_device() -> None:
     assert hits(found) == [0, 0, 4, 16, 0]  # after 15 other pages
     serve(mgr, pool, A)  # the pages that came from the tier are the last used pages
     assert hits(mgr.advice()) == [19, 19, 23, 35, 19]  # 3 tokens of a partial page
+
+
+def test_restored_pages_are_found(tmp_path: Path) -> None:
+    mgr = advised(8, blocks="allocate")
+    put_in_cache(mgr, prompt(13))
+    mgr.snapshot(tmp_path / "cache.kv")
+    other = advised(8, blocks="allocate")
+    other.restore(tmp_path / "cache.kv")
+    put_in_cache(other, prompt(13))
+    assert hits(other.advice()) == [12] * 5
 
 
 # ---- samples -------------------------------------------------------------------------------------
