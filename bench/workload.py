@@ -48,6 +48,7 @@ def manager(
     window: int = 1024,
     tenants: Sequence[str] = (),
     explain: bool = False,
+    advice: bool = False,
 ) -> kvcore.PagedKVCacheManager:
     """Build a manager without blocks, with default options; each tenant reserves one page."""
     return kvcore.PagedKVCacheManager(
@@ -61,6 +62,7 @@ def manager(
             eviction=eviction,
             quotas=dict.fromkeys(tenants, (1, pages)) or None,
             explain=explain,
+            advice=advice,
         ),
     )
 

@@ -345,6 +345,25 @@ cdef extern from "kvcore/misses.hpp" namespace "kvcore" nogil:
         int64_t lost_pages
 
 
+cdef extern from "kvcore/advice.hpp" namespace "kvcore" nogil:
+    cdef cppclass FoundTokens "decltype(kvcore::AdviceTokens::found_tokens)":
+        double operator[](size_t)
+        size_t size()
+    cdef cppclass AdviceTokens:
+        int64_t prompt_tokens
+        int64_t cached_tokens
+        FoundTokens found_tokens
+        double optimum_tokens
+    const FoundTokens ADVICE_FACTORS "kvcore::AdviceTokens::kFactors"
+    cdef cppclass Advice:
+        vector[AdviceTokens] tenants
+        double seconds
+        int64_t sample
+        int64_t admissions
+        int64_t sampled_uses
+        int64_t lost_uses
+
+
 cdef extern from "kvcore/metrics.hpp" namespace "kvcore" nogil:
     cdef enum TimedCall "kvcore::CallTimes::Call":
         kReserve "kvcore::CallTimes::kReserve"
@@ -434,6 +453,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         int64_t num_host_state_slots
         int64_t event_pages
         int64_t explain_pages
+        int64_t advice_sample
     cdef cppclass RequestView:
         SequenceHandle sequence
         const TokenId* tokens
@@ -802,6 +822,7 @@ cdef extern from "kvcore/cache_manager.hpp" namespace "kvcore" nogil:
         Metrics metrics() except +translate_exception
         Misses misses_of(SequenceHandle sequence) except +translate_exception
         MissCounts miss_counts() except +translate_exception
+        Advice advice() except +translate_exception
         void reset_metrics() except +translate_exception
         void check_integrity() except +translate_exception
 

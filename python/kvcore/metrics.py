@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isinf
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from kvcore.errors import KVCacheError
 from kvcore.support.arguments import integer
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 __all__ = [
+    "Advice",
+    "AdviceRates",
+    "AdviceRow",
     "EvictionMetrics",
     "Exporter",
     "GroupMetrics",
@@ -346,6 +349,119 @@ class MissMetrics(_MissedTokens):
     lost_pages: int = 0
 
 
+class AdviceRow(NamedTuple):
+    """The hit rate of a cache of one size.
+
+    Attributes
+    ----------
+    factor : float
+        The size divided by the size of the manager's cache.
+    pages : int
+        Pages of each replica.
+    bytes : int
+        Bytes of these pages, over all devices of a replica.
+    hit_rate : float
+        Share of prompt tokens that the cache would have had, from 0 to 1.
+    """
+
+    factor: float
+    pages: int
+    bytes: int
+    hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceRates:
+    """Hold the hit rates of one tenant, or of all requests.
+
+    Attributes
+    ----------
+    prompt_tokens : int
+        Prompt tokens of the admissions, counted as ``input_tokens`` and ``cache_tokens`` of
+        `KVCacheMetrics`.
+    hit_rate : float
+        Share of these tokens that the manager's cache had, with its eviction policy and tiers.
+    rows : tuple of AdviceRow
+        Estimates for LRU without a host tier, at 0.5, 1, 2 and 4 times the pages.
+    optimum : AdviceRow
+        Estimate for the optimum at the manager's pages: no eviction policy finds more.
+    """
+
+    prompt_tokens: int
+    hit_rate: float
+    rows: tuple[AdviceRow, ...]
+    optimum: AdviceRow
+
+
+@dataclass(frozen=True, slots=True)
+class Advice(AdviceRates):
+    """Hold the hit rates of other sizes of a cache, for all requests and by tenant.
+
+    The attributes of `AdviceRates`, and:
+
+    Attributes
+    ----------
+    tenants : dict of str to AdviceRates
+        By tenant, if the manager has quotas. All tenants share the cache; quotas do not change the
+        estimates.
+    seconds : float
+        Length of the window, at most 3,600. With many requests the window is shorter.
+    sample : int
+        One page in this number is sampled.
+    admissions : int
+        Admissions in the window.
+    sampled_uses : int
+        Uses of sampled pages by these admissions. The error of the rates falls with the square root
+        of this number.
+    lost_uses : int
+        Uses that were not recorded, because memory was short.
+    """
+
+    tenants: dict[str, AdviceRates]
+    seconds: float
+    sample: int
+    admissions: int
+    sampled_uses: int
+    lost_uses: int
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[_AdviceTokens],
+        tenants: Iterable[str],
+        *,
+        pages: int,
+        page_bytes: int,
+        counts: dict[str, Any],
+    ) -> Advice:
+        """Compute the rates from the tokens of requests without a tenant, and of each tenant."""
+
+        def row(factor: float, found: float, prompt: int) -> AdviceRow:
+            size = round(factor * pages)
+            return AdviceRow(factor, size, size * page_bytes, found / prompt if prompt else 0.0)
+
+        def rates(prompt: int, cached: int, found: dict[float, float], best: float) -> AdviceRates:
+            rows = tuple(row(factor, n, prompt) for factor, n in found.items())
+            rate = cached / prompt if prompt else 0.0
+            return AdviceRates(prompt, rate, rows, row(1.0, best, prompt))
+
+        found = {factor: sum(each[2][factor] for each in tokens) for factor in tokens[0][2]}
+        every = rates(
+            sum(each[0] for each in tokens),
+            sum(each[1] for each in tokens),
+            found,
+            max(found[1.0], sum(each[3] for each in tokens)),
+        )
+        by_tenant = {name: rates(*each) for name, each in zip(tenants, tokens[1:], strict=True)}
+        return cls(
+            every.prompt_tokens, every.hit_rate, every.rows, every.optimum, by_tenant, **counts
+        )
+
+
+#: Prompt tokens, cached tokens, tokens that each factor finds, tokens that the optimum finds.
+_AdviceTokens: TypeAlias = tuple[int, int, dict[float, float], float]
+
+
 @dataclass(frozen=True, slots=True)
 class TierMetrics:
     """Hold the counters of one tier at one moment; ``metrics["hits"]`` is ``metrics.hits``.
@@ -530,6 +646,28 @@ def _misses(mgr: Any) -> Iterator[Family]:
     )
 
 
+def _advice(mgr: Any) -> Iterator[Family]:
+    if not mgr._advises:  # noqa: SLF001 - otherwise there are no estimates
+        return
+    found = mgr.advice()
+    text = "Estimated share of prompt tokens that LRU finds with this multiple of the pages."
+    values = [Value((f"{row.factor:g}",), row.hit_rate) for row in found.rows]
+    yield Family("gauge", "advice_hit_ratio", text, ("pages_factor",), values)
+    values = [
+        Value((tenant, f"{row.factor:g}"), row.hit_rate)
+        for tenant, rates in found.tenants.items()
+        for row in rates.rows
+    ]
+    yield Family("gauge", "tenant_advice_hit_ratio", text, ("tenant", "pages_factor"), values)
+    text = "Estimated share of prompt tokens that no eviction policy exceeds with the same pages."
+    best = _plain(found.optimum.hit_rate)
+    yield Family("gauge", "advice_optimum_hit_ratio", text, (), best)
+    values = [Value((name,), rates.optimum.hit_rate) for name, rates in found.tenants.items()]
+    yield Family("gauge", "tenant_advice_optimum_hit_ratio", text, ("tenant",), values)
+    text = "Seconds before the scrape that the estimates describe."
+    yield Family("gauge", "advice_window_seconds", text, (), _plain(found.seconds))
+
+
 def _pages(mgr: Any) -> Iterator[Family]:
     pages, sequences, host = list[Value](), list[Value](), list[Value]()
     for replica, stats in enumerate(mgr.replica_metrics):
@@ -658,6 +796,7 @@ def manager_families(mgr: Any) -> Iterator[Family]:
     for read in (
         _tokens,
         _misses,
+        _advice,
         _evictions,
         _pages,
         _groups,

@@ -33,6 +33,9 @@ DEFAULT_EVENT_PAGES = 1 << 16
 #: ``explain=True`` remembers this many pages for each page of the caches, and at most this many.
 EXPLAINED_PER_PAGE = 4
 MOST_EXPLAINED_PAGES = 1 << 18
+#: One page in this many is sampled, for ``advice=True``.
+DEFAULT_ADVICE_SAMPLE = 64
+MOST_ADVICE_SAMPLE = 1 << 20
 
 
 def _optional_integer(name: str, value: Any) -> int | None:
@@ -116,6 +119,11 @@ class CacheOptions(Options):
         ``miss_metrics``. The number is the number of pages that left the cache and are remembered,
         4 bytes per page and 48 per run of pages. True means four times the pages of the device and
         the host tier, and at most 262,144. Pages that left the cache earlier count as never seen.
+    advice : bool or int
+        Sample pages, to compute for ``advice`` the hit rates of other numbers of pages. One page in
+        this number is sampled, a power of two; True means 64. Small pools need a smaller number:
+        with 1, every page is sampled. With pools of more than a million pages, fewer pages are
+        sampled, so that the record stays below 8 MiB.
 
     Raises
     ------
@@ -141,11 +149,12 @@ class CacheOptions(Options):
     events: bool | int = field(default=False, metadata=_KEYWORD)
     first_page: int = field(default=0, metadata=_KEYWORD)
     explain: bool | int = False
+    advice: bool | int = False
 
     def __post_init__(self) -> None:
         """Check flags, numbers, the clock and the type of the quotas."""
         super().__post_init__()
-        for name in ("partial_page_reuse", "events", "explain"):
+        for name in ("partial_page_reuse", "events", "explain", "advice"):
             value = getattr(self, name)
             is_flag = isinstance(value, bool | np.bool_)
             object.__setattr__(self, name, bool(value) if is_flag else integer(name, value))
@@ -159,6 +168,7 @@ class CacheOptions(Options):
         options = super().core_options() | {
             "partial_page_reuse": int(self.partial_page_reuse),
             "event_pages": self.event_pages,
+            "advice_sample": self.advice_sample,
         }
         options.pop("quotas", None)
         return options
@@ -176,6 +186,16 @@ class CacheOptions(Options):
             most = min(EXPLAINED_PER_PAGE * pages, MOST_EXPLAINED_PAGES)
             return most if self.explain else 0
         return integer("explain", self.explain, 1, (1 << 31) - 1)
+
+    @property
+    def advice_sample(self) -> int:
+        """Number of pages of which one is sampled; 0 if there is no advice."""
+        if isinstance(self.advice, bool):
+            return DEFAULT_ADVICE_SAMPLE if self.advice else 0
+        sample = integer("advice", self.advice, 1, MOST_ADVICE_SAMPLE)
+        if sample & (sample - 1):
+            raise ValueError(f"advice is {sample}, must be a power of two")
+        return sample
 
     def quotas_in(self, num_pages: int) -> dict[str, tuple[int, int | None]]:
         """Check the quotas against the pages of a replica, and return a copy by tenant.

@@ -9,6 +9,7 @@ on page ids only. With lower tiers, the manager has a real pool of tiny pages, a
 """
 
 from kvcore.apps.replay.admission import replay_admission
+from kvcore.apps.replay.advised import AdviceCheck, CheckedRate, check_advice
 from kvcore.apps.replay.belady import Optimum, optimum
 from kvcore.apps.replay.chat import ChatSettings, chat_workload
 from kvcore.apps.replay.comparison import Comparison, ComparisonRun, TierSizes, compare
@@ -42,7 +43,9 @@ __all__ = [
     "MOST_ROUTED",
     "POLICIES",
     "TRACE_FORMATS",
+    "AdviceCheck",
     "ChatSettings",
+    "CheckedRate",
     "Comparison",
     "ComparisonRun",
     "Decision",
@@ -64,6 +67,7 @@ __all__ = [
     "TraceError",
     "Workload",
     "chat_workload",
+    "check_advice",
     "compare",
     "model_pool",
     "optimum",

@@ -130,6 +130,8 @@ struct CacheConfig {
     // Pages that left the cache and whose tokens are remembered, to find out why prompts miss the
     // cache; 0: the manager does not find it out.
     std::int64_t explain_pages = 0;
+    // One page in this many is sampled for `advice`: a power of two; 0: there is no advice.
+    std::int64_t advice_sample = 0;
 };
 
 /// The bounds of an option that is a number. They are ignored for other options.
@@ -172,6 +174,7 @@ void for_each_option(Visitor&& visit) {
     visit("first_page", &CacheConfig::first_page, OptionBounds{0, kMostInt32 - 1});
     visit("keep_windows", &CacheConfig::keep_windows, OptionBounds{});
     visit("explain_pages", &CacheConfig::explain_pages, OptionBounds{0, kMostInt32});
+    visit("advice_sample", &CacheConfig::advice_sample, OptionBounds{0, 1 << 20});
 }
 
 }  // namespace kvcore

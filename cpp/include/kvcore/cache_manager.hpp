@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvcore/advice.hpp"
 #include "kvcore/cache_config.hpp"
 #include "kvcore/cache_events.hpp"
 #include "kvcore/cached_columns.hpp"
@@ -485,6 +486,11 @@ class CacheManager {
     [[nodiscard]] Misses misses_of(SequenceHandle sequence) const;
     /// The sum of the misses of all admissions; all zeros if misses are not explained. O(replicas).
     [[nodiscard]] MissCounts miss_counts() const;
+    /// With CacheConfig::advice_sample: the hit rates that other sizes of the cache, and the
+    /// optimum, would have had in the last hour. The call locks the cache only while it copies the
+    /// records of sampled pages. Throws std::invalid_argument without `advice_sample`. O(records
+    /// log records).
+    [[nodiscard]] Advice advice() const;
     /// Sets the counters to 0, and the peak to the number of pages in use. O(replicas).
     void reset_metrics();
 

@@ -130,6 +130,10 @@ CacheData::CacheData(const CacheConfig& given, const PolicyFactory& make_policy)
     require_parts(config, grouping);
     if (config.event_pages > 0) events = std::make_unique<EventLog>(config, grouping, replicas);
     if (config.explain_pages > 0) misses = std::make_unique<MissLog>(config, replicas);
+    if (config.advice_sample > 0) {
+        const bool is_lru = !make_policy && config.eviction.order == EvictionOrder::kLru;
+        advice = std::make_unique<AdviceLog>(config, replicas, is_lru);
+    }
 }
 
 void CacheData::throw_no_replica(std::int32_t index) const {

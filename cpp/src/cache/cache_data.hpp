@@ -9,6 +9,7 @@
 #include "kvcore/prefix_tree.hpp"
 #include "kvcore/request.hpp"
 #include "level/level.hpp"
+#include "observe/advice_log.hpp"
 #include "observe/event_log.hpp"
 #include "observe/export_import.hpp"
 #include "observe/miss_log.hpp"
@@ -123,6 +124,8 @@ struct CacheData {
     /// The hit of a claim is final.
     void seal(SequenceHandle handle, Sequence& sequence) noexcept {
         if (misses != nullptr) misses->seal(handle);
+        if (advice != nullptr)
+            advice->seal(home_of(sequence), handle, sequence, tenants.of(handle));
         counts.seal(home_of(sequence).metrics, handle, sequence, config.page_size);
     }
     /// Makes a sequence, with its counted tokens, belong to that owner.
@@ -182,8 +185,9 @@ struct CacheData {
     const bool has_states = !config.states.empty();
     // The order matters: a later member holds pages of an earlier member.
     std::vector<std::unique_ptr<Replica>> replicas;
-    std::unique_ptr<EventLog> events;  // null if there is no reader
-    std::unique_ptr<MissLog> misses;   // null unless misses are explained
+    std::unique_ptr<EventLog> events;   // null if there is no reader
+    std::unique_ptr<MissLog> misses;    // null unless misses are explained
+    std::unique_ptr<AdviceLog> advice;  // null unless there is advice
     SequenceTable sequences;
     WindowRows windows;
     RecurrentStates states;

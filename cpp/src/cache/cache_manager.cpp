@@ -327,6 +327,19 @@ MissCounts CacheManager::miss_counts() const {
     return impl_->cache.misses == nullptr ? MissCounts{} : impl_->cache.misses->counts();
 }
 
+Advice CacheManager::advice() const {
+    AdviceCopy copy;
+    {
+        const Lock lock(impl_->mutex);
+        if (impl_->cache.advice == nullptr) {
+            throw std::invalid_argument(
+                "advice_sample is 0, must be at least 1 for advice; make the manager with it");
+        }
+        copy = impl_->cache.advice->copy();
+    }
+    return advise(copy);
+}
+
 void CacheManager::note_stored(const StoreSearch& search, std::int32_t columns) noexcept {
     const Lock lock(impl_->mutex);
     const CacheData& cache = impl_->cache;

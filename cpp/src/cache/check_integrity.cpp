@@ -294,6 +294,7 @@ void check_integrity(const CacheData& cache) {
     }
     cache.ledger.flights.check_integrity();
     if (cache.misses != nullptr) cache.misses->check_integrity();
+    if (cache.advice != nullptr) cache.advice->check_integrity();
 }
 
 }  // namespace kvcore::queries

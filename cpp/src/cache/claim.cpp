@@ -32,6 +32,7 @@ SequenceHandle claim(CacheData& cache, std::int32_t replica) {
     try {
         cache.counts.begin(handle);
         if (unlikely(cache.misses != nullptr)) cache.misses->begin(handle);
+        if (unlikely(cache.advice != nullptr)) cache.advice->begin(handle);
         cache.windows.make_room(handle);
         cache.states.begin(handle);
     } catch (...) {
@@ -51,6 +52,9 @@ bool release(CacheData& cache, SequenceHandle handle, RequestHistory* history,
     cache.count_generated(handle, leaving);
     if (history != nullptr) *history = cache.counts.history(handle, leaving);
     Replica& home = cache.home_of(leaving);
+    if (unlikely(cache.advice != nullptr)) {
+        cache.advice->release(home, handle, leaving, cache.tenants.of(handle));
+    }
     const bool is_pending = leaving.num_pending > 0;
     if (is_pending) cache.ledger.copies.drop_owed(handle);
     if (home.states != nullptr) give_back_slot(cache, home, leaving, handle);
@@ -80,6 +84,9 @@ void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) no
     cache.counts.uncount(cache.tokens_of(sequence, handle), handle, sequence,
                          cache.config.page_size);
     if (cache.misses != nullptr) cache.misses->uncount(handle);
+    if (cache.advice != nullptr) {
+        cache.advice->release(home, handle, sequence, cache.tenants.of(handle));
+    }
     cache.windows.clear(home, handle, sequence.pages);
     sequence.pages.clear(home.pool);
     cache.ledger.flights.forget(handle);

@@ -246,11 +246,17 @@ bool commit_run(CacheData& cache, Sequence& sequence, SequenceHandle handle, con
     if (unlikely(is_shared && home.columns != nullptr)) pages.make_room_for_duplicates(1);
     pages.commit(home.tree, tokens, end, cache.commit_memory.duplicates, retention);
     // Nothing below can fail.
+    const std::int32_t first_new =
+        first + static_cast<std::int32_t>(cache.commit_memory.duplicates.size());
     cache.ledger.flights.note_commit(sequence, first, end, cache.commit_memory.duplicates);
     if (unlikely(home.columns != nullptr)) cache_columns(cache, home, pages, first, end);
     if (unlikely(is_shared || !cache.commit_memory.duplicates.empty()))
         settle_run(cache, sequence, handle, first, end, is_shared, row);
     if (unlikely(home.owners != nullptr)) share_out_adopted(cache.commit_memory, home);
+    if (unlikely(cache.advice != nullptr)) {
+        cache.advice->note_commit(home, handle, sequence, cache.tenants.of(handle), first,
+                                  first_new, end);
+    }
     return true;
 }
 

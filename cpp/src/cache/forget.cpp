@@ -80,8 +80,10 @@ void limit_holders(CacheData& cache, std::int32_t replica) noexcept {
         if (!PrefixTree::is_forgotten(node)) continue;
         sequence.pages.limit_commits(PrefixTree::findable_depth(node));
         sequence.reuse = Reuse::kSealed;  // a longer prefix would continue from cached pages
-        if (cache.misses != nullptr) {
-            cache.misses->seal({static_cast<std::uint32_t>(i), sequence.generation});
+        const SequenceHandle handle{static_cast<std::uint32_t>(i), sequence.generation};
+        if (cache.misses != nullptr) cache.misses->seal(handle);
+        if (cache.advice != nullptr) {
+            cache.advice->seal(cache.home_of(sequence), handle, sequence, cache.tenants.of(handle));
         }
     }
 }
@@ -108,6 +110,7 @@ std::int64_t forget(CacheData& cache, std::int32_t replica, const BlockId* pages
     limit_owners(cache, replica, marked);
     if (ends.empty()) return 0;
     const MissLog::Cause cause(cache.misses.get(), Misses::kForgotten);
+    const AdviceLog::Forgetting forgetting(cache.advice.get());
     if (cache.events != nullptr) cache.events->seal();
     const std::int64_t cached = home.num_cached();
     limit_copies(cache, replica, branches);

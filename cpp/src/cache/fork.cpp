@@ -60,6 +60,7 @@ class Children {
         handles_.push_back(cache_.sequences.claim(replica));
         cache_.counts.begin(handles_.back());
         if (cache_.misses != nullptr) cache_.misses->begin(handles_.back());
+        if (cache_.advice != nullptr) cache_.advice->begin(handles_.back());
         cache_.windows.make_room(handles_.back());
         if (!cache_.config.quotas.empty()) cache_.tenants.make_room(handles_.back());
         cache_.states.begin(handles_.back());
@@ -77,6 +78,9 @@ class Children {
             child.pages.share(home_.pool, parent.pages, num_pages_,
                               TreePin(home_.tree, place_.node()));
             child.reuse = parent.reuse = Reuse::kSealed;
+            if (cache_.advice != nullptr) {
+                cache_.advice->share(child, parent_handle, handle, num_pages_);
+            }
             cache_.windows.share(home_, parent_handle, handle, child.pages);
         }
     }

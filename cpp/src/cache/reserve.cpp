@@ -705,6 +705,10 @@ void count_tokens(CacheData& cache, const Plan& plan, const RequestView& request
             cache.misses->note_hit(cache.home_of(sequence), handle, sequence, request, hit,
                                    plan.declines_partial);
         }
+        if (unlikely(cache.advice != nullptr)) {
+            cache.advice->note_hit(cache.home_of(sequence), sequence, request,
+                                   cache.counts.fresh_prompt(handle));
+        }
         if (hit.is_taken()) sequence.reuse = Reuse::kOpen;
         if (plan.declines_partial) sequence.reuse = Reuse::kDeclined;
     }

@@ -41,6 +41,7 @@ bool reset_prefix_cache(CacheData& cache) {
     }
     // Nothing below can fail.
     const MissLog::Cause cause(cache.misses.get(), Misses::kReset);
+    if (cache.advice != nullptr) cache.advice->reset();
     if (cache.events != nullptr) cache.events->begin_reset();
     cache.cache_copies.note_reset();
     // A copy under way does not count as a use of its page. The reset also forgets that page, but

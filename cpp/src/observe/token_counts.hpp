@@ -95,6 +95,15 @@ class TokenCounts {
         row.known_end = std::max(row.known_end, request.start);
         row.ran_end = std::max(row.ran_end, request.start);
     }
+    /// The positions of the prompt that no earlier claim has counted. The claim was seen.
+    struct Positions {
+        std::int64_t begin;
+        std::int64_t end;
+    };
+    [[nodiscard]] Positions fresh_prompt(SequenceHandle handle) const noexcept {
+        const Row& row = rows_[handle.index];
+        return {row.known_end, row.prompt_end};
+    }
     /// Counts positions before `active`, which run next.
     void count_input(const TokenSums& sums, SequenceHandle handle, Sequence& sequence,
                      std::int64_t start, std::int64_t active) noexcept {

@@ -23,6 +23,8 @@ from kvcore.cpp cimport (
     UNKNOWN,
     BatchReserve,
     BlockId,
+    ADVICE_FACTORS,
+    Advice,
     CacheConfig,
     CacheEvent,
     CacheEventKind,

@@ -300,7 +300,9 @@ TEST(random_calls_leave_no_trace) {
     const auto seeds = static_cast<std::uint64_t>(check::count_or(2));
     for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
         for (const Mode& mode : kModes) run_traffic(seed, mode, 120);
-        for (const Mode& mode : {kExplained, kHostExplained}) run_traffic(seed, mode, 120);
+        for (const Mode& mode : {kExplained, kHostExplained, kAdvised, kHostAdvised}) {
+            run_traffic(seed, mode, 120);
+        }
     }
 }
 

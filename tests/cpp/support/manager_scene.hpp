@@ -25,6 +25,7 @@ struct Mode {
     std::int64_t window = 0;  // tokens of a second group of layers; 0: only one group
     bool has_quotas = false;  // of a tenant without limits: all pages are counted
     std::int64_t explain_pages = 0;
+    std::int64_t advice_sample = 0;
 };
 
 inline constexpr Mode kList{"list", false, true, 0};
@@ -36,6 +37,9 @@ inline constexpr Mode kHostTwins{"host tier, no dedup", true, false, 12};
 inline constexpr Mode kExplained{"misses explained", false, true, 0, true, 0, false, 30};
 inline constexpr Mode kHostExplained{
     "host tier, misses explained", true, true, 12, true, 0, false, 30};
+inline constexpr Mode kAdvised{"advice", false, true, 0, true, 0, false, 0, 1};
+inline constexpr Mode kHostAdvised{
+    "host tier, advice, no dedup", true, false, 12, true, 0, true, 30, 1};
 inline constexpr Mode kNoCache{"no cache", true, true, 0, false};
 inline constexpr std::array kGroupModes{
     Mode{"groups, list", false, true, 0, true, 6},
@@ -330,6 +334,7 @@ class ManagerScene {
         }
         if (mode.has_quotas) config.quotas.emplace_back();
         config.explain_pages = mode.explain_pages;
+        config.advice_sample = mode.advice_sample;
         return config;
     }
 };

@@ -47,7 +47,7 @@ PUBLIC = {
     "tree": {"eviction", "prefix_tree"},
     "layers": {"cache_config", "metrics"},
     "request": {"request"},
-    "observe": {"cache_events", "cached_columns", "misses"},
+    "observe": {"advice", "cache_events", "cached_columns", "misses"},
     "store": {"store_moves"},
     "store/disk": {"disk_store"},
     "cache": {"cache_manager"},

@@ -14,6 +14,7 @@ import typer
 
 from kvcore import KVCacheParams
 from kvcore.apps.cli import replay_options as options
+from kvcore.apps.cli.advice_table import print_advice
 from kvcore.apps.cli.comparison_page import comparison_page
 from kvcore.apps.cli.comparison_table import print_comparison
 from kvcore.apps.cli.options import AsJson, PageSize, checked, listed
@@ -24,11 +25,14 @@ from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
+from kvcore.apps.replay.advised import ADVICE_REPLAYS
 from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.replay.model_pools import served_lines
 from kvcore.apps.traces.rows import ReadOptions
+from kvcore.options import DEFAULT_ADVICE_SAMPLE
 from kvcore.replay import (
     POLICIES,
+    AdviceCheck,
     Comparison,
     EngineSettings,
     PageUsesError,
@@ -38,6 +42,7 @@ from kvcore.replay import (
     RoutingReport,
     Workload,
     chat_workload,
+    check_advice,
     compare,
     replay_admission,
     replay_online,
@@ -82,6 +87,8 @@ def replay(
     chunk: options.Chunk = EngineSettings.chunk,
     decode_steps: options.DecodeSteps = EngineSettings.decode_steps,
     explain: options.Explain = False,
+    advice: options.Advice = False,
+    advice_sample: options.AdviceSample = DEFAULT_ADVICE_SAMPLE,
     html: options.Html = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,6 +113,8 @@ def replay(
     follows their caches only by events, and compares its policies.
 
     Example: kvcore replay trace.jsonl.gz --mode admission --pages 100000
+
+    Example: kvcore replay trace.jsonl.gz --advice --pages 100000
 
     Example: kvcore replay azure.csv --prefix-share .5 --limit 10000
 
@@ -172,6 +181,14 @@ def replay(
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
     if routes is not None and prefill_speed is not None:
         raise typer.BadParameter("expected no --prefill-speed", param_hint="'--route'")
+    if advice and (not is_one or html is not None or routes is not None or pools[0].host_pages):
+        raise typer.BadParameter(
+            "expected one policy and one number of pages, without --groups, tiers, --route and "
+            "--html",
+            param_hint="'--advice'",
+        )
+    if advice and mode is options.Mode.online:
+        raise typer.BadParameter("expected --mode admission", param_hint="'--advice'")
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,
@@ -189,6 +206,16 @@ def replay(
     if routes is not None:
         reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
         _show_routed(workload, reports, read_seconds, as_json=as_json)
+        return
+    if advice:
+        pool = replace(pools[0].with_policy(names[0]), advice=advice_sample)
+        check = _check_advice(workload, pool)
+        _show(
+            workload,
+            check.report,
+            _Extras(read_seconds, prefill_speed, advice=check),
+            as_json=as_json,
+        )
         return
     if is_one and html is None:
         report = _run(workload, pools[0].with_policy(names[0]), pace, chunk)
@@ -255,6 +282,12 @@ def _run(
             most = None if pool.model is None else chunk
             return replay_admission(workload, pool, chunk=most, on_progress=on_progress)
         return replay_online(workload, pool, engine, on_progress=on_progress)
+
+
+def _check_advice(workload: Workload, pool: PoolSettings) -> AdviceCheck:
+    requests = ADVICE_REPLAYS * len(workload)
+    with _told(workload, pool), progress_bar("requests", requests) as on_progress:
+        return check_advice(workload, pool, on_progress=on_progress)
 
 
 def _run_routed(
@@ -332,11 +365,12 @@ def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Extras:
-    """Numbers beside a report: the seconds to read, the prefill speed, the page's comparison."""
+    """Numbers beside a report: seconds to read, prefill speed, the page's comparison, advice."""
 
     read_seconds: float
     prefill_speed: float | None
     comparison: Comparison | None = None
+    advice: AdviceCheck | None = None
 
     def to_dict(self, workload: Workload, shown: ReplayReport | Comparison) -> dict[str, Any]:
         """Return the keys that a report or comparison does not have, ready for JSON."""
@@ -345,6 +379,8 @@ class _Extras:
             names = ("optimum", "timelines", "most_cached_tokens", "decision")
             whole = self.comparison.to_dict()
             told = {name: whole[name] for name in names}
+        if self.advice is not None:
+            told["advice"] = self.advice.to_dict()
         if self.prefill_speed is not None:
             told["prefill_speed"] = self.prefill_speed
             if isinstance(shown, ReplayReport):
@@ -369,6 +405,8 @@ def _show(
         print_comparison(shown, prefill_speed=speed)
     else:
         print_report(shown, prefill_speed=speed)
+    if extras.advice is not None:
+        print_advice(extras.advice)
 
 
 def _print_assumptions(workload: Workload) -> None:

@@ -11,6 +11,7 @@ import typer
 from kvcore.apps.cli.options import count, within
 from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
+from kvcore.options import MOST_ADVICE_SAMPLE
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
 from kvcore.routing import POLICIES as ROUTES
 from kvcore.support.byte_sizes import format_size
@@ -30,6 +31,14 @@ class Mode(str, Enum):
 
 
 _rate = within(1, math.inf)
+_sample = within(1, MOST_ADVICE_SAMPLE)
+
+
+def _power_of_two(value: int) -> int:
+    if _sample(value) & (value - 1):
+        raise typer.BadParameter(f"expected a power of two, got {value}")
+    return value
+
 
 Trace = Annotated[
     Path | None,
@@ -268,6 +277,21 @@ Chunk = Annotated[
 Explain = Annotated[
     bool,
     typer.Option("--explain", help="Find out why prompt tokens were not cached, by reason."),
+]
+Advice = Annotated[
+    bool,
+    typer.Option(
+        "--advice",
+        help="Print the advice that a manager gives on other sizes, beside the exact hit rates.",
+    ),
+]
+AdviceSample = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        callback=_power_of_two,
+        help="With --advice: sample one page in N, a power of two.",
+    ),
 ]
 DecodeSteps = Annotated[
     int,

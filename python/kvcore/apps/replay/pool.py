@@ -102,6 +102,8 @@ class PoolSettings:
         Hints of the requests for the policy "hinted", from `HINTS`.
     explain : bool
         Find out why prompts miss the cache. Remembers four times the pages of the pool.
+    advice : int
+        One page in this many is sampled for advice on other sizes; 0 for no advice.
     """
 
     page_size: int = 16
@@ -116,6 +118,7 @@ class PoolSettings:
     host_state_slots: int = 0
     hints: str = HINTS[0]
     explain: bool = False
+    advice: int = 0
 
     @property
     def pages_per_replica(self) -> int:
@@ -297,6 +300,7 @@ class PoolSettings:
                 events=events,
                 clock=clock,
                 explain=min(4 * self.total_pages, MOST_PAGES) if self.explain else False,
+                advice=self.advice or False,
             ),
             **self._tiers(opened, params),
         )

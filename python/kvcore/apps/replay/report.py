@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvcore.apps.replay.pool import PoolSettings
     from kvcore.apps.replay.tiers import TierHits, TierReport
     from kvcore.apps.replay.workload import Workload
-    from kvcore.metrics import MissMetrics
+    from kvcore.metrics import Advice, MissMetrics
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class ReplayReport(HitRates):
         State slots and checkpoints; None without layers that keep a state.
     misses : MissMetrics or None
         Tokens that admissions missed, by reason; None unless the pool has `explain`.
+    advice : Advice or None
+        The manager's advice after the last request; None unless the pool has `advice`.
     steps : int
         Engine steps; in admission mode one step per request.
     manager_seconds, wall_seconds, virtual_seconds : float
@@ -141,6 +143,7 @@ class ReplayReport(HitRates):
     tiers: TierReport | None
     states: StateReport | None = None
     misses: MissMetrics | None = None
+    advice: Advice | None = None
     steps: int
     manager_seconds: float
     wall_seconds: float
@@ -213,6 +216,7 @@ class ReplayReport(HitRates):
             "tiers": tiers,
             "states": None if self.states is None else self.states.to_dict(),
             "misses": None if self.misses is None else asdict(self.misses),
+            "advice": None if self.advice is None else asdict(self.advice),
         }
         fields = {name: value for name, value in vars(self).items() if name != "request_hits"}
         return fields | parts | {name: getattr(self, name) for name in rates} | sizes
@@ -302,6 +306,7 @@ def summarize(
         tiers=found,
         states=state_report(manager, pool.model),
         misses=manager.miss_metrics if pool.explain else None,
+        advice=manager.advice() if pool.advice else None,
         steps=len(tally.step_ns),
         manager_seconds=tally.manager_ns / 1e9,
         wall_seconds=wall_seconds,

@@ -129,6 +129,31 @@ cdef class CacheCore:
             lost_pages=found.lost_pages,
         )
 
+    def advice(self):
+        """Return the tokens of each tenant that other sizes find, and the counts of the sample.
+
+        A tenant is a tuple: prompt tokens, cached tokens, found tokens by factor, tokens that the
+        optimum finds. The first are the requests without a tenant.
+        """
+        cdef Advice found
+        cdef size_t i
+        with nogil:
+            found = self.manager.advice()
+        tenants = []
+        for each in range(found.tenants.size()):
+            tokens = {
+                ADVICE_FACTORS[i]: found.tenants[each].found_tokens[i]
+                for i in range(ADVICE_FACTORS.size())
+            }
+            tenants.append((
+                found.tenants[each].prompt_tokens, found.tenants[each].cached_tokens, tokens,
+                found.tenants[each].optimum_tokens,
+            ))
+        return tenants, {
+            "seconds": found.seconds, "sample": found.sample, "admissions": found.admissions,
+            "sampled_uses": found.sampled_uses, "lost_uses": found.lost_uses,
+        }
+
     def reset_metrics(self):
         """Set all counters to 0, and the peak to the pages in use."""
         self.manager.reset_metrics()
