@@ -127,8 +127,8 @@ def check_advice(
     """
     if pool.host_pages or pool.model is not None:
         raise PoolError(
-            "advice describes pages of all layers on the device; expected a pool without tiers, and "
-            "a model whose layers all keep every token"
+            "advice describes pages of all layers on the device; expected a pool without tiers, "
+            "and a model whose layers all keep every token"
         )
     done = 0
 
