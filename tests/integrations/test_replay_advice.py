@@ -114,5 +114,5 @@ def test_a_sample_is_a_power_of_two(
 
 def test_a_pool_with_tiers_is_refused() -> None:
     pool = PoolSettings(page_size=16, pages=100, host_pages=10, advice=1)
-    with pytest.raises(PoolError, match="expected no tiers"):
+    with pytest.raises(PoolError, match="expected a pool without tiers"):
         check_advice(chat_workload(seed=0, limit=10), pool)

@@ -343,7 +343,7 @@ TEST(the_window_is_the_last_hour) {
     CHECK_EQ(scene.advice().tenants[0].prompt_tokens, 0);
     scene.serve(0);  // the cache still has the pages
     CHECK_EQ(scene.advice().admissions, 1);
-    CHECK_EQ(scene.advice().tenants[0].found_tokens[1], 8);
+    CHECK_EQ(scene.advice().tenants[0].found_tokens[1], 8.0);
 }
 
 TEST(a_minute_without_requests_takes_no_slice) {

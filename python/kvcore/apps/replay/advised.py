@@ -126,7 +126,10 @@ def check_advice(
     Costs one replay for each size, and the optimum.
     """
     if pool.host_pages or pool.model is not None:
-        raise PoolError("advice describes pages of all layers on the device; expected no tiers")
+        raise PoolError(
+            "advice describes pages of all layers on the device; expected a pool without tiers, "
+            "and a model whose layers all keep every token"
+        )
     done = 0
 
     def progress() -> Callable[[int], None] | None:
