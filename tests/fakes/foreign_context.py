@@ -39,6 +39,7 @@ class Context:
         self.extra_key = extra_key
         self.cache_salt = cache_salt
         self.past = (-1, 0)  # for the reference: prompt tokens, and counted tokens
+        self.ran = 0  # for the reference: tokens that ran in the last claim
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context, Refused
-from reference_claims import Admission, Claim, Key, Leavers, Namespace, Page
+from reference_claims import Admission, Claim, Ended, Key, Leavers, Namespace, Page
 from reference_options import Bounded
 
 
@@ -40,6 +40,7 @@ class Manager(Bounded):
         self.cache: list[dict[Key, Page]] = [{} for _ in range(replicas)]
         self.pins: list[list[list[Key]]] = [[] for _ in range(replicas)]
         self.claims: dict[Any, Claim] = {}
+        self.ended: dict[int, Ended] = {}
         self.metrics: Counter[str] = Counter()
         self.copies: list[int] = []  # tokens of each page copy that is due
         self.copies_at_once = copies_at_once
@@ -121,7 +122,7 @@ class Manager(Bounded):
     def check(self, batch: list[Context], num_steps: int) -> list[Claim]:
         claims = [self.find(ctx.request_id) for ctx in batch]
         for claim, ctx in zip(claims, batch, strict=True):
-            claim.past = ctx.past if claim.past is None else claim.past
+            claim.past = self.past_of(claim, ctx) if claim.past is None else claim.past
         self.check_fit()
         for ctx in batch:
             too_long = ctx.end_idx + num_steps - 1 > self.max_seq_len
@@ -307,6 +308,18 @@ class Manager(Bounded):
             prompt, counted = ctx.past if claim.past is None else claim.past
             claim.prompt = ctx.end_idx if prompt < 0 else prompt
             claim.known = max(counted, ctx.start_idx)
+            claim.ran = max(claim.ran, ctx.start_idx)
+
+    def past_of(self, claim: Claim, ctx: Context) -> tuple[int, int]:
+        """Return the tokens of the prompt of a request, and its tokens that are counted already."""
+        claim.first = tuple(ctx.ids)
+        earlier = self.ended.get(self.place_of(ctx.request_id))
+        if ctx.past[0] >= 0:
+            claim.ran = ctx.ran
+        elif earlier is not None and earlier.goes_on(ctx):
+            claim.first, claim.ran = earlier.prompt, earlier.written
+            return earlier.past
+        return ctx.past
 
     def in_prompt(self, claim: Claim, first: int, end: int) -> int:
         """Count the prompt positions that earlier claims did not count."""
@@ -319,6 +332,10 @@ class Manager(Bounded):
         if len(self.claims_of(replica)) >= self.per_replica:
             raise Refused("CapacityError")
         self.claims[request_id] = Claim(replica)
+
+    def place_of(self, request_id: Any) -> int:
+        """Return the place of an ended claim: a later claim may take the place."""
+        return hash(request_id) % max(256, min(4096, 1 << (4 * self.per_replica - 1).bit_length()))
 
     def reserve(
         self,
@@ -401,8 +418,15 @@ class Manager(Bounded):
     def release(self, request_id: Any) -> None:
         claim = self.find(request_id)
         del self.claims[request_id]
+        past = claim.prompt, max(claim.known, claim.counted)
+        written = max(claim.ran, claim.written)
         if claim.ctx is not None and claim.ctx.remembers:
-            claim.ctx.past = claim.prompt, max(claim.known, claim.counted)
+            claim.ctx.past, claim.ctx.ran = past, written
+        if claim.prompt < 0 and claim.past is not None:
+            past = claim.past
+        if claim.first:
+            place = self.place_of(request_id)
+            self.ended[place] = Ended(request_id, claim.first, past, written)
         self.touch(claim.replica, claim.path)
         self.leave_host(claim, -1)
 

@@ -21,6 +21,27 @@ class Page:
     uses: int = 0  # while the page is cached
 
 
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A claim that has ended: what a later claim of the same id needs to go on with its request."""
+
+    request_id: Any
+    prompt: tuple[int, ...]  # the tokens at the first use of the claim
+    past: tuple[int, int]  # tokens of the prompt, and counted tokens
+    written: int
+
+    def goes_on(self, ctx: Context) -> bool:
+        """Return true if a claim with this context has the same request."""
+        n, tokens = len(self.prompt), ctx.ids
+        if ctx.request_id != self.request_id or not 0 < n <= len(tokens) <= max(
+            n, self.written + 1
+        ):
+            return False
+        return all(
+            (*tokens[:n][part],) == self.prompt[part] for part in (slice(0, 2), slice(-4, None))
+        )
+
+
 @dataclasses.dataclass(eq=False)
 class Claim:
     replica: int
@@ -32,7 +53,9 @@ class Claim:
     counted: int = 0  # positions before it are in the metrics
     prompt: int = -1  # tokens of the prompt, -1 before the claim has pages
     known: int = 0  # positions before it were counted in an earlier claim
-    past: tuple[int, int] | None = None  # of the context, at the first use of the claim
+    past: tuple[int, int] | None = None  # of the request, at the first use of the claim
+    first: tuple[int, ...] = ()  # the prompt of the request, at the first use of the claim
+    ran: int = 0  # tokens that ran in earlier claims
     ctx: Context | None = None  # the context of the last use
     started: bool = False  # fetched or written: its pages must not change any more
     has_declined: bool = False  # a partial hit; the next hit must have a longer prefix

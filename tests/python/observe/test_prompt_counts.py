@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 
 from builders import in_groups
 from foreign_context import Context
-from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext, update_batch
+from kvcore import (
+    CapacityError,
+    KVCacheParams,
+    PagedKVCacheManager,
+    TextGenerationContext,
+    update_batch,
+)
 from kvcore.groups import FullAttention, SlidingWindow
 from kvcore.scheduler import Request, Scheduler
 
@@ -187,6 +194,131 @@ def test_a_foreign_context_is_known_by_its_start() -> None:
     found = manager.metrics
     assert (found.resumed_tokens, found.cache_tokens, found.generated_tokens) == (20, 0, 6)
     assert found.input_tokens - 16 in (0, 1)  # it does not mark its last token as generated
+
+
+class Name:
+    """A request id whose Python code compares it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Name) and self.name == other.name
+
+
+def ran(manager: PagedKVCacheManager, name: Any, kind: Any, count: int = 5) -> Any:
+    """Run a prompt and `count` tokens, and release the request."""
+    context = kind(name, PROMPT)
+    manager.claim(name)
+    decode(manager, context, count)
+    manager.release(name)
+    assert tokens_of(manager) == (16, 0, count)
+    return context
+
+
+@pytest.mark.parametrize("name", ["r", 7, ("r", 1), Name("r")])
+@pytest.mark.parametrize("kind", [TextGenerationContext, Context])
+def test_a_request_goes_on_with_a_new_context(kind: Any, name: Any) -> None:
+    manager = make()
+    tokens = list(ran(manager, name, kind).tokens)
+    assert len(tokens) == 21
+    same = Name("r") if isinstance(name, Name) else name
+    manager.claim(same)
+    decode(manager, kind(same, tokens), 3)
+    assert tokens_of(manager) == (16, 0, 8)
+    assert manager.metrics.resumed_tokens == 20
+    manager.release(same)
+    manager.claim(same)  # once more, and without the generated tokens
+    decode(manager, kind(same, PROMPT), 1)
+    assert tokens_of(manager) == (16, 0, 9)
+    assert manager.metrics.resumed_tokens == 35
+
+
+def test_a_foreign_context_that_is_rewound_goes_on() -> None:
+    manager = make()
+    context = ran(manager, "r", Context)
+    context.start_idx = 0
+    manager.claim("r")
+    decode(manager, context, 1)
+    assert tokens_of(manager) == (16, 0, 6)
+    assert manager.metrics.resumed_tokens == 20
+
+
+def test_pages_that_a_request_lost_are_computed_again_with_a_new_context() -> None:
+    manager = make()
+    tokens = list(ran(manager, "r", TextGenerationContext).tokens)
+    manager.reset_prefix_cache()
+    manager.claim("r")
+    decode(manager, TextGenerationContext("r", tokens), 1)
+    assert tokens_of(manager) == (16, 0, 6)
+    assert (manager.metrics.resumed_tokens, manager.metrics.recomputed_tokens) == (0, 20)
+
+
+@pytest.mark.parametrize("kind", [TextGenerationContext, Context])
+def test_the_next_turn_of_a_session_is_a_new_request(kind: Any) -> None:
+    manager = make()
+    tokens = [*ran(manager, "r", kind).tokens, 50, 51]
+    manager.claim("r")
+    decode(manager, kind("r", tokens), 1)
+    assert tokens_of(manager) == (16 + 3, 20, 6)
+    assert manager.metrics.resumed_tokens == 0
+
+
+@pytest.mark.parametrize("changed", [0, 1, 12, 15])
+def test_another_prompt_with_the_same_id_is_a_new_request(changed: int) -> None:
+    manager = make()
+    ran(manager, "r", TextGenerationContext)
+    prompt = [*PROMPT]
+    prompt[changed] = 5
+    manager.claim("r")
+    decode(manager, TextGenerationContext("r", prompt), 1)
+    assert sum(tokens_of(manager)[:2]) == 32
+    manager.release("r")
+    manager.claim("r")  # the manager compares with the last claim
+    decode(manager, TextGenerationContext("r", PROMPT), 1)
+    assert sum(tokens_of(manager)[:2]) == 48
+
+
+def test_a_claim_that_is_not_used_passes_the_counts_on() -> None:
+    manager = make()
+    tokens = list(ran(manager, "r", TextGenerationContext).tokens)
+    manager.claim("r")
+    manager.release("r")
+    for i in range(8):
+        manager.claim(i)
+    with pytest.raises(CapacityError):
+        manager.claim("r")
+    manager.release(0)
+    manager.claim("r")
+    decode(manager, TextGenerationContext("r", tokens), 1)
+    assert tokens_of(manager) == (16, 0, 6)
+
+
+def test_another_id_may_take_the_place_of_an_ended_claim() -> None:
+    manager = make()
+    tokens = list(ran(manager, 7, TextGenerationContext).tokens)
+    for other in (7 + 256, 7 + 128):  # hashes of the same place, and of another place
+        manager.claim(other)
+        assert manager.maybe_reserve(TextGenerationContext(other, [1, 2, 3]))
+        manager.release(other)
+    manager.claim(7)
+    decode(manager, TextGenerationContext(7, tokens), 1)
+    assert tokens_of(manager)[:2] == (16 + 3 + 3 + 1, 20)
+
+
+def test_the_manager_keeps_no_id_of_an_ended_claim() -> None:
+    manager = make()
+    name = Name("gone")
+    ran(manager, name, TextGenerationContext)
+    freed = weakref.ref(name)
+    del name
+    assert freed() is None
+    manager.claim(Name("gone"))
+    decode(manager, TextGenerationContext(Name("gone"), PROMPT), 1)
+    assert tokens_of(manager)[:2] == (16, 0)
 
 
 @pytest.mark.parametrize("groups", [None, [FullAttention([0]), SlidingWindow([1], 8)]])

@@ -28,12 +28,15 @@ cdef class BatchReader:
 
     cdef RequestView* request_of(self, TextGenerationContext own) except NULL:
         """Return the request of a context, with its present claim."""
+        cdef Claim claim
         if not is_claimed(<PyObject*>own, self.claims.manager_uid, self.claims.slots.data()):
-            own._request.sequence = self.claims.find(own.request_id)
+            claim = self.claims.claim_of(own.request_id)
+            own._request.sequence = claim.sequence
             if own._terms is not None:
                 self.claims.tell_terms(own._request.sequence, own._terms)
             if own._past is not None:
                 self.claims.native.recall(own._request.sequence, (<Claim>own._past).history)
+            self.claims.see(claim, &own._request, own._past is not None)
             if own._keys is not None:
                 self.claims.expect_keys()
             elif self.claims.trees.is_keyed:
@@ -45,7 +48,10 @@ cdef class BatchReader:
 
     cdef int view_of(self, object context, RequestView* view, list keep) except -1:
         """Fill the view of any context-like object; `keep` holds the objects it points to."""
-        view.sequence = self.claims.find(read_foreign(context, view, keep))
+        cdef Claim claim = self.claims.claim_of(read_foreign(context, view, keep))
+        view.sequence = claim.sequence
+        if view.end > 0:
+            self.claims.see(claim, view, False)
         if type(keep[len(keep) - 1]) is ExtraKeys:
             self.claims.expect_keys()
         elif self.claims.trees.is_keyed:

@@ -32,6 +32,55 @@ cdef inline bint is_recorded(
     )
 
 
+# The prompt with which a claim was used first: its length, and tokens at its start and end. They
+# distinguish the next claim of a request from a new request with the same id.
+cdef struct Prompt:
+    int64_t end  # 0: the claim was not used
+    int32_t first[2]
+    int32_t last[4]
+
+
+# What a later claim of the same id needs to go on with the request.
+cdef struct EndedClaim:
+    Py_hash_t hashed
+    Prompt prompt
+    RequestHistory history
+
+
+cdef inline Prompt prompt_of(const TokenId* tokens, int64_t end) noexcept:
+    cdef Prompt prompt
+    cdef int64_t i
+    prompt.end = end
+    for i in range(2):
+        prompt.first[i] = tokens[min(i, end - 1)]
+    for i in range(4):
+        prompt.last[i] = tokens[max(0, end - 1 - i)]
+    return prompt
+
+
+cdef inline bint are_equal(const Prompt& a, const Prompt& b) noexcept:
+    cdef int64_t i
+    cdef bint same = a.end == b.end
+    for i in range(2):
+        same = same and a.first[i] == b.first[i]
+    for i in range(4):
+        same = same and a.last[i] == b.last[i]
+    return same
+
+
+cdef inline bint goes_on(const EndedClaim& ended, const RequestView* view) noexcept:
+    """Return True if the request of an ended claim goes on in a claim of the same id.
+
+    Its tokens are at least the prompt of the ended claim, and at most all tokens that it had.
+    """
+    cdef int64_t end = ended.prompt.end
+    if end == 0 or view.end < end:
+        return False
+    if view.end > max(end, ended.history.written_tokens + 1):
+        return False
+    return are_equal(prompt_of(view.tokens, end), ended.prompt)
+
+
 cdef uint64_t next_manager_uid = 1
 
 
@@ -59,6 +108,7 @@ cdef class Claim:
     cdef int32_t replica
     cdef bint is_entered  # the claim was inserted into the table
     cdef bint is_live
+    cdef Prompt prompt
     cdef object context  # the context with which the claim was used last
     cdef RequestHistory history  # history of the request; set when the claim ends
     cdef ReleasedMisses missed  # set when the claim ends, if the manager explains misses
@@ -134,6 +184,7 @@ cdef class ClaimTable:
     cdef dict by_name  # the claims whose id is a str, by id
     cdef uint64_t num_entered  # number of claims ever inserted into both
     cdef list by_slot  # the claim of each slot, or None
+    cdef vector[EndedClaim] ended  # the claims that ended last, each in the place of its hash
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
     cdef dict tenants  # the number of each tenant with a quota
@@ -150,6 +201,10 @@ cdef class ClaimTable:
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
         self.explains = self.native.config().explain_pages > 0
+        cdef size_t size = 256
+        while size < 4096 and <int64_t>size < 4 * self.native.config().max_sequences:
+            size *= 2
+        self.ended.resize(size)
         self.trees = trees_of_manager(core, core.manager)
 
     cdef int expect_keys(self) except -1:
@@ -268,6 +323,24 @@ cdef class ClaimTable:
             self.slots.resize(len(self.by_slot))
         return 0
 
+    cdef EndedClaim* ended_of(self, Claim claim) noexcept:
+        return &self.ended[<size_t>claim.hashed & (self.ended.size() - 1)]
+
+    cdef int see(self, Claim claim, const RequestView* view, bint is_known) except -1:
+        """Take over the counts of the request if it goes on; at the first use of a claim.
+
+        `is_known`: the context has passed the counts on.
+        """
+        cdef EndedClaim* ended
+        if claim.prompt.end > 0:
+            return 0
+        claim.prompt = prompt_of(view.tokens, view.end)
+        ended = self.ended_of(claim)
+        if not is_known and ended.hashed == claim.hashed and goes_on(ended[0], view):
+            self.native.recall(claim.sequence, ended.history)
+            claim.prompt = ended.prompt
+        return 0
+
     cdef int begin(self, Claim claim, SequenceHandle sequence) except -1:
         while len(self.by_slot) <= sequence.index:
             self.by_slot.append(None)
@@ -294,6 +367,11 @@ cdef class ClaimTable:
     cdef int end(self, Claim claim) except -1:
         """Remove a claim whose sequence C++ has released."""
         cdef object _last_holder = claim.context
+        cdef EndedClaim* ended
+        if claim.prompt.end > 0:
+            ended = self.ended_of(claim)
+            ended.hashed = claim.hashed
+            ended.prompt, ended.history = claim.prompt, claim.history
         claim.is_live = False
         self.slots[claim.sequence.index].generation = 0
         self.slots[claim.sequence.index].context = NULL
