@@ -156,4 +156,18 @@ CYTHON = (
         "        while self._pins > 1:\n            self._unpin()\n",
         "tests/python/tree/test_building_blocks.py::test_dropped_handle_lets_go_and_keeps_its_tree",
     ),
+    Mutant(
+        "a release ignores the hint of its context",
+        "python/kvcore/native/engine/step_engine.pxi",
+        "            returns = return_of(claim.context)\n",
+        "            returns = UNKNOWN\n",
+        "tests/python/tree/test_hints.py",
+    ),
+    Mutant(
+        "another prompt with the id of a request goes on with the request",
+        "python/kvcore/native/engine/claims.pxi",
+        "    return are_equal(prompt_of(view.tokens, end), ended.prompt)\n",
+        "    return True\n",
+        "tests/python/observe/test_prompt_counts.py",
+    ),
 )
