@@ -11,7 +11,7 @@ CYTHON = (
     Mutant(
         "a claim that fails keeps its id",
         NATIVE + "engine/claims.pxi",
-        "            self.cancel(claim)\n            if isinstance(error, CapacityError):\n",
+        "            self.drop(claim)\n            if isinstance(error, CapacityError):\n",
         "            if isinstance(error, CapacityError):\n",
         "tests/python/cache/test_replicas.py::test_each_replica_takes_its_share_of_the_batch",
     ),
@@ -57,7 +57,7 @@ CYTHON = (
     Mutant(
         "a fork that fails keeps the ids of its children",
         NATIVE + "engine/forks.pxi",
-        "            for claim in claims:\n                self.table.cancel(claim)\n",
+        "            for claim in claims:\n                self.table.drop(claim)\n",
         "",
         "tests/python/request/test_fork_refusals.py::test_error_leaves_no_trace",
     ),
@@ -166,7 +166,7 @@ CYTHON = (
     Mutant(
         "another prompt with the id of a request goes on with the request",
         "python/kvcore/native/engine/claims.pxi",
-        "    return are_equal(prompt_of(view.tokens, end), earlier.prompt)\n",
+        "    return are_equal(prompt_of(view.tokens, end), ended.prompt)\n",
         "    return True\n",
         "tests/python/observe/test_prompt_counts.py",
     ),

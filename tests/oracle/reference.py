@@ -9,7 +9,7 @@ everything else (free pages, protection, the next victim) from this dictionary a
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +40,7 @@ class Manager(Bounded):
         self.cache: list[dict[Key, Page]] = [{} for _ in range(replicas)]
         self.pins: list[list[list[Key]]] = [[] for _ in range(replicas)]
         self.claims: dict[Any, Claim] = {}
-        self.ended = deque[Ended](maxlen=min(max(self.per_replica, 64), 1024))
+        self.ended: dict[int, Ended] = {}
         self.metrics: Counter[str] = Counter()
         self.copies: list[int] = []  # tokens of each page copy that is due
         self.copies_at_once = copies_at_once
@@ -313,10 +313,10 @@ class Manager(Bounded):
     def past_of(self, claim: Claim, ctx: Context) -> tuple[int, int]:
         """Return the tokens of the prompt of a request, and its tokens that are counted already."""
         claim.first = tuple(ctx.ids)
-        earlier = claim.earlier
+        earlier = self.ended.get(self.place_of(ctx.request_id))
         if ctx.past[0] >= 0:
             claim.ran = ctx.ran
-        elif earlier is not None and earlier.goes_on(ctx.ids):
+        elif earlier is not None and earlier.goes_on(ctx):
             claim.first, claim.ran = earlier.prompt, earlier.written
             return earlier.past
         return ctx.past
@@ -331,11 +331,11 @@ class Manager(Bounded):
             raise Refused("AlreadyClaimedError")
         if len(self.claims_of(replica)) >= self.per_replica:
             raise Refused("CapacityError")
-        self.claims[request_id] = self.new_claim(request_id, replica)
+        self.claims[request_id] = Claim(replica)
 
-    def new_claim(self, request_id: Any, replica: int) -> Claim:
-        same = (each for each in reversed(self.ended) if each.request_id == request_id)
-        return Claim(replica, earlier=next(same, None))
+    def place_of(self, request_id: Any) -> int:
+        """Return the place of an ended claim: a later claim may take the place."""
+        return hash(request_id) % max(256, min(4096, 1 << (4 * self.per_replica - 1).bit_length()))
 
     def reserve(
         self,
@@ -424,10 +424,9 @@ class Manager(Bounded):
             claim.ctx.past, claim.ctx.ran = past, written
         if claim.prompt < 0 and claim.past is not None:
             past = claim.past
-        if claim.past is not None or claim.earlier is None:
-            self.ended.append(Ended(request_id, claim.first, past, written))
-        else:  # the claim was not used
-            self.ended.append(claim.earlier)
+        if claim.first:
+            place = self.place_of(request_id)
+            self.ended[place] = Ended(request_id, claim.first, past, written)
         self.touch(claim.replica, claim.path)
         self.leave_host(claim, -1)
 

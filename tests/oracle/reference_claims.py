@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from foreign_context import Context
@@ -31,10 +30,10 @@ class Ended:
     past: tuple[int, int]  # tokens of the prompt, and counted tokens
     written: int
 
-    def goes_on(self, tokens: Sequence[int]) -> bool:
-        """Return true if a claim with these tokens has the same request."""
-        n = len(self.prompt)
-        if not 0 < n <= len(tokens) <= max(n, self.written + 1):
+    def goes_on(self, ctx: Context) -> bool:
+        """Return true if a claim with this context has the same request."""
+        n, tokens = len(self.prompt), ctx.ids
+        if ctx.request_id != self.request_id or not 0 < n < len(tokens) <= self.written + 1:
             return False
         return all(
             (*tokens[:n][part],) == self.prompt[part] for part in (slice(0, 2), slice(-4, None))
@@ -55,7 +54,6 @@ class Claim:
     past: tuple[int, int] | None = None  # of the request, at the first use of the claim
     first: tuple[int, ...] = ()  # the prompt of the request, at the first use of the claim
     ran: int = 0  # tokens that ran in earlier claims
-    earlier: Ended | None = None  # the last claim of the same id that ended
     ctx: Context | None = None  # the context of the last use
     started: bool = False  # fetched or written: its pages must not change any more
     has_declined: bool = False  # a partial hit; the next hit must have a longer prefix

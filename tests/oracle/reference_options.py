@@ -10,7 +10,7 @@ from typing import Any
 
 from foreign_context import Context, Refused
 from no_tier import NoTier
-from reference_claims import Leavers
+from reference_claims import Claim, Leavers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Bounded(NoTier):
         this: Any = self
         is_claimed = ctx.request_id in this.claims
         if not is_claimed:
-            this.claims[ctx.request_id] = this.new_claim(ctx.request_id, this.recommend(ctx))
+            this.claims[ctx.request_id] = Claim(this.recommend(ctx))
         try:
             with self.bounded(**options):
                 this.check([ctx], num_steps)

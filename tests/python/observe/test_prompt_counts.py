@@ -231,10 +231,10 @@ def test_a_request_goes_on_with_a_new_context(kind: Any, name: Any) -> None:
     assert tokens_of(manager) == (16, 0, 8)
     assert manager.metrics.resumed_tokens == 20
     manager.release(same)
-    manager.claim(same)  # once more, and without the generated tokens
+    manager.claim(same)  # the same prompt again, without the generated tokens, is a new request
     decode(manager, kind(same, PROMPT), 1)
-    assert tokens_of(manager) == (16, 0, 9)
-    assert manager.metrics.resumed_tokens == 35
+    assert tokens_of(manager) == (16 + 1, 15, 9)
+    assert manager.metrics.resumed_tokens == 20
 
 
 def test_a_foreign_context_that_is_rewound_goes_on() -> None:
@@ -297,29 +297,28 @@ def test_a_claim_that_is_not_used_passes_the_counts_on() -> None:
     assert tokens_of(manager) == (16, 0, 6)
 
 
-def test_an_id_is_forgotten_after_many_other_requests() -> None:
+def test_another_id_may_take_the_place_of_an_ended_claim() -> None:
     manager = make()
-    ended = ran(manager, "r", TextGenerationContext)
-    for i in range(63):
-        manager.claim(i)
-        manager.release(i)
-    context = TextGenerationContext("r", ended.tokens)
-    manager.claim("r")
-    assert manager.maybe_reserve(context)
-    manager.release("r")
-    assert tokens_of(manager)[:2] == (16, 0)
+    tokens = list(ran(manager, 7, TextGenerationContext).tokens)
+    for other in (7 + 256, 7 + 128):  # hashes of the same place, and of another place
+        manager.claim(other)
+        assert manager.maybe_reserve(TextGenerationContext(other, [1, 2, 3]))
+        manager.release(other)
+    manager.claim(7)
+    decode(manager, TextGenerationContext(7, tokens), 1)
+    assert tokens_of(manager)[:2] == (16 + 3 + 3 + 1, 20)
+
+
+def test_the_manager_keeps_no_id_of_an_ended_claim() -> None:
+    manager = make()
     name = Name("gone")
-    manager.claim(name)
-    manager.release(name)
+    tokens = list(ran(manager, name, TextGenerationContext).tokens)
     freed = weakref.ref(name)
     del name
-    for i in range(64):
-        manager.claim(i)
-        manager.release(i)
     assert freed() is None
-    manager.claim("r")
-    decode(manager, TextGenerationContext("r", PROMPT), 1)
-    assert tokens_of(manager)[:2] == (16 + 1, 15)
+    manager.claim(Name("gone"))
+    decode(manager, TextGenerationContext(Name("gone"), tokens), 1)
+    assert tokens_of(manager)[:2] == (16, 0)
 
 
 @pytest.mark.parametrize("groups", [None, [FullAttention([0]), SlidingWindow([1], 8)]])

@@ -36,8 +36,7 @@ cdef class BatchReader:
                 self.claims.tell_terms(own._request.sequence, own._terms)
             if own._past is not None:
                 self.claims.native.recall(own._request.sequence, (<Claim>own._past).history)
-                claim.earlier = None
-            self.claims.see(claim, &own._request)
+            self.claims.see(claim, &own._request, own._past is not None)
             if own._keys is not None:
                 self.claims.expect_keys()
             elif self.claims.trees.is_keyed:
@@ -52,7 +51,7 @@ cdef class BatchReader:
         cdef Claim claim = self.claims.claim_of(read_foreign(context, view, keep))
         view.sequence = claim.sequence
         if view.end > 0:
-            self.claims.see(claim, view)
+            self.claims.see(claim, view, False)
         if type(keep[len(keep) - 1]) is ExtraKeys:
             self.claims.expect_keys()
         elif self.claims.trees.is_keyed:

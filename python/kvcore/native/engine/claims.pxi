@@ -40,6 +40,13 @@ cdef struct Prompt:
     int32_t last[4]
 
 
+# What a later claim of the same id needs to go on with the request.
+cdef struct EndedClaim:
+    Py_hash_t hashed
+    Prompt prompt
+    RequestHistory history
+
+
 cdef inline Prompt prompt_of(const TokenId* tokens, int64_t end) noexcept:
     cdef Prompt prompt
     cdef int64_t i
@@ -59,6 +66,19 @@ cdef inline bint are_equal(const Prompt& a, const Prompt& b) noexcept:
     for i in range(4):
         same = same and a.last[i] == b.last[i]
     return same
+
+
+cdef inline bint goes_on(const EndedClaim& ended, const RequestView* view) noexcept:
+    """Return True if the request of an ended claim goes on in a claim of the same id.
+
+    Its tokens are the prompt of the ended claim and a generated token at least, and at most all
+    tokens that the claim had. A client may send the same prompt again under the same id, so a prompt
+    without generated tokens is a new request.
+    """
+    cdef int64_t end = ended.prompt.end
+    if end == 0 or view.end <= end or view.end > ended.history.written_tokens + 1:
+        return False
+    return are_equal(prompt_of(view.tokens, end), ended.prompt)
 
 
 cdef uint64_t next_manager_uid = 1
@@ -88,8 +108,6 @@ cdef class Claim:
     cdef int32_t replica
     cdef bint is_entered  # the claim was inserted into the table
     cdef bint is_live
-    cdef bint is_ended
-    cdef Claim earlier  # the claim of the same id that ended last, before this claim is used
     cdef Prompt prompt
     cdef object context  # the context with which the claim was used last
     cdef RequestHistory history  # history of the request; set when the claim ends
@@ -113,19 +131,6 @@ cdef class Claim:
     def misses(self):
         """Why tokens were not cached, after the claim has ended; or None."""
         return None if self.missed is None else listed_misses(self.missed.native)
-
-
-cdef inline bint goes_on(Claim earlier, const RequestView* view) noexcept:
-    """Return True if the request of an ended claim goes on in a claim of the same id.
-
-    Its tokens are at least the prompt of the ended claim, and at most all tokens that it had.
-    """
-    cdef int64_t end = earlier.prompt.end
-    if end == 0 or view.end < end:
-        return False
-    if view.end > max(end, earlier.history.written_tokens + 1):
-        return False
-    return are_equal(prompt_of(view.tokens, end), earlier.prompt)
 
 
 cdef Claim new_claim(object request_id):
@@ -179,8 +184,7 @@ cdef class ClaimTable:
     cdef dict by_name  # the claims whose id is a str, by id
     cdef uint64_t num_entered  # number of claims ever inserted into both
     cdef list by_slot  # the claim of each slot, or None
-    cdef list ended  # the last claims that ended, which stay in by_id and by_name; or None
-    cdef Py_ssize_t next_ended
+    cdef vector[EndedClaim] ended  # the claims that ended last, each in the place of its hash
     cdef vector[ClaimSlot] slots
     cdef KeyedTrees trees
     cdef dict tenants  # the number of each tenant with a quota
@@ -197,7 +201,10 @@ cdef class ClaimTable:
         self.by_slot = []
         self.num_replicas = self.native.config().num_replicas
         self.explains = self.native.config().explain_pages > 0
-        self.ended = [None] * min(max(self.native.config().max_sequences, 64), 1024)
+        cdef size_t size = 256
+        while size < 4096 and <int64_t>size < 4 * self.native.config().max_sequences:
+            size *= 2
+        self.ended.resize(size)
         self.trees = trees_of_manager(core, core.manager)
 
     cdef int expect_keys(self) except -1:
@@ -259,7 +266,7 @@ cdef class ClaimTable:
             self.insert(claim, seen)
             self.begin(claim, self.native.claim(claim.replica))
         except BaseException as error:
-            self.cancel(claim)
+            self.drop(claim)
             if isinstance(error, CapacityError):
                 raise about(error, request_id) from None
             raise
@@ -293,9 +300,7 @@ cdef class ClaimTable:
         """Raise AlreadyClaimedError if the id is claimed; return num_entered before the lookup."""
         cdef uint64_t seen = self.num_entered
         cdef Claim present = self.known(claim)
-        if present is not None and present.is_ended:
-            claim.earlier = present
-        elif present is not None:
+        if present is not None:
             raise AlreadyClaimedError(
                 f"request {claim.request_id!r} is claimed already, on replica {present.replica}; "
                 f"release it first"
@@ -306,9 +311,11 @@ cdef class ClaimTable:
         """Reserve an id for a claim that is about to begin."""
         while seen != self.num_entered:  # another claim was inserted while code of the id ran
             seen = self.require_unclaimed(claim)
-        if claim.earlier is not None:
-            self.drop(claim.earlier)
-        self.enter(claim)
+        claim.is_entered = True
+        if type(claim.request_id) is str:
+            self.by_name[claim.request_id] = claim
+        else:
+            self.by_id[claim] = claim
         self.num_entered += 1
         # Grow the list while a failure is still allowed.
         while len(self.by_slot) < len(self.by_id) + len(self.by_name):
@@ -316,23 +323,22 @@ cdef class ClaimTable:
             self.slots.resize(len(self.by_slot))
         return 0
 
-    cdef int enter(self, Claim claim) except -1:
-        claim.is_entered = True
-        if type(claim.request_id) is str:
-            self.by_name[claim.request_id] = claim
-        else:
-            self.by_id[claim] = claim
-        return 0
+    cdef EndedClaim* ended_of(self, Claim claim) noexcept:
+        return &self.ended[<size_t>claim.hashed & (self.ended.size() - 1)]
 
-    cdef int see(self, Claim claim, const RequestView* view) except -1:
-        """Take over the counts of an earlier claim if its request goes on; at the first call."""
+    cdef int see(self, Claim claim, const RequestView* view, bint is_known) except -1:
+        """Take over the counts of the request if it goes on; at the first use of a claim.
+
+        `is_known`: the context has passed the counts on.
+        """
+        cdef EndedClaim* ended
         if claim.prompt.end > 0:
             return 0
         claim.prompt = prompt_of(view.tokens, view.end)
-        if claim.earlier is not None and goes_on(claim.earlier, view):
-            self.native.recall(claim.sequence, claim.earlier.history)
-            claim.prompt = claim.earlier.prompt
-        claim.earlier = None
+        ended = self.ended_of(claim)
+        if not is_known and ended.hashed == claim.hashed and goes_on(ended[0], view):
+            self.native.recall(claim.sequence, ended.history)
+            claim.prompt = ended.prompt
         return 0
 
     cdef int begin(self, Claim claim, SequenceHandle sequence) except -1:
@@ -358,30 +364,20 @@ cdef class ClaimTable:
         claim.is_entered = False  # later the id may belong to another claim
         return 0
 
-    cdef int cancel(self, Claim claim) except -1:
-        """Release the id of a claim that has not begun; the earlier claim of the id stays known."""
-        self.drop(claim)
-        if claim.earlier is not None:
-            self.enter(claim.earlier)
-        return 0
-
     cdef int end(self, Claim claim) except -1:
-        """End a claim whose sequence C++ has released. Its id stays known for some time."""
+        """Remove a claim whose sequence C++ has released."""
         cdef object _last_holder = claim.context
-        cdef Claim oldest = <Claim>self.ended[self.next_ended]
+        cdef EndedClaim* ended
+        if claim.prompt.end > 0:
+            ended = self.ended_of(claim)
+            ended.hashed = claim.hashed
+            ended.prompt, ended.history = claim.prompt, claim.history
         claim.is_live = False
-        claim.is_ended = True
-        if claim.earlier is not None:  # the claim was not used
-            claim.history, claim.prompt = claim.earlier.history, claim.earlier.prompt
-            claim.earlier = None
         self.slots[claim.sequence.index].generation = 0
         self.slots[claim.sequence.index].context = NULL
         self.by_slot[claim.sequence.index] = None
         change_contexts_epoch()
-        self.ended[self.next_ended] = claim
-        self.next_ended = (self.next_ended + 1) % len(self.ended)
-        if oldest is not None:
-            self.drop(oldest)
+        self.drop(claim)
         claim.context = None
         return 0  # the context may be destroyed here, which can run Python code
 

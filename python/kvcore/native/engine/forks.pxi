@@ -66,7 +66,7 @@ cdef class Fork:
         except BaseException as error:
             self.disinherit()
             for claim in claims:
-                self.table.cancel(claim)
+                self.table.drop(claim)
             if isinstance(error, PendingTransfersError):
                 return False
             raise fork_error(error, self.parent_id, claims) from None
@@ -206,7 +206,7 @@ cdef class Fork:
             if claim.is_live:
                 self.table.end(claim)
             else:
-                self.table.cancel(claim)
+                self.table.drop(claim)
             if isinstance(self.children[i], TextGenerationContext):
                 requests.rows[i].start = requests.given[i].start
                 requests.rows[i].active = requests.given[i].active
