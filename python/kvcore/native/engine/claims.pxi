@@ -72,8 +72,8 @@ cdef inline bint goes_on(const EndedClaim& ended, const RequestView* view) noexc
     """Return True if the request of an ended claim goes on in a claim of the same id.
 
     Its tokens are the prompt of the ended claim and a generated token at least, and at most all
-    tokens that the claim had. A client may send the same prompt again under the same id, so a prompt
-    without generated tokens is a new request.
+    tokens that the claim had. A client may send the same prompt again under the same id, so a
+    prompt without generated tokens is a new request.
     """
     cdef int64_t end = ended.prompt.end
     if end == 0 or view.end <= end or view.end > ended.history.written_tokens + 1:
