@@ -316,8 +316,8 @@ struct TimedScene {
         view.active = view.end = 10;
         std::vector<kvcore::PageSwap> swaps;
         kvcore::verbs::commit(cache, {&view, 1}, swaps, nullptr);
-        static_cast<void>(
-            kvcore::verbs::release(cache, view.sequence, nullptr, kvcore::ReturnTime::kUnknown));
+        static_cast<void>(kvcore::verbs::release(cache, view.sequence, nullptr,
+                                                 kvcore::ReturnTime::kUnknown, nullptr));
     }
     [[nodiscard]] Advice advice() const { return advise(cache.advice->copy()); }
 
