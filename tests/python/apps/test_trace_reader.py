@@ -111,7 +111,11 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ("one id short", {**GOOD, "hash_ids": [4]}, "of input_length 600, got 1"),
     ("one id more", {**GOOD, "hash_ids": [4, 5, 6]}, "of input_length 600, got 3"),
     ("a single id", {**GOOD, "hash_ids": 4}, "hash_ids: expected a list of integers"),
-    ("negative id", {**GOOD, "hash_ids": [0, -1]}, "hash_ids: expected a list of integers"),
+    (
+        "id below 64 bits",
+        {**GOOD, "hash_ids": [0, -(2**63) - 1]},
+        "hash_ids: expected a list of integers from -9223372036854775808 to 18446744073709551615",
+    ),
     ("text id", {**GOOD, "hash_ids": [0, "1"]}, "hash_ids: expected a list of integers"),
     ("true id", {**GOOD, "hash_ids": [0, True]}, "hash_ids: expected a list of integers"),
     (

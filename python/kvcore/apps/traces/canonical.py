@@ -201,6 +201,15 @@ def _known(row: dict[str, Any], names: frozenset[str]) -> None:
         )
 
 
+def _replaced(notes: list[str], old: list[str], new: list[str]) -> list[str]:
+    """Return the notes with the new lines in place of the old lines, or at the end."""
+    if not notes or old == new:
+        return notes
+    first = min((notes.index(each) for each in old if each in notes), default=len(notes))
+    kept = [each for each in notes[first:] if each not in old]
+    return [*notes[:first], *new, *kept]
+
+
 class _Rows:
     """Collect the rows below a header."""
 
@@ -212,6 +221,10 @@ class _Rows:
             prefix_share=share if options.prefix_share is None else options.prefix_share
         )
         self._notes: list[str] = header.get("notes", [])
+        if self._kind == "lengths":
+            self._notes = _replaced(
+                self._notes, LengthContent(prefix_share=share).notes(), self._lengths.notes()
+            )
         self.requests = Requests(Clock("s"))
         self._ids = BlockIds()
         self._text = TokenText()
