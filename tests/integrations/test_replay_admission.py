@@ -127,3 +127,25 @@ def test_explained_misses_add_up(tmp_path: Path, pages: int) -> None:
     assert sum(misses.by_reason.values()) == misses.uncached_tokens
     assert (misses.evicted > 0) == (told.evicted_pages > 0)
     assert misses.admissions == told.requests
+    roomy = replay_admission(workload, replace(pool, pages=1000, explain=True)).misses
+    assert roomy is not None
+    assert roomy.evicted == 0
+    if not told.refused:  # a small pool evicts, but has seen the same prompts
+        assert misses.never_seen == roomy.never_seen
+
+
+def test_a_small_pool_remembers_pages_that_left_long_ago() -> None:
+    workload = chat_workload(limit=400)
+    longest = -(-int(workload.prompt_lengths.max()) // 16)
+    small, large = (
+        replay_admission(workload, PoolSettings(pages=pages, explain=True))
+        for pages in (longest, 100_000)
+    )
+    assert small.misses is not None
+    assert large.misses is not None
+    assert large.misses.evicted == small.refused == 0
+    assert small.evicted_pages > 8 * longest
+    # Only whole pages are remembered, so the equal start of an evicted page counts as never seen.
+    more = small.misses.never_seen - large.misses.never_seen
+    assert 0 <= more < 16 * small.requests
+    assert small.misses.evicted > 16 * small.requests

@@ -21,6 +21,7 @@ from kvcore.replay import (
     read_trace,
     replay_admission,
 )
+from kvcore.support.byte_sizes import format_size
 from trace_files import BLOCK, random_rows, row, write_trace
 
 GIB = 1 << 30
@@ -144,6 +145,7 @@ def test_tiers_are_compared_with_device_memory(chats: Workload) -> None:
     tier = found.decision.tier
     assert tier is not None
     assert tier["device_pages"] < tier["instead_of_pages"]
+    assert (tier["instead_of_host_pages"], tier["instead_of_disk_pages"]) == (0, 0)
     kind = [each.host_pages for each in found.tiers].index(tier["host_pages"])
     curve = f"{tier['policy']} {found.tiers[kind].name(GIB)}"
     at = found.pages.index(tier["device_pages"])
@@ -156,6 +158,21 @@ def test_tiers_are_compared_with_device_memory(chats: Workload) -> None:
     for policy in ("lru", "arc"):
         assert rates(found, f"{policy} device only") == rates(alone, policy)
     assert found.optima == alone.optima
+
+
+def test_a_replaced_device_is_told_with_its_own_tiers(chats: Workload) -> None:
+    sizes = pools(300, 1_000, 3_000, page_bytes=GIB, tiers=(500, 10_000))
+    found = compare(chats, sizes, ["lru"])
+    tier = found.decision.tier
+    assert tier is not None
+    assert (tier["host_pages"], tier["instead_of_host_pages"]) == (10_000, 500)
+    assert tier["instead_of_disk_pages"] == 0
+    base = rates(found, f"lru {found.tiers[0].name(GIB)}")
+    assert tier["instead_of_hit_rate"] == base[found.pages.index(tier["instead_of_pages"])]
+    instead = format_size(tier["instead_of_pages"] * GIB)
+    assert f"as much as {instead} of device memory and a host tier of 500 GiB: " in (
+        found.decision.text
+    )
 
 
 def test_tiers_need_the_same_pages(chats: Workload) -> None:

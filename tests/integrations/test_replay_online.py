@@ -83,6 +83,22 @@ def test_concurrency_counts_from_the_first_arrival(tmp_path: Path) -> None:
     assert late.virtual_seconds == pytest.approx(3600 + early.virtual_seconds)
 
 
+def test_mean_of_used_pages_counts_the_time_without_requests(tmp_path: Path) -> None:
+    rows = [
+        row([0], timestamp=5_000, length=150, output=5),
+        row([1], timestamp=60_000, length=300, output=3),
+        row([2], timestamp=70_000, length=20, output=40),
+    ]
+    report = serve(tmp_path, *rows)
+    seconds = (0.15 + 0.4, 0.3 + 0.2, 0.02 + 3.9)
+    assert report.virtual_seconds == pytest.approx(70 + seconds[2])
+    # The third request needs 2 to 4 pages: 32 tokens end after 13 steps, 48 tokens after 29 steps.
+    used = 10 * seconds[0] + 19 * seconds[1] + np.array([2, 4]) * seconds[2]
+    least, most = used / (65 + seconds[2])
+    assert least <= report.mean_used_pages <= most
+    assert report.peak_used_pages == 19
+
+
 def test_concurrency_makes_later_requests_wait(tmp_path: Path) -> None:
     rows = [row([n], length=100, output=11) for n in range(3)]
     report = serve(tmp_path, *rows, concurrency=1)

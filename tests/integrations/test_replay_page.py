@@ -245,6 +245,15 @@ def test_command_is_quoted_as_a_shell_needs_it(tmp_path: Path) -> None:
     assert f"--html '{page}'" in Page(page.read_text(encoding="utf-8")).text["pre"]
 
 
+def test_a_page_has_no_control_characters_of_names(tmp_path: Path) -> None:
+    trace, page = tmp_path / "\x1b[2J\u202e\udcff.jsonl", tmp_path / "page.html"
+    write_trace(tmp_path, row([0])).rename(trace)
+    assert main(["replay", str(trace), "--pages", "9", "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert {each for each in text if not each.isprintable()} == {"\n"}
+    assert "\\x1b[2J\\u202e\\udcff.jsonl" in Page(text).text["pre"]
+
+
 def test_without_hits_there_are_curves_all_the_same(tmp_path: Path) -> None:
     workload = read_trace(write_trace(tmp_path, row([0], length=3)))
     text = comparison_page(compare(workload, [PoolSettings(pages=1)], ["lru"]), "")

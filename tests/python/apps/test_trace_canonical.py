@@ -75,6 +75,60 @@ def test_sessions_of_a_converted_trace_are_replayed_the_same(tmp_path: Path) -> 
     assert first.evicted_pages == second.evicted_pages
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_request_that_arrives_before_its_parent_continues_no_request(
+    tmp_path: Path, seed: int
+) -> None:
+    times = np.random.default_rng(seed).integers(0, 9, 30).tolist()
+    turn = {"input_length": 64, "output_length": 1, "hash_ids": [1]}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "mooncake": [
+            turn | {"timestamp": time, "session_id": n % 2} for n, time in enumerate(times)
+        ],
+        "bailian": [
+            turn | {"timestamp": time, "chat_id": n, "parent_chat_id": n - 1}
+            for n, time in enumerate(times)
+        ],
+        "tokens": [
+            {"timestamp": time, "token_ids": [1], "session_id": 0, "delay": None} for time in times
+        ],
+    }
+    for name, each in rows.items():
+        source, target, twice = (tmp_path / f"{name}{end}" for end in ("", ".out", ".twice"))
+        source.write_text(lines(*each), encoding="utf-8")
+        trace = load_trace(str(source), ReadOptions(block_size=64), format_name=name)
+        step = 2 if name == "mooncake" else 1
+        order = sorted(range(30), key=lambda n: times[n])
+        expected = [order.index(n - step) if n >= step else -1 for n in order]
+        assert trace.parents.tolist() == [
+            parent if parent < place else -1 for place, parent in enumerate(expected)
+        ]
+        write_trace(trace, target)
+        again = load_trace(str(target), ReadOptions())
+        same(trace.workload(), again.workload())
+        write_trace(again, twice)
+        assert twice.read_bytes() == target.read_bytes()
+
+
+def test_a_made_up_prefix_is_told_for_a_converted_file(tmp_path: Path) -> None:
+    source, plain, stated, twice = (tmp_path / name for name in ("in", "plain", "stated", "twice"))
+    source.write_text(LENGTHS, encoding="utf-8")
+    write_trace(load_trace(str(source), ReadOptions()), plain)
+    write_trace(load_trace(str(plain), ReadOptions(prefix_share=0.5)), stated)
+    wanted = read_trace(source, prefix_share=0.5)
+    assert any("the hits are made up by --prefix-share 0.5" in line for line in wanted.assumptions)
+    same(wanted, read_trace(plain, prefix_share=0.5))
+    same(wanted, read_trace(stated))
+    same(read_trace(source, prefix_share=0.25), read_trace(stated, prefix_share=0.25))
+    write_trace(load_trace(str(stated), ReadOptions()), twice)
+    assert twice.read_bytes() == stated.read_bytes()
+    header = {"kvcore_trace": 1, "time_unit": "s", "content": "lengths", "notes": ["by hand"]}
+    source.write_text(lines(header, {"time": 0, "input": 9, "output": 1}), encoding="utf-8")
+    told = read_trace(source, prefix_share=0.5).assumptions
+    assert told[0] == "by hand"
+    assert "made up by --prefix-share 0.5" in told[1]
+
+
 def test_limit_keeps_the_first_rows(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines(*BLOCKS), encoding="utf-8")
@@ -131,11 +185,13 @@ BAD: list[tuple[list[Any], str]] = [
     ([HEADER, {**ROW, "time": None}], ":2: time: expected a number of seconds"),
     ([HEADER, {**ROW, "input": 0}], ":2: input: expected a positive integer"),
     ([HEADER, {**ROW, "output": 0}], ":2: output: expected a positive integer"),
-    ([HEADER, ROW, {**ROW, "parent": 1}], ":3: parent: expected 0 to 0, got 1"),
+    ([HEADER, {**ROW, "parent": 0}], ":2: parent: expected the number of a row before row 0"),
+    ([HEADER, ROW, {**ROW, "parent": 1}], "expected the number of a row before row 1, got 1"),
+    ([HEADER, {**ROW, "after": [0], "delay": 1}], "numbers of rows before row 0, got [0]"),
     ([HEADER, {**ROW, "session": -1}], ":2: session: expected 0 to"),
     ([HEADER, ROW, {**ROW, "delay": 1}], ":3: delay: expected a parent"),
-    ([HEADER, ROW, {**ROW, "after": [1], "delay": 1}], ":3: after: expected at most 65536 rows"),
-    ([HEADER, ROW, {**ROW, "after": 0, "delay": 1}], ":3: after: expected at most 65536 rows"),
+    ([HEADER, ROW, {**ROW, "after": [1], "delay": 1}], ":3: after: expected at most 65536 numbers"),
+    ([HEADER, ROW, {**ROW, "after": 0, "delay": 1}], ":3: after: expected at most 65536 numbers"),
     ([HEADER, ROW, {**ROW, "after": [0]}], ":3: delay: expected a delay after the answers"),
     (
         [HEADER, ROW, *[{**ROW, "delay": 1, "parent": 0}] * 2],

@@ -113,6 +113,8 @@ def test_ids_of_64_bits_and_texts_are_equal_to_small_ids(tmp_path: Path) -> None
         lambda n: (n * 0x9E3779B97F4A7C15 + (1 << 63) + 1) % (1 << 64),
         lambda n: f"{n:064x}",
         lambda n: n + (1 << 32) - 5,
+        lambda n: n - 9,  # signed ids
+        lambda n: n - (1 << 63),
     ]
     want = expected(rows, 64)
     for rename in renames:
@@ -425,14 +427,32 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
     assert workload.output_lengths.tolist() == [10, 4, 2, 1, 5, 1]
     assert workload.arrivals.tolist() == [7, 7, 9, 9.5, 9.5, 9.5]
     said = " ".join(workload.assumptions)
+    assert said.startswith("times are in ms")
     assert "outputs of max_tokens tokens, an upper bound: 2 rows" in said
     assert "not text, and left out: 1 part of messages" in said
     assert "no chat template" in said
 
 
+@pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
+def test_created_is_in_seconds_whatever_the_unit_of_other_times(
+    tmp_path: Path, unit: str | None
+) -> None:
+    rows: Rows = [
+        {"model": "m", "prompt": [1, 2], "created": 1_700_000_000, "timestamp": None},
+        {"model": "m", "prompt": [1, 2], "created": 1_700_000_010.5},
+    ]
+    workload = read_trace(write(tmp_path, rows), time_unit=unit)
+    assert workload.arrivals.tolist() == [0, 10.5]
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
+        ({"model": "m", "prompt": [1], "created": "now"}, "created: expected 0 to less than 10995"),
+        (
+            {"model": "m", "prompt": [1], "created": -1},
+            "created: expected 0 to less than 1099511627776 seconds since 1970, got -1",
+        ),
         ({"messages": []}, "messages: expected messages, a text or token ids, got []"),
         ({"messages": "hi"}, "messages: expected messages, a text or token ids"),
         ({"messages": [{"content": "x"}]}, "messages: expected objects with a role"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,11 @@ MALFORMED: list[tuple[str, dict[str, Any] | str, str]] = [
     ("one id short", {**GOOD, "hash_ids": [4]}, "of input_length 600, got 1"),
     ("one id more", {**GOOD, "hash_ids": [4, 5, 6]}, "of input_length 600, got 3"),
     ("a single id", {**GOOD, "hash_ids": 4}, "hash_ids: expected a list of integers"),
-    ("negative id", {**GOOD, "hash_ids": [0, -1]}, "hash_ids: expected a list of integers"),
+    (
+        "id below 64 bits",
+        {**GOOD, "hash_ids": [0, -(2**63) - 1]},
+        "hash_ids: expected a list of integers from -9223372036854775808 to 18446744073709551615",
+    ),
     ("text id", {**GOOD, "hash_ids": [0, "1"]}, "hash_ids: expected a list of integers"),
     ("true id", {**GOOD, "hash_ids": [0, True]}, "hash_ids: expected a list of integers"),
     (
@@ -154,6 +159,20 @@ def test_unknown_fields_are_ignored_and_named(tmp_path: Path) -> None:
     workload = read_trace(write_trace(tmp_path, {**GOOD, "user": "x", "b\n": 1}))
     assert len(workload) == 1
     assert 'fields that are not used: "b\\n", "user"' in workload.assumptions
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\u202etxt", os.fsdecode(b"\xff")], ids=ascii)
+def test_names_of_files_are_escaped(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_trace(tmp_path, GOOD).rename(path)
+    escaped = ascii(name)[1:-1]
+    workload = read_trace(path)
+    assert workload.name == escaped
+    path.write_text("{\n", encoding="utf-8")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{tmp_path}/{escaped}: ")
+    assert caught.value.path == str(path)
 
 
 def test_rows_without_an_output_or_a_time_are_counted(tmp_path: Path) -> None:

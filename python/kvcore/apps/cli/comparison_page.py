@@ -18,6 +18,7 @@ from kvcore.apps.cli.rate_figures import rate_head, rate_rows, size_labels
 from kvcore.apps.cli.saved_time import saved_head, saved_rows, saved_title
 from kvcore.apps.cli.svg_chart import Axis, Chart, Line, linear_axis, log_axis
 from kvcore.apps.cli.tier_figures import TIER_NAMES, tier_head, tier_rows, tiers_text
+from kvcore.apps.traces.errors import printable
 from kvcore.replay import Comparison
 from kvcore.support.byte_sizes import format_size
 
@@ -61,7 +62,7 @@ def comparison_page(
         *(_concurrency_section(comparison, pair) for pair in pairs[1:]),
         _time_section(comparison, panels),
         _figures_section(comparison, prefill_speed),
-        f"<h2>Command</h2><pre>{escape(command)}</pre>",
+        f"<h2>Command</h2><pre>{escape(printable(command))}</pre>",
         f"<footer>kvcore {escape(kvcore.__version__)}</footer>",
     )
     title = escape(f"{comparison.workload}: kvcore replay")

@@ -16,6 +16,7 @@ from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.capture import capture_trace
 from kvcore.apps.traces.clock import UNITS
+from kvcore.apps.traces.errors import counted, printable
 from kvcore.apps.traces.formats import FORMATS
 from kvcore.apps.traces.read import load_trace
 from kvcore.apps.traces.rows import ReadOptions
@@ -97,7 +98,7 @@ def convert(
         told = {"requests": len(found), "format": found.format, "assumptions": found.notes}
         typer.echo(json.dumps(told))
         return
-    typer.echo(f"{len(found):,} requests from {found.format} to {target}")
+    typer.echo(f"{counted(len(found), 'request')} from {found.format} to {printable(str(target))}")
     for line in found.notes:
         typer.echo(line)
 

@@ -61,7 +61,8 @@ class Decision:
     tier : dict or None
         With several tiers, the largest device up to `pages` that a smaller device with a larger
         tier replaces, with at least `SAME` of its hit rate: `policy`, `device_pages`,
-        `host_pages`, `disk_pages`, `hit_rate`, and of the replaced device `instead_of_pages` and
+        `host_pages`, `disk_pages`, `hit_rate`, and of the replaced device `instead_of_pages`,
+        `instead_of_host_pages`, `instead_of_disk_pages` (its smallest tiers) and
         `instead_of_hit_rate`.
     text : str
         The decision as one line.
@@ -290,6 +291,7 @@ class _Decider:
         place, base = self._choose_in([each for each in self._columns if each.tier == 0])
         most = base.rates.index(max(base.rates)) if place is None else place
         rivals = [each for each in self._columns if each.policy == base.policy and each.tier > 0]
+        smallest = comparison.tiers[0]._asdict()
         for index in range(most, 0, -1):
             rate = base.rates[index]
             found = [
@@ -306,6 +308,8 @@ class _Decider:
                     **comparison.tiers[kind]._asdict(),
                     "hit_rate": with_tier,
                     "instead_of_pages": comparison.pages[index],
+                    "instead_of_host_pages": smallest["host_pages"],
+                    "instead_of_disk_pages": smallest["disk_pages"],
                     "instead_of_hit_rate": rate,
                 }
         return None
@@ -342,20 +346,24 @@ class _Decider:
     def _tier_text(self, tier: dict[str, Any] | None) -> str:
         if tier is None:
             return "In these replays, no tier replaces device memory." * self._has_tiers
-        comparison = self._comparison
-        below = next(each for each in comparison.tiers if each._asdict().items() <= tier.items())
-        bytes_of = comparison.page_bytes, comparison.state_slot_bytes
+        tiers = self._comparison.tiers
+        below = next(each for each in tiers if each._asdict().items() <= tier.items())
+        return (
+            f"With {tier['policy']}, {self._levels(tier['device_pages'], below)} find as much as "
+            f"{self._levels(tier['instead_of_pages'], tiers[0])}: {tier['hit_rate']:.2%} and "
+            f"{tier['instead_of_hit_rate']:.2%}."
+        )
+
+    def _levels(self, pages: int, below: TierPages) -> str:
+        """Write the memory of a device with these pages and of the tiers below."""
+        bytes_of = self._comparison.page_bytes, self._comparison.state_slot_bytes
         sizes = {
             "a host tier": below.size("host", *bytes_of),
             "a disk": below.size("disk", *bytes_of),
         }
-        unit = "" if comparison.page_bytes else " pages"
+        unit = "" if self._comparison.page_bytes else " pages"
         names = [f"{name} of {size}{unit}" for name, size in sizes.items() if size]
-        return (
-            f"With {tier['policy']}, {self._device(tier['device_pages'])} of device memory and "
-            f"{' and '.join(names)} find as much as {self._device(tier['instead_of_pages'])} of "
-            f"device memory: {tier['hit_rate']:.2%} and {tier['instead_of_hit_rate']:.2%}."
-        )
+        return " and ".join([f"{self._device(pages)} of device memory", *names])
 
     def _states_text(self, column: _Column, index: int) -> str:
         """Write whether state slots or pages were short in the pool of the decision."""

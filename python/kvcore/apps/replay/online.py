@@ -171,6 +171,8 @@ class _OnlineReplay:
         self._clock = clock
         self._returns = pool.returns(workload)
         self._unsampled_seconds = 0.0
+        self._used = 0  # pages at the last sample
+        self._next_sample = 0  # the step that is sampled next
         self._sampled_seconds = 0.0
         self._used_page_seconds = 0.0
         self._running_seconds = 0.0
@@ -189,7 +191,7 @@ class _OnlineReplay:
                 if self._timeline is not None:
                     self._timeline.add_step(self._now, self._tally.step_ns[-1])
             elif len(self._arrivals):
-                self._now = self._arrivals.next_time
+                self._wait_for_arrival()
             else:
                 return
 
@@ -232,18 +234,31 @@ class _OnlineReplay:
         self._now += seconds
         self._unsampled_seconds += seconds
         self._running_seconds += seconds * self._scheduler.num_running
-        if len(self._tally.step_ns) % _SAMPLE_EVERY == 0:
+        if len(self._tally.step_ns) >= self._next_sample:
+            self._next_sample = len(self._tally.step_ns) + _SAMPLE_EVERY
             self._sample_occupancy()
 
-    def _sample_occupancy(self) -> None:
-        used = self._pool.total_pages - self._timer.timed(lambda: self._manager.num_free_blocks)()
-        self._used_page_seconds += used * self._unsampled_seconds
+    def _wait_for_arrival(self) -> None:
+        """Let the time pass until the next arrival. No page is used in this time."""
+        self._count_used()
+        self._sampled_seconds += self._arrivals.next_time - max(self._now, self._start)
+        self._now = self._arrivals.next_time
+        self._next_sample = 0
+
+    def _count_used(self) -> None:
+        """Count the pages of the last sample for the time of the steps since the sample before."""
+        self._used_page_seconds += self._used * self._unsampled_seconds
         self._sampled_seconds += self._unsampled_seconds
+        self._unsampled_seconds = 0.0
+
+    def _sample_occupancy(self) -> None:
+        free = self._timer.timed(lambda: self._manager.num_free_blocks)()
+        self._used = used = self._pool.total_pages - free
+        self._count_used()
         if self._timeline is not None:
             self._timeline.add_pages(self._now, used, self._manager.num_cached_blocks)
         if self._groups is not None:
             self._groups.look(self._tally.served + self._tally.refused)
-        self._unsampled_seconds = 0.0
 
     def _next_tokens(self, batch: Batch) -> NDArray[np.int32]:
         """Read the next tokens of each request; tokens after its output have no effect."""
@@ -272,6 +287,7 @@ class _OnlineReplay:
 
     def report(self, wall_seconds: float) -> ReplayReport:
         """Return the report."""
+        self._count_used()
         self._tally.manager_ns = self._timer.spent_ns
         self._tally.preemptions = self._scheduler.num_preemptions
         self._tally.recomputed_tokens = self._scheduler.recomputed_tokens

@@ -34,6 +34,7 @@ POLICIES = tuple(BY_NAME)
 _HINTED = Hinted.name
 MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
+_EXPLAINED_PAGES = 2**23  # four bytes each, and 48 bytes for each run of pages
 FEWEST_TOKENS = 2  # of a step: a request with one token searches no hit
 
 
@@ -101,7 +102,9 @@ class PoolSettings:
     hints : str
         Hints of the requests for the policy "hinted", from `HINTS`.
     explain : bool
-        Find out why prompts miss the cache. Remembers four times the pages of the pool.
+        Find out why prompts miss the cache. The manager remembers the last evicted pages: 2^23
+        pages, or four times the pages of the pool. Tokens of pages that were evicted earlier count
+        as never seen.
     advice : int
         One page in this many is sampled for advice on other sizes; 0 for no advice.
     """
@@ -299,13 +302,17 @@ class PoolSettings:
                 eviction=self.policy,
                 events=events,
                 clock=clock,
-                explain=min(4 * self.total_pages, MOST_PAGES) if self.explain else False,
+                explain=self._explained_pages() if self.explain else False,
                 advice=self.advice or False,
             ),
             **self._tiers(opened, params),
         )
         opened.callback(made.close)
         return made
+
+    def _explained_pages(self) -> int:
+        """Return the number of evicted pages to remember: many pools, if the pool is small."""
+        return min(max(_EXPLAINED_PAGES, 4 * self.total_pages), MOST_PAGES)
 
     def _params(self) -> KVCacheParams:
         """Return the params of the manager; with tiers they have tiny pages."""

@@ -20,11 +20,12 @@ __all__ = ["BlockContent", "BlockIds", "BlockSize", "BlockWorkload", "dense_ids"
 
 MAX_TOKEN_IDS = 2**31
 MAX_HASH_ID = 2**64 - 1
+MIN_HASH_ID = -(2**63)
 MAX_BLOCKS = 2**26  # of all requests: a block takes about 40 bytes during reading
 MAX_TEXT_IDS = 2**23  # distinct ids that are texts: each takes about 200 bytes
 _MOST_TEXT = 256
 _CHUNK = 1 << 20
-_IDS = f"a list of integers from 0 to {MAX_HASH_ID} or a list of texts"
+_IDS = f"a list of integers from {MIN_HASH_ID} to {MAX_HASH_ID} or a list of texts"
 
 _Ints = NDArray[np.int64]
 
@@ -47,7 +48,7 @@ class BlockIds:
         kinds = set(map(type, ids)) if type(ids) is list else {None}
         if not (kinds <= {int} or kinds <= {str}):
             raise ValueError(f"{name}: expected {_IDS}, got {shown_value(ids)}")
-        if kinds == {int} and (min(ids) < 0 or max(ids) > MAX_HASH_ID):
+        if kinds == {int} and (min(ids) < MIN_HASH_ID or max(ids) > MAX_HASH_ID):
             raise ValueError(f"{name}: expected {_IDS}, got {shown_value(ids)}")
         if kinds == {str} and max(map(len, ids)) > _MOST_TEXT:
             raise ValueError(f"{name}: expected texts of at most {_MOST_TEXT} characters")
@@ -63,7 +64,7 @@ class BlockIds:
         return checked
 
     def add(self, ids: Any) -> None:
-        """Append the checked ids of one prompt."""
+        """Append the checked ids of one prompt; -1 is the same id of 64 bits as 2^64 - 1."""
         self._firsts.append(len(self._ids))
         self._counts.append(len(ids))
         if not ids:
@@ -74,8 +75,11 @@ class BlockIds:
             ids = [texts.setdefault(each, len(texts)) for each in ids]
             if len(texts) > MAX_TEXT_IDS:
                 raise ValueError(f"expected at most {MAX_TEXT_IDS} distinct texts as ids")
-        elif self._ids.typecode == "I" and max(ids) >= 1 << 32:
-            self._ids = array("Q", self._ids)
+        else:
+            if min(ids) < 0:
+                ids = [each & MAX_HASH_ID for each in ids]
+            if self._ids.typecode == "I" and max(ids) >= 1 << 32:
+                self._ids = array("Q", self._ids)
         self._ids.extend(ids)
 
     def make_local(self, first: int, offset: int) -> int:

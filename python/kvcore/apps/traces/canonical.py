@@ -32,6 +32,7 @@ _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "t
 _ROW = frozenset({"time", "input", "output", "session", "parent", "after", "delay"})
 _MOST_NOTES = 64
 _MOST_AFTER = 1 << 16
+_MOST_SESSIONS = 1 << 62
 
 
 class TraceFile:
@@ -186,7 +187,7 @@ def _after(numbers: Any, index: int) -> list[int]:
     is_list = isinstance(numbers, list) and len(numbers) <= _MOST_AFTER
     if not is_list or not all(type(each) is int and 0 <= each < index for each in numbers):
         raise ValueError(
-            f"after: expected at most {_MOST_AFTER} rows of 0 to {index - 1}, got "
+            f"after: expected at most {_MOST_AFTER} numbers of rows before row {index}, got "
             f"{shown_value(numbers)}"
         )
     found: list[int] = numbers
@@ -201,6 +202,15 @@ def _known(row: dict[str, Any], names: frozenset[str]) -> None:
         )
 
 
+def _replaced(notes: list[str], old: list[str], new: list[str]) -> list[str]:
+    """Return the notes with the new lines in place of the old lines, or at the end."""
+    if not notes or old == new:
+        return notes
+    first = min((notes.index(each) for each in old if each in notes), default=len(notes))
+    kept = [each for each in notes[first:] if each not in old]
+    return [*notes[:first], *new, *kept]
+
+
 class _Rows:
     """Collect the rows below a header."""
 
@@ -212,6 +222,10 @@ class _Rows:
             prefix_share=share if options.prefix_share is None else options.prefix_share
         )
         self._notes: list[str] = header.get("notes", [])
+        if self._kind == "lengths":
+            self._notes = _replaced(
+                self._notes, LengthContent(prefix_share=share).notes(), self._lengths.notes()
+            )
         self.requests = Requests(Clock("s"))
         self._ids = BlockIds()
         self._text = TokenText()
@@ -230,9 +244,15 @@ class _Rows:
         inputs = token_count("input", row.get("input"))
         outputs = token_count("output", row.get("output"))
         session, parent = row.get("session", _NONE), row.get("parent", _NONE)
-        for field, value, end in (("session", session, 1 << 62), ("parent", parent, index)):
-            if field in row and not (type(value) is int and 0 <= value < end):
-                raise ValueError(f"{field}: expected 0 to {end - 1}, got {shown_value(value)}")
+        if "session" in row and not (type(session) is int and 0 <= session < _MOST_SESSIONS):
+            raise ValueError(
+                f"session: expected 0 to {_MOST_SESSIONS - 1}, got {shown_value(session)}"
+            )
+        if "parent" in row and not (type(parent) is int and 0 <= parent < index):
+            raise ValueError(
+                f"parent: expected the number of a row before row {index}, got "
+                f"{shown_value(parent)}"
+            )
         after = _after(row.get("after", []), index)
         delay = math.nan
         if "delay" in row:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["LineError", "TraceError", "counted", "shown", "shown_value"]
+__all__ = ["LineError", "TraceError", "counted", "printable", "shown", "shown_value"]
 
 _SHOWN_CHARACTERS = 40
 
@@ -15,7 +15,7 @@ class TraceError(ValueError):
     """Raised for a bad trace; the text has the file, the row, the field and the expected value."""
 
     def __init__(self, path: str, line: int | None, what: str) -> None:
-        place = path if line is None else f"{path}:{line}"
+        place = printable(path) if line is None else f"{printable(path)}:{line}"
         super().__init__(f"{place}: {what}")
         self.path = path
         self.line = line
@@ -34,10 +34,17 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes for characters that are not printable, such as control characters.
+
+    The names of files may have any characters, also bytes that are not UTF-8.
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def shown(text: str) -> str:
     """Return the beginning of a text on one line, with escapes for control characters."""
-    text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
-    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    text = printable(" ".join(text[: 4 * _SHOWN_CHARACTERS].split()))
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcore.apps.traces.block_rows import read_bailian, read_mooncake
 from kvcore.apps.traces.canonical import read_canonical
-from kvcore.apps.traces.errors import LineError, TraceError
+from kvcore.apps.traces.errors import LineError, TraceError, printable
 from kvcore.apps.traces.formats import FORMATS, found_format
 from kvcore.apps.traces.lengths import LengthContent, read_azure, read_burstgpt, read_lengths
 from kvcore.apps.traces.rows import ReadOptions
@@ -118,7 +118,7 @@ def load_trace(
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format_name!r}")
     after = ""
     title = "standard input" if path == "-" else path
-    name = "stdin" if path == "-" else Path(path).name
+    name = "stdin" if path == "-" else printable(Path(path).name)
     try:
         with opened(path, on_progress) as source:
             found = format_name or found_format(source, title)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcore.apps.traces.clock import Clock
+from kvcore.apps.traces.clock import UNITS, Clock
 from kvcore.apps.traces.errors import counted, shown_value
 from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.tokens import TokenText, token_ids
@@ -24,6 +24,7 @@ __all__ = ["read_openai", "read_sharegpt"]
 
 _MOST_CACHED = 1 << 14
 _UNKNOWN = -1
+_MOST_SECONDS = 1 << 40
 _BATCH = frozenset({"custom_id", "method", "url", "body"})
 _ROW = frozenset({"timestamp", "created", "session_id", "delay", "output_length", "usage"})
 _BODY = frozenset(
@@ -168,7 +169,7 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
             outputs, is_bound = _outputs(row, body)
             bounded += is_bound
             turn = turns.add(clock, len(requests), row.get("session_id"), row.get("delay"))
-            clock.add("timestamp", _time(row))
+            _add_time(clock, row)
             start = len(text)
             for tokens in parts.of(body):
                 text.extend(tokens)
@@ -198,11 +199,18 @@ def _outputs(row: dict[str, Any], body: dict[str, Any]) -> tuple[int, bool]:
     return 0, False
 
 
-def _time(row: dict[str, Any]) -> Any:
+def _add_time(clock: Clock, row: dict[str, Any]) -> None:
+    """Append `timestamp`, or `created`, which is in seconds in every trace."""
     created = row.get("created")
-    if "timestamp" not in row and type(created) is int and 0 <= created < 1 << 40:
-        return created * 1000
-    return row.get("timestamp")
+    if row.get("timestamp") is not None or created is None:
+        clock.add("timestamp", row.get("timestamp"))
+        return
+    if type(created) not in (int, float) or not 0 <= created < _MOST_SECONDS:
+        raise ValueError(
+            f"created: expected 0 to less than {_MOST_SECONDS} seconds since 1970, got "
+            f"{shown_value(created)}"
+        )
+    clock.add("created", created * UNITS[clock.unit])
 
 
 def read_sharegpt(source: Source, name: str, options: ReadOptions) -> Trace:

@@ -57,8 +57,8 @@ class Trace:
     input_lengths, output_lengths : numpy.ndarray
         int64 ``[n]``, tokens, at least 1.
     sessions, parents : numpy.ndarray
-        int64 ``[n]``: number of the session, and index of the request that this request continues;
-        -1 for none.
+        int64 ``[n]``: number of the session, and index of the request that this request continues,
+        which is smaller than its own index; -1 for none.
     waits : numpy.ndarray
         int64 ``[m, 2]``, pairs: the first request also waits for the answer of the second request,
         which is a sub-agent's last request, or the request that starts a sub-agent.
@@ -87,17 +87,23 @@ class Trace:
         return len(self.arrivals)
 
     def sorted(self) -> Trace:
-        """Return the trace with its requests in the order of their arrivals."""
+        """Return the trace with its requests in the order of their arrivals.
+
+        A request that arrives before its parent, which only a request without a delay can do,
+        continues no request.
+        """
         order = np.argsort(self.arrivals, kind="stable")
+        places = np.arange(len(self))
         rank = np.empty(len(self) + 1, np.int64)
-        rank[order], rank[_NONE] = np.arange(len(self)), _NONE
+        rank[order], rank[_NONE] = places, _NONE
+        parents = rank[self.parents[order]]
         return replace(
             self,
             arrivals=self.arrivals[order],
             input_lengths=self.input_lengths[order],
             output_lengths=self.output_lengths[order],
             sessions=self.sessions[order],
-            parents=rank[self.parents[order]],
+            parents=np.where(parents < places, parents, _NONE),
             waits=rank[self.waits],
             delays=self.delays[order],
             content=self.content.reordered(order),
