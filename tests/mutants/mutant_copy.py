@@ -62,6 +62,16 @@ def fast_tests(mutants: Iterable[Mutant]) -> list[str]:
     return list(dict.fromkeys(tests))
 
 
+def copy_changed(source: str | Path, target: str | Path) -> None:
+    """Copy a file unless the target has its bytes.
+
+    The copy has a new time, so a build that goes on compiles it again. The object of an earlier
+    mutant could be newer than the source.
+    """
+    if not Path(target).exists() or Path(target).read_bytes() != Path(source).read_bytes():
+        shutil.copyfile(source, target)
+
+
 class Copy:
     """A copy of the sources with a build of its own.
 
@@ -78,9 +88,15 @@ class Copy:
         where.mkdir(parents=True, exist_ok=True)
         for name in SOURCES:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, where / name, dirs_exist_ok=True, ignore=LEFT_OUT)
+                shutil.copytree(
+                    ROOT / name,
+                    where / name,
+                    dirs_exist_ok=True,
+                    ignore=LEFT_OUT,
+                    copy_function=copy_changed,
+                )
             else:
-                shutil.copy2(ROOT / name, where / name)
+                copy_changed(ROOT / name, where / name)
 
     # ---- builds ----------------------------------------------------------------------------------
 
