@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import refused, told
+from cli_runs import refused, told, write_windowed_config
 from hf_group_configs import MIMO
 from kvcore.apps.cli.main import main
 from trace_files import random_rows, row, write_trace
@@ -67,16 +67,7 @@ def test_memory_names_the_pools_of_both(capsys: pytest.CaptureFixture[str], trac
 def test_a_config_file_names_a_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
 ) -> None:
-    config = {
-        "model_type": "mistral",
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "sliding_window": 512,
-        "dtype": "float16",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_windowed_config(tmp_path)
     answer = told(capsys, "replay", trace, "--groups", str(tmp_path), "--pages", "300")
     (window,) = answer["results"][1]["groups"]
     assert (window["kind"], window["keeps"], window["bundles"]) == ("window", 512, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import refused, shown, told
+from cli_runs import refused, shown, told, write_windowed_config
 from trace_files import random_rows, write_trace
 
 GIB = 1 << 30
@@ -177,16 +177,7 @@ def test_the_page_names_groups_and_the_bound(
 def test_a_config_file_names_a_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: str
 ) -> None:
-    config = {
-        "model_type": "mistral",
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "sliding_window": 512,
-        "dtype": "float16",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_windowed_config(tmp_path)
     answer = told(capsys, "replay", trace, "--model", tmp_path, "--pages", "300,900")
     (window,) = answer["results"][0]["groups"]
     assert (window["kind"], window["keeps"]) == ("window", 512)

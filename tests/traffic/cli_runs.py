@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvcore.apps.cli.main import main
 
-__all__ = ["refused", "shown", "told"]
+__all__ = ["refused", "shown", "told", "write_windowed_config"]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -38,3 +39,17 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
     assert captured.err.count("\n") == 1
     assert len(captured.err) > len("kvcore: error: \n")
     return captured.err
+
+
+def write_windowed_config(folder: Path) -> None:
+    """Write the config.json of a small model whose layers have a window of 512 tokens."""
+    config = {
+        "model_type": "mistral",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 512,
+        "dtype": "float16",
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -22,7 +22,7 @@ void begin_again(CacheData& cache, SequenceHandle handle);
 /// Begins a sequence again that has no transfers under way.
 void begin_again(CacheData& cache, Sequence& sequence, SequenceHandle handle) noexcept;
 void set_priority(CacheData& cache, SequenceHandle handle, const RequestPriority& priority);
-/// Sets the time that priorities and eviction policies go by.
+/// Sets the present time of priorities and eviction policies.
 void advance(CacheData& cache, std::int64_t now) noexcept;
 
 // truncate.cpp. O(pages given back).

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from builders import error_of, make_manager, prefilled, put_in_cache
+from conftest import require
 from kvcore import CacheOptions, PagedKVCacheManager, TextGenerationContext
 from kvcore.groups import FullAttention, SlidingWindow, State
 from kvcore.metrics import AdviceRates, export
@@ -289,7 +290,7 @@ def test_advice_while_another_thread_serves() -> None:
 
 
 def test_families_of_prometheus() -> None:
-    pytest.importorskip("prometheus_client")
+    require("prometheus_client")
     from scraped import of, scrape
 
     mgr = advised(8, cache={"quotas": {"a": (0, None)}})
@@ -309,7 +310,7 @@ def test_families_of_prometheus() -> None:
 
 
 def test_no_families_without_advice() -> None:
-    pytest.importorskip("prometheus_client")
+    require("prometheus_client")
     from scraped import scrape
 
     with export(make_manager(), port=0) as exporter:
