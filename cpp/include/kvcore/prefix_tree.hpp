@@ -173,6 +173,8 @@ class PrefixTree {
     [[nodiscard]] PrefixMatch match(TreeNode* root, const TokenId* tokens, std::int64_t n,
                                     bool want_partial = false) const noexcept;
 
+    /// True if there is a namespace other than the default namespace.
+    [[nodiscard]] bool has_namespaces() const noexcept { return !roots_.empty(); }
     /// Pages of the longest cached prefix of `tokens` [n] in other namespaces than `name`. Searches
     /// `most` namespaces, the default namespace first.
     [[nodiscard]] std::int32_t match_elsewhere(std::string_view name, const TokenId* tokens,

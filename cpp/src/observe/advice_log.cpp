@@ -9,6 +9,7 @@
 
 #include "kvcore/errors.hpp"
 #include "observe/page_hash.hpp"
+#include "tree/token_hash.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
@@ -93,12 +94,18 @@ class AdviceLog::Recorder final : public TreeListener {
         const std::int32_t page_size = tree_.page_size();
         std::uint64_t hash = hash_before(node, first);
         const BlockId* const ids = node->ids(page_size) + (first - node->start);
-        const TokenId* tokens = node->page_tokens(first - node->start, page_size);
+        const TokenId* const tokens = node->page_tokens(first - node->start, page_size);
         entered.clear();
-        for (std::int32_t i = 0; i < n; ++i, tokens += page_size) {
-            hash = page_hash::extended(hash, tokens, page_size);
-            hashes_[static_cast<std::size_t>(ids[i])] = hash;
-            if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i);
+        std::uint64_t hashes[kBlock];
+        for (std::int32_t i = 0; i < n; i += kBlock) {
+            const std::int32_t size = std::min(kBlock, n - i);
+            hash_pages(hashes, page_hash::kSeed, tokens + std::ptrdiff_t{i} * page_size, page_size,
+                       size);
+            for (std::int32_t j = 0; j < size; ++j) {
+                hash = page_hash::extended(hash, hashes[j]);
+                hashes_[static_cast<std::size_t>(ids[i + j])] = hash;
+                if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i + j);
+            }
         }
         // The index keeps the pages that it has, while other pages of the run enter.
         for (const Page& page : entered) index.note_distance(page.hash);
@@ -119,6 +126,8 @@ class AdviceLog::Recorder final : public TreeListener {
     std::vector<Page> entered;  // the sampled pages of the last run that entered the tree
 
    private:
+    static constexpr std::int32_t kBlock = 32;  // pages that are hashed at once
+
     [[nodiscard]] std::uint64_t hash_before(const TreeNode* node,
                                             std::int32_t first) const noexcept {
         if (first > node->start) return hash(node->ids(tree_.page_size())[first - node->start - 1]);

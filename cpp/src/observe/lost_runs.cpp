@@ -20,6 +20,17 @@ std::uint64_t LostRuns::hash_of_name(std::string_view name) noexcept {
     return hash;
 }
 
+std::uint64_t LostRuns::extended(std::uint64_t before, const TokenId* tokens,
+                                 std::int32_t n) const noexcept {
+    std::uint64_t hashes[kBlock];
+    for (std::int32_t i = 0; i < n; i += kBlock) {
+        const std::int32_t size = std::min(kBlock, n - i);
+        hash_pages(hashes, 0, tokens + std::ptrdiff_t{i} * page_size_, page_size_, size);
+        for (std::int32_t j = 0; j < size; ++j) before = extended(before, tag_of(hashes[j]));
+    }
+    return before;
+}
+
 // ---- room ---------------------------------------------------------------------------------------
 
 // Makes room for a run of `pages` pages. Each record of the oldest run that is not live any more
@@ -79,9 +90,15 @@ LostRuns::Number LostRuns::add(const TokenId* tokens, std::int32_t n, Loss loss,
     run.then = then;
     std::uint32_t* const tags = tags_.data();
     const std::size_t last = tags_.size() - 1;
-    const std::int32_t page = page_size_;
-    for (std::uint32_t i = 0; i < pages; ++i, tokens += page) {
-        tags[(run.begin + i) & last] = tag_of(tokens, page);
+    std::uint64_t hashes[kBlock];
+    const auto end = static_cast<std::int32_t>(pages);
+    for (std::int32_t i = 0; i < end; i += kBlock) {
+        const std::int32_t size = std::min(kBlock, end - i);
+        hash_pages(hashes, 0, tokens + std::ptrdiff_t{i} * page_size_, page_size_, size);
+        const std::size_t first = run.begin + static_cast<std::size_t>(i);
+        for (std::int32_t j = 0; j < size; ++j) {
+            tags[(first + static_cast<std::size_t>(j)) & last] = tag_of(hashes[j]);
+        }
     }
     num_added_ += pages;
     kvcore::prefetch(&record(oldest_ + 4));
@@ -105,16 +122,33 @@ void LostRuns::index(Number number, std::uint64_t before) {
     waiting_ = number;
 }
 
-LostRuns::Found LostRuns::take(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
-                               Number first_end, Number second_end) {
-    if (oldest_ == next_) return {};
+// Returns how many of the pages `tokens` [n] have the tags from `begin` on, and extends `path` by
+// them.
+std::int32_t LostRuns::num_equal(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
+                                 std::uint32_t begin) noexcept {
+    std::uint64_t hashes[kBlock];
+    std::int32_t size = 4;
+    for (std::int32_t i = 0; i < n; size = kBlock) {
+        size = std::min(size, n - i);
+        hash_pages(hashes, 0, tokens + std::ptrdiff_t{i} * page_size_, page_size_, size);
+        for (std::int32_t j = 0; j < size; ++j, ++i) {
+            const std::uint32_t next = tag_of(hashes[j]);
+            if (next != tag(begin + static_cast<std::uint32_t>(i))) return i;
+            path = extended(path, next);
+        }
+    }
+    return n;
+}
+
+LostRuns::Found LostRuns::take(std::uint64_t& path, std::uint32_t first_tag, const TokenId* tokens,
+                               std::int32_t n, Number first_end, Number second_end) {
+    if (is_empty()) return {};
     link_waiting();
-    const std::uint32_t first = tag_of(tokens, page_size_);
-    const std::uint64_t key = extended(path, first);
+    const std::uint64_t key = extended(path, first_tag);
     Number like[kMostCompared];
     std::size_t size = 0;
     for (const Number end : {first_end, second_end}) {
-        if (is_live(end) && tag(record(end).begin) == first) like[size++] = end;
+        if (is_live(end) && tag(record(end).begin) == first_tag) like[size++] = end;
     }
     for (Number i = head_of(key); has_record(i) && size < kMostCompared; i = record(i).next) {
         if (record(i).key == key && is_live(i)) like[size++] = i;
@@ -125,13 +159,8 @@ LostRuns::Found LostRuns::take(std::uint64_t& path, const TokenId* tokens, std::
     });
     const Record run = record(newest);
     const std::int32_t most = std::min(static_cast<std::int32_t>(run.num_pages), n);
-    std::int32_t equal = 1;
     path = key;
-    for (; equal < most; ++equal) {
-        const std::uint32_t next = tag_of(tokens + std::ptrdiff_t{equal} * page_size_, page_size_);
-        if (next != tag(run.begin + static_cast<std::uint32_t>(equal))) break;
-        path = extended(path, next);
-    }
+    const std::int32_t equal = 1 + num_equal(path, tokens + page_size_, most - 1, run.begin + 1);
     for (std::size_t i = 0; i < size; ++i) {
         if (like[i] != newest) cut(like[i], newest, equal, key);
     }

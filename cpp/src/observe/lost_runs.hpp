@@ -53,18 +53,16 @@ class LostRuns {
 
     // ---- hashes of prefixes: the hash of a name, extended page by page -------------------------
 
+    [[nodiscard]] std::uint32_t tag_of(const TokenId* page) const noexcept {
+        return tag_of(hash_tokens(0, page, page_size_));
+    }
     [[nodiscard]] static std::uint64_t hash_of_name(std::string_view name) noexcept;
     [[nodiscard]] static std::uint64_t extended(std::uint64_t before, std::uint32_t tag) noexcept {
         constexpr std::uint64_t kMul = 0x9e3779b97f4a7c15U;
         return folded_product(before ^ tag, kMul);
     }
     [[nodiscard]] std::uint64_t extended(std::uint64_t before, const TokenId* tokens,
-                                         std::int32_t n) const noexcept {
-        for (std::int32_t i = 0; i < n; ++i, tokens += page_size_) {
-            before = extended(before, tag_of(tokens, page_size_));
-        }
-        return before;
-    }
+                                         std::int32_t n) const noexcept;
 
     // ---- runs ----------------------------------------------------------------------------------
 
@@ -73,17 +71,17 @@ class LostRuns {
     /// Lets `take` find a run after the prefix with this hash. Does nothing for runs that are not
     /// remembered any more. Throws std::bad_alloc, except for the run that was added last.
     void index(Number number, std::uint64_t before);
-    /// Finds the run that left last, of the runs with the page `tokens` after the prefix with the
-    /// hash `path`, and of the runs `ends`. Extends `path` by its pages that are equal to `tokens`
-    /// [n], and cuts the runs that begin like it, so that a later call finds their other pages.
-    [[nodiscard]] Found take(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
-                             Number first_end, Number second_end);
+    /// Finds the run that left last, of the runs that begin with the page `tokens`, of this tag,
+    /// after the prefix with the hash `path`, and of the runs `ends`. Extends `path` by its pages
+    /// that are equal to `tokens` [n], and cuts the runs that begin like it, so that a later call
+    /// finds their other pages.
+    [[nodiscard]] Found take(std::uint64_t& path, std::uint32_t first_tag, const TokenId* tokens,
+                             std::int32_t n, Number first_end, Number second_end);
     /// Prefetches the memory that `take` reads first.
-    void prefetch(std::uint64_t path, const TokenId* tokens) noexcept {
-        if (oldest_ != next_) {
-            kvcore::prefetch(&head_of(extended(path, tag_of(tokens, page_size_))));
-        }
+    void prefetch(std::uint64_t path, std::uint32_t first_tag) noexcept {
+        kvcore::prefetch(&head_of(extended(path, first_tag)));
     }
+    [[nodiscard]] bool is_empty() const noexcept { return oldest_ == next_; }
     /// Throws IntegrityError if a record has no pages, or a chain is not in order. O(records).
     void check_integrity() const;
     [[nodiscard]] std::int64_t num_pages() const noexcept {
@@ -101,12 +99,13 @@ class LostRuns {
     };
     static_assert(sizeof(Record) == 32, "a cache line has two records");
 
+    // Pages that are hashed at once.
+    static constexpr std::int32_t kBlock = 32;
     // Runs that begin alike and are compared.
     static constexpr std::size_t kMostCompared = 16;
 
-    [[nodiscard]] static std::uint32_t tag_of(const TokenId* page,
-                                              std::int32_t page_size) noexcept {
-        return static_cast<std::uint32_t>(hash_tokens(0, page, page_size) >> 32);
+    [[nodiscard]] static std::uint32_t tag_of(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32);
     }
     [[nodiscard]] std::uint32_t head() const noexcept {
         return static_cast<std::uint32_t>(num_added_);
@@ -131,6 +130,8 @@ class LostRuns {
     void make_room(std::uint32_t pages);
     void grow_records();
     Number push(const Record& record) noexcept;
+    [[nodiscard]] std::int32_t num_equal(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
+                                         std::uint32_t begin) noexcept;
     void cut(Number number, Number like, std::int32_t most, std::uint64_t key);
     void supersede(std::uint64_t key, Number newest) noexcept;
 

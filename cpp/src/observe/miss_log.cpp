@@ -170,16 +170,21 @@ void MissLog::note_stored(SequenceHandle handle, std::int32_t columns) noexcept 
 void MissLog::prefetch(const Sequence& sequence, const RequestView& request,
                        const FoundHit& hit) noexcept {
     const auto replica = static_cast<std::size_t>(sequence.replica);
+    LostRuns& lost = *lost_[replica];
     const TreePosition at = hit.match.at;
     const std::int64_t first = std::int64_t{at.depth} * config_.page_size;
-    if (sequence.is_sealed() || first + config_.page_size > request.end) return;
+    LostPage& next = rows_[request.sequence.index].next;
+    next.column = -1;
+    if (lost.is_empty() || sequence.is_sealed() || first + config_.page_size > request.end) return;
     try {
-        const std::uint64_t path = at.depth == 0 ? LostRuns::hash_of_name(request.name_space)
-                                                 : recorders_[2 * replica]->hash(at.node, at.depth);
-        lost_[replica]->prefetch(path, request.tokens + first);
+        next.path = at.depth == 0 ? LostRuns::hash_of_name(request.name_space)
+                                  : recorders_[2 * replica]->hash(at.node, at.depth);
     } catch (const std::bad_alloc&) {
-        return;  // `note_hit` reads the memory itself
+        return;  // `note_hit` tries again
     }
+    next.tag = lost.tag_of(request.tokens + first);
+    next.column = at.depth;
+    lost.prefetch(next.path, next.tag);
 }
 
 void MissLog::note_hit(const Replica& home, SequenceHandle handle, const Sequence& sequence,
@@ -242,7 +247,7 @@ void MissLog::explain(const Admission& given, Row& row) {
         add_pages(Misses::kLate, depth, stored);
         depth = stored;
     }
-    depth = find_lost(given, depth, misses, add_pages);
+    if (depth < whole) depth = find_lost(given, depth, row, add_pages);
     if (depth >= whole) return;
     // A partly equal page of which the hit takes no token.
     std::int64_t begin = std::int64_t{depth} * page;
@@ -256,29 +261,36 @@ void MissLog::explain(const Admission& given, Row& row) {
         add(given.declines_partial ? Misses::kDeclined : Misses::kPartialPage, begin, begin + n);
         begin += n;
     }
-    const std::int64_t elsewhere =
-        std::int64_t{home.tree.match_elsewhere(request.name_space, request.tokens,
-                                               std::int64_t{whole} * page, kMostNamespaces)} *
-        page;
+    std::int64_t elsewhere = 0;
+    if (home.tree.has_namespaces()) {
+        elsewhere = std::int64_t{page} *
+                    home.tree.match_elsewhere(request.name_space, request.tokens,
+                                              std::int64_t{whole} * page, kMostNamespaces);
+    }
     add(Misses::kOtherNamespace, begin, std::max(begin, elsewhere));
     add(Misses::kNeverSeen, std::max(begin, elsewhere), std::int64_t{whole} * page);
 }
 
 // Finds the pages after `depth` that were evicted. Returns the depth after them.
 template <class Add>
-std::int32_t MissLog::find_lost(const Admission& given, std::int32_t depth, Misses& misses,
+std::int32_t MissLog::find_lost(const Admission& given, std::int32_t depth, Row& row,
                                 const Add& add) {
     const auto replica = static_cast<std::size_t>(given.sequence.replica);
+    LostRuns& lost = *lost_[replica];
+    if (lost.is_empty()) return depth;
     Recorder& recorder = *recorders_[2 * replica];
     Recorder* const host = recorders_[2 * replica + 1].get();
-    LostRuns& lost = *lost_[replica];
     const std::int32_t page = config_.page_size;
     const auto whole = static_cast<std::int32_t>(given.request.end / page);
     const TokenId* tokens = given.request.tokens;
     const TreeNode* node = given.sequence.pages.node();
-    const std::int32_t known = std::min(given.sequence.pages.committed(), depth);
-    std::uint64_t path = lost.extended(recorder.hash(node, known),
-                                       tokens + std::int64_t{known} * page, depth - known);
+    LostPage next = row.next;
+    if (next.column != depth) {
+        const std::int32_t known = std::min(given.sequence.pages.committed(), depth);
+        next.path = lost.extended(recorder.hash(node, known), tokens + std::int64_t{known} * page,
+                                  depth - known);
+        next.tag = lost.tag_of(tokens + std::int64_t{depth} * page);
+    }
     LostRuns::Number end = recorder.end_of({const_cast<TreeNode*>(node), depth});
     while (depth < whole) {
         LostRuns::Number host_end = 0;
@@ -287,12 +299,14 @@ std::int32_t MissLog::find_lost(const Admission& given, std::int32_t depth, Miss
                                                            std::int64_t{depth} * page);
             if (at.depth == depth) host_end = host->end_of(at);
         }
+        const TokenId* const first = tokens + std::int64_t{depth} * page;
         const LostRuns::Found found =
-            lost.take(path, tokens + std::int64_t{depth} * page, whole - depth, end, host_end);
+            lost.take(next.path, next.tag, first, whole - depth, end, host_end);
         if (found.num_pages == 0) break;
         add(found.loss.cause, depth, depth + found.num_pages);
-        misses.note_eviction(static_cast<double>(coarse_time() - found.loss.time) * 1e-9);
+        row.misses.note_eviction(static_cast<double>(coarse_time() - found.loss.time) * 1e-9);
         depth += found.num_pages;
+        if (depth < whole) next.tag = lost.tag_of(tokens + std::int64_t{depth} * page);
         end = 0;
     }
     return depth;

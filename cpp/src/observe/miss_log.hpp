@@ -60,6 +60,7 @@ class MissLog {
         if (handle.index >= rows_.size()) rows_.resize(std::size_t{handle.index} + 1);
         Row& row = rows_[handle.index];
         row.stored = 0;
+        row.next.column = -1;
         row.is_noted = row.is_counted = false;
     }
     /// The stores have the first `columns` columns of a prompt.
@@ -95,9 +96,17 @@ class MissLog {
         const FoundHit& hit;
         bool declines_partial;
     };
+    // The first page that is searched in the lost runs: its column, the hash of the prefix before
+    // it, and its tag.
+    struct LostPage {
+        std::int32_t column = -1;
+        std::uint32_t tag = 0;
+        std::uint64_t path = 0;
+    };
     struct Row {
         Misses misses;            // set if is_noted
         std::int32_t stored = 0;  // columns that the stores have
+        LostPage next;            // the page after the hit
         bool is_noted = false;
         bool is_counted = false;
         std::uint32_t epoch = 0;  // of the reset of metrics before it was counted
@@ -105,7 +114,7 @@ class MissLog {
 
     void explain(const Admission& given, Row& row);
     template <class Add>
-    [[nodiscard]] std::int32_t find_lost(const Admission& given, std::int32_t depth, Misses& misses,
+    [[nodiscard]] std::int32_t find_lost(const Admission& given, std::int32_t depth, Row& row,
                                          const Add& add);
 
     const CacheConfig& config_;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kvcore/types.hpp"
 #include "tree/token_hash.hpp"
 
 namespace kvcore::page_hash {
@@ -14,11 +13,10 @@ namespace kvcore::page_hash {
 constexpr std::uint64_t kSeed = 0x9e3779b97f4a7c15U;
 constexpr std::uint64_t kChain = 0xc2b2ae3d27d4eb4fU;
 
-/// The hash of a prefix that ends with a page, from the hash of the prefix before the page. The
-/// hash of the tokens does not wait for the prefix, so the processor hashes several pages at once.
-[[nodiscard]] inline std::uint64_t extended(std::uint64_t before, const TokenId* page,
-                                            std::int32_t page_size) noexcept {
-    return folded_product(before ^ kSeed, hash_tokens(kSeed, page, page_size) ^ kChain) + kChain;
+/// The hash of a prefix that ends with a page, from the hash of the prefix before the page and the
+/// hash of the page's tokens under kSeed.
+[[nodiscard]] inline std::uint64_t extended(std::uint64_t before, std::uint64_t tokens) noexcept {
+    return folded_product(before ^ kSeed, tokens ^ kChain) + kChain;
 }
 
 /// The hash of the empty prefix of a namespace.

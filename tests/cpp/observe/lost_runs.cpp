@@ -49,7 +49,8 @@ struct Record {
                          LostRuns::Number end = 0) {
         std::uint64_t at = path(before);
         const Tokens tokens = pages(names);
-        const LostRuns::Found found = runs.take(at, tokens.data(), count(tokens), end, 0);
+        const LostRuns::Found found =
+            runs.take(at, runs.tag_of(tokens.data()), tokens.data(), count(tokens), end, 0);
         std::vector<TokenId> whole = before;
         whole.insert(whole.end(), names.begin(), names.begin() + found.num_pages);
         CHECK_EQ(at, path(whole));

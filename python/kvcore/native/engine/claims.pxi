@@ -85,7 +85,7 @@ cdef uint64_t next_manager_uid = 1
 
 
 @cython.final
-@cython.freelist(16)
+@cython.freelist(256)  # many contexts may end at once
 cdef class ReleasedMisses:
     """The misses of a claim that has ended."""
 
