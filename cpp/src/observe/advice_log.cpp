@@ -2,7 +2,6 @@
 #include "observe/advice_log.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -47,6 +46,10 @@ std::int64_t uncommitted(const Replica& home) noexcept {
 
 std::int64_t own_uncommitted(const Sequence& sequence) noexcept {
     return sequence.pages.size() - sequence.pages.committed();
+}
+
+std::int64_t others_uncommitted(const Replica& home, const Sequence& sequence) noexcept {
+    return uncommitted(home) - own_uncommitted(sequence);
 }
 
 }  // namespace
@@ -151,12 +154,6 @@ class AdviceLog::Recorder final : public TreeListener {
 
 // ---- the log ------------------------------------------------------------------------------------
 
-std::int64_t AdviceLog::steady_time() noexcept {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
 AdviceLog::AdviceLog(const CacheConfig& config,
                      const std::vector<std::unique_ptr<Replica>>& replicas, bool is_lru,
                      Clock clock)
@@ -253,12 +250,12 @@ void AdviceLog::note_hit(const Replica& home, const Sequence& sequence, const Re
                          TokenCounts::Positions fresh) noexcept {
     Row& row = rows_[request.sequence.index];
     if (!row.is_noted) begin_uses(row, request, fresh.begin);
-    const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
     const ShadowIndex& index = recorder_of(sequence).index;
     const std::int32_t committed = sequence.pages.committed();
     find_sampled(sequence, row.next, committed);
     use_pages(sequence, row, row.sums, sampled_, [&](const Page& page) {
-        return page.was_held ? 0 : distance(index.distance(page.entry), others);
+        if (page.was_held) return std::int64_t{0};
+        return distance(index.distance(page.entry), others_uncommitted(home, sequence));
     });
     end_uses(row, row.sums, committed);
     const std::int64_t hit = sequence.hit_tokens;
@@ -344,6 +341,7 @@ void AdviceLog::count_use(Row& row, AdviceSums& sums, Page& page,
 // Room is made after the last use, when the request holds the pages of all its uses.
 void AdviceLog::record_uses(const Replica& home, const Sequence& sequence, const Row& row,
                             std::int32_t first, Owner owner) noexcept {
+    if (row.pages.empty()) return;
     const std::int32_t room_now =
         room(home, recorder_of(sequence).index, own_uncommitted(sequence));
     const auto is_use = [&](const Page& page) {
@@ -375,7 +373,6 @@ void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Se
                             Owner owner, std::int32_t first, std::int32_t first_new,
                             std::int32_t end) noexcept {
     Row& row = rows_[handle.index];
-    const std::int64_t others = uncommitted(home) - own_uncommitted(sequence);
     Recorder& recorder = recorder_of(sequence);
     AdviceSums& sums = slices_[slice_].sums[owner];
     const std::int32_t next = row.next;
@@ -383,7 +380,7 @@ void AdviceLog::note_commit(const Replica& home, SequenceHandle handle, const Se
         const bool is_repeated = page.column >= first && page.column < first_new;
         const std::int64_t before = recorder.index.distance_before(page.entry);
         const bool is_new = is_repeated || before == ShadowIndex::kNew;
-        return is_new ? kNotFound : distance(before, others);
+        return is_new ? kNotFound : distance(before, others_uncommitted(home, sequence));
     };
     find_sampled(sequence, std::min(first, next), first_new);
     use_pages(sequence, row, sums, sampled_, distance_of);

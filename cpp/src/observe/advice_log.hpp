@@ -17,6 +17,7 @@
 #include "observe/token_counts.hpp"
 #include "pages/page_owners.hpp"
 #include "request/sequence.hpp"
+#include "support/coarse_clock.hpp"
 #include "support/memory.hpp"
 
 namespace kvcore {
@@ -111,7 +112,7 @@ class AdviceLog {
     /// Throws std::invalid_argument if layers keep different tokens; std::bad_alloc.
     /// `is_lru`: the trees evict by LRU.
     AdviceLog(const CacheConfig& config, const std::vector<std::unique_ptr<Replica>>& replicas,
-              bool is_lru, Clock clock = steady_time);
+              bool is_lru, Clock clock = coarse_time);
     ~AdviceLog();
     AdviceLog(const AdviceLog&) = delete;
     AdviceLog& operator=(const AdviceLog&) = delete;
@@ -159,8 +160,6 @@ class AdviceLog {
     [[nodiscard]] AdviceCopy copy() const;
     /// Throws IntegrityError. O(entries).
     void check_integrity() const;
-
-    static std::int64_t steady_time() noexcept;
 
    private:
     class Recorder;

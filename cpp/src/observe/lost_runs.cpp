@@ -47,12 +47,12 @@ void LostRuns::make_room(std::uint32_t pages) {
 
 void LostRuns::grow_records() {
     const std::size_t size = std::max<std::size_t>(64, 2 * records_.size());
-    std::vector<Record> records(size);
-    decltype(heads_) heads(4 * size);
+    decltype(records_) records(size);
+    decltype(heads_) heads(8 * size);
     for (Number i = oldest_; i != next_; ++i) records[i & (size - 1)] = record(i);
     records_.swap(records);
     heads_.swap(heads);
-    waiting_ = 0;
+    num_waiting_ = 0;
     for (Number i = oldest_; i != next_; ++i) {
         if (record(i).key != 0) link(i);
     }
@@ -66,9 +66,26 @@ void LostRuns::link(Number number) noexcept {
     first = number;
 }
 
-void LostRuns::link_waiting() noexcept {
-    if (has_record(waiting_)) link(waiting_);
-    waiting_ = 0;
+void LostRuns::wait(Number number) noexcept {
+    if (num_waiting_ == waiting_.size()) link_first_waiting();
+    waiting_[(first_waiting_ + num_waiting_) % waiting_.size()] = number;
+    ++num_waiting_;
+}
+
+void LostRuns::link_first_waiting() noexcept {
+    const Number number = waiting_[first_waiting_ % waiting_.size()];
+    ++first_waiting_;
+    --num_waiting_;
+    if (has_record(number)) link(number);
+}
+
+// Links the waiting runs if the chain of this key would have a run of them.
+void LostRuns::link_waiting(std::uint64_t key) noexcept {
+    for (std::uint32_t i = 0; i < num_waiting_; ++i) {
+        const Number number = waiting_[(first_waiting_ + i) % waiting_.size()];
+        if (record(number).key != key) continue;
+        while (num_waiting_ > 0) link_first_waiting();
+    }
 }
 
 // ---- runs ---------------------------------------------------------------------------------------
@@ -79,28 +96,19 @@ LostRuns::Number LostRuns::push(const Record& run) noexcept {
     return next_++;
 }
 
-LostRuns::Number LostRuns::add(const TokenId* tokens, std::int32_t n, Loss loss, Number then) {
+LostRuns::Record LostRuns::begin_run(std::int32_t n, Loss loss, Number then) {
     const std::uint32_t pages = std::min(static_cast<std::uint32_t>(n), most_pages_);
-    link_waiting();
     make_room(pages);
     Record run;
     run.loss = loss.time * 16 + loss.cause;
     run.begin = head();
     run.num_pages = pages;
     run.then = then;
-    std::uint32_t* const tags = tags_.data();
-    const std::size_t last = tags_.size() - 1;
-    std::uint64_t hashes[kBlock];
-    const auto end = static_cast<std::int32_t>(pages);
-    for (std::int32_t i = 0; i < end; i += kBlock) {
-        const std::int32_t size = std::min(kBlock, end - i);
-        hash_pages(hashes, 0, tokens + std::ptrdiff_t{i} * page_size_, page_size_, size);
-        const std::size_t first = run.begin + static_cast<std::size_t>(i);
-        for (std::int32_t j = 0; j < size; ++j) {
-            tags[(first + static_cast<std::size_t>(j)) & last] = tag_of(hashes[j]);
-        }
-    }
-    num_added_ += pages;
+    return run;
+}
+
+LostRuns::Number LostRuns::push_added(const Record& run) noexcept {
+    num_added_ += run.num_pages;
     kvcore::prefetch(&record(oldest_ + 4));
     kvcore::prefetch(&record(next_ + 4));
     kvcore::prefetch(&tag(head() + 64));
@@ -111,7 +119,6 @@ LostRuns::Number LostRuns::add(const TokenId* tokens, std::int32_t n, Loss loss,
 // number.
 void LostRuns::index(Number number, std::uint64_t before) {
     if (!is_live(number)) return;
-    link_waiting();
     if (number != next_ - 1) {
         make_room(0);
         number = push(Record(record(number)));
@@ -119,7 +126,7 @@ void LostRuns::index(Number number, std::uint64_t before) {
     Record& run = record(number);
     run.key = extended(before, tag(run.begin));
     kvcore::prefetch(&head_of(run.key));
-    waiting_ = number;
+    wait(number);
 }
 
 // Returns how many of the pages `tokens` [n] have the tags from `begin` on, and extends `path` by
@@ -143,8 +150,8 @@ std::int32_t LostRuns::num_equal(std::uint64_t& path, const TokenId* tokens, std
 LostRuns::Found LostRuns::take(std::uint64_t& path, std::uint32_t first_tag, const TokenId* tokens,
                                std::int32_t n, Number first_end, Number second_end) {
     if (is_empty()) return {};
-    link_waiting();
     const std::uint64_t key = extended(path, first_tag);
+    link_waiting(key);
     Number like[kMostCompared];
     std::size_t size = 0;
     for (const Number end : {first_end, second_end}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -20,7 +21,7 @@ namespace kvcore {
 ///
 ///     tags     ... | t0 t1 t2 t3 | t4 t5 | ...       a ring, 4 bytes per page
 ///     records  {key, begin, pages, then, ...}         a ring, 32 bytes per run
-///     heads    key -> the newest record of a chain    4 bytes, for each record four heads
+///     heads    key -> the newest record of a chain    4 bytes, for each record eight heads
 ///
 /// The key is the hash of the prefix up to the end of the run's first page. `then` is the run that
 /// continued this run, which left the tree before.
@@ -31,9 +32,9 @@ namespace kvcore {
 /// live record with a key is in a chain, unless the pages of its run left again later.
 /// Memory: `add` and `take` throw std::bad_alloc and have not recorded the run.
 /// Threads: no locks of its own; CacheManager locks around it.
-/// Cost: `add` hashes the pages. A run enters its chain at the call after `index`, when the head is
-/// in the CPU cache. `take` reads a chain, of 1/4 of a record on average, and hashes the pages that
-/// it finds.
+/// Cost: `add` O(pages). A run enters its chain some calls after `index`, when the head is in the
+/// CPU cache. `take` reads a chain, of 1/8 of a record on average, and hashes the pages that it
+/// finds.
 class LostRuns {
    public:
     /// The number of a run; 0 stands for no run.
@@ -53,6 +54,9 @@ class LostRuns {
 
     // ---- hashes of prefixes: the hash of a name, extended page by page -------------------------
 
+    [[nodiscard]] static std::uint32_t tag_of(std::uint64_t hash) noexcept {
+        return static_cast<std::uint32_t>(hash >> 32);
+    }
     [[nodiscard]] std::uint32_t tag_of(const TokenId* page) const noexcept {
         return tag_of(hash_tokens(0, page, page_size_));
     }
@@ -66,8 +70,18 @@ class LostRuns {
 
     // ---- runs ----------------------------------------------------------------------------------
 
-    /// Adds the run of pages `tokens` [n]. `take` finds it after `index`, or by its number.
-    [[nodiscard]] Number add(const TokenId* tokens, std::int32_t n, Loss loss, Number then);
+    /// Adds a run of n pages with the tags tag_at(i), i = 0 .. n - 1. `take` finds it after
+    /// `index`, or by its number.
+    template <class TagAt>
+    [[nodiscard]] Number add(std::int32_t n, Loss loss, Number then, const TagAt& tag_at) {
+        const Record run = begin_run(n, loss, then);
+        std::uint32_t* const tags = tags_.data();
+        const std::size_t last = tags_.size() - 1;
+        for (std::uint32_t i = 0; i < run.num_pages; ++i) {
+            tags[(run.begin + i) & last] = tag_at(static_cast<std::int32_t>(i));
+        }
+        return push_added(run);
+    }
     /// Lets `take` find a run after the prefix with this hash. Does nothing for runs that are not
     /// remembered any more. Throws std::bad_alloc, except for the run that was added last.
     void index(Number number, std::uint64_t before);
@@ -104,9 +118,6 @@ class LostRuns {
     // Runs that begin alike and are compared.
     static constexpr std::size_t kMostCompared = 16;
 
-    [[nodiscard]] static std::uint32_t tag_of(std::uint64_t hash) noexcept {
-        return static_cast<std::uint32_t>(hash >> 32);
-    }
     [[nodiscard]] std::uint32_t head() const noexcept {
         return static_cast<std::uint32_t>(num_added_);
     }
@@ -126,9 +137,13 @@ class LostRuns {
         return has_record(number) && head() - record(number).begin <= most_pages_;
     }
     void link(Number number) noexcept;
-    void link_waiting() noexcept;
+    void wait(Number number) noexcept;
+    void link_first_waiting() noexcept;
+    void link_waiting(std::uint64_t key) noexcept;
     void make_room(std::uint32_t pages);
     void grow_records();
+    [[nodiscard]] Record begin_run(std::int32_t n, Loss loss, Number then);
+    [[nodiscard]] Number push_added(const Record& run) noexcept;
     Number push(const Record& record) noexcept;
     [[nodiscard]] std::int32_t num_equal(std::uint64_t& path, const TokenId* tokens, std::int32_t n,
                                          std::uint32_t begin) noexcept;
@@ -138,12 +153,14 @@ class LostRuns {
     const std::int32_t page_size_;
     const std::uint32_t most_pages_;
     std::vector<std::uint32_t> tags_;  // the sizes of all three are powers of two
-    std::vector<Record> records_;
+    std::vector<Record, ChunkAllocator<Record>> records_;
     std::vector<Number, ChunkAllocator<Number>> heads_;
     std::uint64_t num_added_ = 0;  // pages
     Number oldest_ = 1;
     Number next_ = 1;
-    Number waiting_ = 0;  // the run that enters the index next
+    std::array<Number, 4> waiting_{};  // a ring of runs that enter their chains next
+    std::uint32_t first_waiting_ = 0;
+    std::uint32_t num_waiting_ = 0;
 };
 
 }  // namespace kvcore

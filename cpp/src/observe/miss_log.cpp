@@ -5,32 +5,11 @@
 #include <new>
 #include <utility>
 
-#if defined(__linux__)
-#include <ctime>
-#else
-#include <chrono>
-#endif
-
 #include "kvcore/errors.hpp"
+#include "support/coarse_clock.hpp"
 #include "tree/tree_node.hpp"
 
 namespace kvcore {
-namespace {
-
-// The time in ns of a clock that a program reads without an instruction that waits. On Linux it
-// moves every few ms.
-std::int64_t coarse_time() noexcept {
-#if defined(__linux__)
-    std::timespec now{};
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-#else
-    using std::chrono::steady_clock;
-    return std::chrono::nanoseconds(steady_clock::now().time_since_epoch()).count();
-#endif
-}
-
-}  // namespace
 
 // ---- listening to a tree ------------------------------------------------------------------------
 
@@ -41,13 +20,29 @@ std::int64_t coarse_time() noexcept {
 class MissLog::Recorder final : public TreeListener {
    public:
     Recorder(MissLog& log, LostRuns& lost, Level& level, Misses::Reason pressure)
-        : tree_(level.tree), next_(tree_.listener()), log_(log), lost_(lost), pressure_(pressure) {
+        : tree_(level.tree),
+          next_(tree_.listener()),
+          log_(log),
+          lost_(lost),
+          pressure_(pressure),
+          tags_(static_cast<std::size_t>(level.pool.end_id())) {
         tree_.set_listener(this);
     }
     ~Recorder() override { tree_.set_listener(next_); }
 
     void stored(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (next_ != nullptr) next_->stored(node, first, n);
+        const std::int32_t page_size = tree_.page_size();
+        const BlockId* ids = node->ids(page_size) + (first - node->start);
+        const TokenId* tokens = node->page_tokens(first - node->start, page_size);
+        std::uint64_t hashes[kBlock];
+        for (std::int32_t left = n; left > 0; left -= kBlock) {
+            const std::int32_t size = std::min(kBlock, left);
+            hash_pages(hashes, 0, tokens, page_size, size);
+            for (std::int32_t i = 0; i < size; ++i) tag(ids[i]) = LostRuns::tag_of(hashes[i]);
+            tokens += std::ptrdiff_t{size} * page_size;
+            ids += size;
+        }
         if (num_ends_ == 0) return;
         const TreeNode* grown = first == node->start ? node->parent : node;
         guarded(0, [&] { index_end(grown, first); });
@@ -71,7 +66,10 @@ class MissLog::Recorder final : public TreeListener {
         for (; !path_.empty(); path_.pop_back()) {
             const TreeNode* next = path_.back();
             const std::int32_t end = path_.size() == 1 ? last : next->end();
-            found = lost_.extended(found, next->tokens, end - next->start);
+            const BlockId* const ids = next->ids(tree_.page_size());
+            for (std::int32_t i = 0; i < end - next->start; ++i) {
+                found = LostRuns::extended(found, tag(ids[i]));
+            }
             if (end == next->end()) {
                 Run& run = of(next);
                 run.depth = end;
@@ -93,6 +91,11 @@ class MissLog::Recorder final : public TreeListener {
         LostRuns::Number end = 0;
     };
 
+    static constexpr std::int32_t kBlock = 32;  // pages that are hashed at once
+
+    [[nodiscard]] std::uint32_t& tag(BlockId page) noexcept {
+        return tags_[static_cast<std::size_t>(page)];
+    }
     [[nodiscard]] bool has_hash(const TreeNode* node, std::int32_t depth) const noexcept {
         return depth == node->end() && node->id < runs_.size() && runs_[node->id].depth == depth;
     }
@@ -117,9 +120,9 @@ class MissLog::Recorder final : public TreeListener {
         run.depth = 0;
         const std::uint64_t before = is_whole ? hash(node->parent, first) : 0;
         const Misses::Reason cause = log_.forced_ == Misses::kNumReasons ? pressure_ : log_.forced_;
+        const BlockId* const ids = node->ids(tree_.page_size()) + (first - node->start);
         const LostRuns::Number lost =
-            lost_.add(node->page_tokens(first - node->start, tree_.page_size()), n,
-                      {cause, coarse_time()}, then);
+            lost_.add(n, {cause, coarse_time()}, then, [&](std::int32_t i) { return tag(ids[i]); });
         if (is_whole) return lost_.index(lost, before);
         runs_[node->id].end = lost;
         ++num_ends_;
@@ -138,6 +141,7 @@ class MissLog::Recorder final : public TreeListener {
     MissLog& log_;
     LostRuns& lost_;
     const Misses::Reason pressure_;
+    std::vector<std::uint32_t> tags_;  // by page id
     std::vector<Run> runs_;
     std::int64_t num_ends_ = 0;  // runs with an `end`
     std::vector<const TreeNode*> path_;

@@ -39,7 +39,10 @@ struct Record {
     LostRuns::Number add(const std::vector<TokenId>& names, Misses::Reason cause,
                          LostRuns::Number then = 0) {
         const Tokens tokens = pages(names);
-        return runs.add(tokens.data(), count(tokens), {cause, ++time}, then);
+        const auto tag_at = [&](std::int32_t i) {
+            return runs.tag_of(tokens.data() + std::ptrdiff_t{i} * kPage);
+        };
+        return runs.add(count(tokens), {cause, ++time}, then, tag_at);
     }
     void lose(const std::vector<TokenId>& before, const std::vector<TokenId>& names,
               Misses::Reason cause = Misses::kEvicted, LostRuns::Number then = 0) {
