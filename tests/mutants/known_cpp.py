@@ -201,7 +201,7 @@ CPP = (
         "cpp/src/cache/commit.cpp",
         "        home.owners->share_out(memory.adopted[i], memory.takers[i], available);\n",
         "        static_cast<void>(available);\n",
-        "observe/counts",
+        "observe/test_misses",
     ),
     Mutant(
         "a page that nobody holds still counts",
@@ -293,7 +293,7 @@ CPP = (
         "cpp/src/observe/token_counts.hpp",
         "        sums.add_input(-moved.fresh);\n",
         "",
-        "observe/counts",
+        "observe/test_misses",
     ),
     Mutant(
         "a fork counts for no tenant",
@@ -350,6 +350,20 @@ CPP = (
         "        if (run.then != 0) index(std::exchange(run.then, 0), key);\n",
         "",
         "observe/lost_runs",
+    ),
+    Mutant(
+        "a lost run is not found before it enters its chain",
+        "cpp/src/observe/lost_runs.cpp",
+        "    link_waiting(key);\n",
+        "",
+        "observe/lost_runs",
+    ),
+    Mutant(
+        "the tokens after the start of a long page do not change its hash",
+        "cpp/src/tree/token_hash.cpp",
+        "        tokens += std::ptrdiff_t{size} * kChunk;\n",
+        "",
+        "tree/token_hash",
     ),
     Mutant(
         "a cache has one page more than its size in advice",

@@ -104,6 +104,24 @@ def test_a_prompt_that_shares_a_part_of_an_evicted_run() -> None:
     assert reasons(found) == {"evicted": 8}
 
 
+@pytest.mark.parametrize("page", [1, 16, 48])
+@pytest.mark.parametrize("equal", [0, 1, 5, 31, 32, 33, 64, 80, 90])
+def test_long_prompts_are_compared_page_by_page(page: int, equal: int) -> None:
+    """The pages of prompts have no token in common, except for the equal pages."""
+    n = 90
+    mgr = make_manager(page, n, cache=CacheOptions(explain=True), max_seq_len=100 * page)
+    admit(mgr, "a", tokens(n * page))
+    admit(mgr, "b", tokens(n * page, 10_000))
+    prompt = tokens(n * page, 20_000)
+    prompt[: equal * page] = tokens(equal * page)
+    if 0 < equal < n:
+        prompt[equal * page : (equal + 1) * page] = tokens(page, equal * page)
+        prompt[(equal + 1) * page - 1] = 30_000  # the last token of the first other page
+    expected = {"evicted": equal * page, "never_seen": (n - equal) * page}
+    found = reasons(admit(mgr, "c", prompt))
+    assert found == {reason: n for reason, n in expected.items() if n}
+
+
 def test_forgotten_pages_and_a_reset() -> None:
     mgr = explaining()
     admit(mgr, "a", tokens(12))
