@@ -117,8 +117,9 @@ class CacheOptions(Options):
     explain : bool or int
         Find out for each admission why tokens were not cached: ``explain``, ``ctx.misses`` and
         ``miss_metrics``. The number is the number of pages that left the cache and are remembered,
-        4 bytes per page and 48 per run of pages. True means four times the pages of the device and
-        the host tier, and at most 262,144. Pages that left the cache earlier count as never seen.
+        4 bytes per page and 48 per run of pages. Each page of the pools takes 4 bytes as well. True
+        means four times the pages of the device and the host tier, and at most 262,144. Pages that
+        left the cache earlier count as never seen.
     advice : bool or int
         Sample pages, to compute for ``advice`` the hit rates of other numbers of pages. One page in
         this number is sampled, a power of two; True means 64. Small pools need a smaller number:

@@ -48,7 +48,7 @@ void LostRuns::make_room(std::uint32_t pages) {
 void LostRuns::grow_records() {
     const std::size_t size = std::max<std::size_t>(64, 2 * records_.size());
     decltype(records_) records(size);
-    decltype(heads_) heads(8 * size);
+    decltype(heads_) heads(4 * size);
     for (Number i = oldest_; i != next_; ++i) records[i & (size - 1)] = record(i);
     records_.swap(records);
     heads_.swap(heads);

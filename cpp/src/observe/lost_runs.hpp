@@ -21,7 +21,7 @@ namespace kvcore {
 ///
 ///     tags     ... | t0 t1 t2 t3 | t4 t5 | ...       a ring, 4 bytes per page
 ///     records  {key, begin, pages, then, ...}         a ring, 32 bytes per run
-///     heads    key -> the newest record of a chain    4 bytes, for each record eight heads
+///     heads    key -> the newest record of a chain    4 bytes, for each record four heads
 ///
 /// The key is the hash of the prefix up to the end of the run's first page. `then` is the run that
 /// continued this run, which left the tree before.
@@ -33,7 +33,7 @@ namespace kvcore {
 /// Memory: `add` and `take` throw std::bad_alloc and have not recorded the run.
 /// Threads: no locks of its own; CacheManager locks around it.
 /// Cost: `add` O(pages). A run enters its chain some calls after `index`, when the head is in the
-/// CPU cache. `take` reads a chain, of 1/8 of a record on average, and hashes the pages that it
+/// CPU cache. `take` reads a chain, of 1/4 of a record on average, and hashes the pages that it
 /// finds.
 class LostRuns {
    public:

@@ -15,8 +15,9 @@ namespace kvcore {
 
 /// Listens to one tree, and passes each call on to the listener that the tree had before.
 ///
-/// Owns: by the id of each run, the hash of the prefix that it ends, computed when it is needed,
-/// and the lost run that continued it, while only its start is cached.
+/// Owns: the tag of each cached page, by page id; by the id of each run, the hash of the prefix
+/// that it ends, computed when it is needed, and the lost run that continued it, while only its
+/// start is cached.
 class MissLog::Recorder final : public TreeListener {
    public:
     Recorder(MissLog& log, LostRuns& lost, Level& level, Misses::Reason pressure)
@@ -32,17 +33,7 @@ class MissLog::Recorder final : public TreeListener {
 
     void stored(TreeNode* node, std::int32_t first, std::int32_t n) noexcept override {
         if (next_ != nullptr) next_->stored(node, first, n);
-        const std::int32_t page_size = tree_.page_size();
-        const BlockId* ids = node->ids(page_size) + (first - node->start);
-        const TokenId* tokens = node->page_tokens(first - node->start, page_size);
-        std::uint64_t hashes[kBlock];
-        for (std::int32_t left = n; left > 0; left -= kBlock) {
-            const std::int32_t size = std::min(kBlock, left);
-            hash_pages(hashes, 0, tokens, page_size, size);
-            for (std::int32_t i = 0; i < size; ++i) tag(ids[i]) = LostRuns::tag_of(hashes[i]);
-            tokens += std::ptrdiff_t{size} * page_size;
-            ids += size;
-        }
+        store_tags(node, first, n);
         if (num_ends_ == 0) return;
         const TreeNode* grown = first == node->start ? node->parent : node;
         guarded(0, [&] { index_end(grown, first); });
@@ -95,6 +86,19 @@ class MissLog::Recorder final : public TreeListener {
 
     [[nodiscard]] std::uint32_t& tag(BlockId page) noexcept {
         return tags_[static_cast<std::size_t>(page)];
+    }
+    void store_tags(const TreeNode* node, std::int32_t first, std::int32_t n) noexcept {
+        const std::int32_t page_size = tree_.page_size();
+        const BlockId* ids = node->ids(page_size) + (first - node->start);
+        const TokenId* tokens = node->page_tokens(first - node->start, page_size);
+        std::uint64_t hashes[kBlock];
+        for (std::int32_t left = n; left > 0; left -= kBlock) {
+            const std::int32_t size = std::min(kBlock, left);
+            hash_pages(hashes, 0, tokens, page_size, size);
+            for (std::int32_t i = 0; i < size; ++i) tag(ids[i]) = LostRuns::tag_of(hashes[i]);
+            tokens += std::ptrdiff_t{size} * page_size;
+            ids += size;
+        }
     }
     [[nodiscard]] bool has_hash(const TreeNode* node, std::int32_t depth) const noexcept {
         return depth == node->end() && node->id < runs_.size() && runs_[node->id].depth == depth;
