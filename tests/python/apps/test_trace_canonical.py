@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cli_runs import refused, shown, told
+from kvcore.apps.cli.main import main
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.read import load_trace
 from kvcore.apps.traces.rows import ReadOptions
@@ -268,6 +269,47 @@ def test_bad_conversion_is_one_line_and_leaves_no_file(
     Path("in.csv").write_text(LENGTHS, encoding="utf-8")
     assert what in refused(capsys, "trace", "convert", *arguments)
     assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_rows_go_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text(LENGTHS, encoding="utf-8")
+    report = shown(capsys, "trace", "convert", "in.csv", "out.jsonl")
+    want = Path("out.jsonl").read_text(encoding="utf-8")
+    for options in ([], ["--json"]):
+        assert main(["trace", "convert", "in.csv", "-", *options]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == want
+        if options:
+            assert json.loads(captured.err)["requests"] == 2
+        else:
+            assert captured.err == report.replace("out.jsonl", "stdout")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.csv", "out.jsonl"]
+
+
+def test_a_page_goes_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text(LENGTHS, encoding="utf-8")
+    assert main(["replay", "in.csv", "--html", "-", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("<!DOCTYPE html>")
+    assert captured.out.rstrip().endswith("</html>")
+    assert json.loads(captured.err)["requests"] == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_a_closed_stdout_is_an_error_of_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(LENGTHS, encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(OSError, match="standard output is closed"):
+        write_trace(load_trace(str(path), ReadOptions()), "-")
 
 
 def test_options_of_a_trace_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from kvcore.apps.cli.advice_table import print_advice
 from kvcore.apps.cli.comparison_page import comparison_page
 from kvcore.apps.cli.comparison_table import print_comparison
 from kvcore.apps.cli.options import AsJson, PageSize, checked, listed
-from kvcore.apps.cli.output_file import check_writable
+from kvcore.apps.cli.output_file import check_writable, report_apart_from, write_text
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.cli.replay_pools import PoolSizes
 from kvcore.apps.cli.replay_table import print_report
@@ -225,13 +225,14 @@ def replay(
     if html is not None:
         command = shlex.join(["kvcore", *context.obj])
         page = comparison_page(comparison, command, prefill_speed)
-        html.write_text(page, encoding="utf-8", errors="backslashreplace")
-    _show(
-        workload,
-        comparison.runs[0].report if is_one else comparison,
-        _Extras(read_seconds, prefill_speed, comparison if is_one else None),
-        as_json=as_json,
-    )
+        write_text(html, page)
+    with report_apart_from(html):
+        _show(
+            workload,
+            comparison.runs[0].report if is_one else comparison,
+            _Extras(read_seconds, prefill_speed, comparison if is_one else None),
+            as_json=as_json,
+        )
 
 
 def _policy(name: str) -> str:

@@ -121,7 +121,11 @@ Pages = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write an HTML page with the curves.", show_default=False),
+    typer.Option(
+        metavar="FILE",
+        help="Write an HTML page with the curves; - for stdout, with the report on stderr.",
+        show_default=False,
+    ),
 ]
 Memory = Annotated[
     str | None,

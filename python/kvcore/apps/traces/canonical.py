@@ -7,11 +7,12 @@ import gzip
 import json
 import math
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvcore.apps.traces.blocks import BlockContent, BlockIds
 from kvcore.apps.traces.clock import Clock
@@ -23,9 +24,11 @@ from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, token_count
 
-__all__ = ["VERSION", "TraceFile", "read_canonical", "write_trace"]
+__all__ = ["STDOUT", "VERSION", "TraceFile", "read_canonical", "standard_output", "write_trace"]
 
 VERSION = 1
+#: Name of stdout in place of a file to write, and of stdin in place of a file to read.
+STDOUT = Path("-")
 _NONE = -1
 _CONTENTS = ("blocks", "tokens", "lengths")
 _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
@@ -35,21 +38,28 @@ _MOST_AFTER = 1 << 16
 _MOST_SESSIONS = 1 << 62
 
 
+def standard_output() -> IO[bytes]:
+    """Return stdout for bytes; OSError if it is closed."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    sys.stdout.flush()
+    return sys.stdout.buffer
+
+
 class TraceFile:
     """Write a file row by row; the file has its name only after all rows are written.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file; it is compressed if its name ends in ``.gz``. Rows go directly to a device, a pipe
-        or a link.
+        The file; it is compressed if its name ends in ``.gz``. "-" is stdout. Rows go directly to
+        stdout, a device, a pipe or a link.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        is_replaced = not self._path.is_symlink() and (
-            self._path.is_file() or not self._path.exists()
-        )
+        is_direct = self._path == STDOUT or self._path.is_symlink()
+        is_replaced = not is_direct and (self._path.is_file() or not self._path.exists())
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         self._part = part if is_replaced else self._path
         self._streams = ExitStack()
@@ -57,6 +67,10 @@ class TraceFile:
 
     def __enter__(self) -> Any:
         """Open the file."""
+        if self._path == STDOUT:
+            self._file = standard_output()
+            self._streams.callback(self._file.flush)
+            return self
         self._file = self._streams.enter_context(self._part.open("wb"))
         if self._path.suffix == ".gz":
             packed = gzip.GzipFile("", "wb", 6, self._file, mtime=0)
@@ -93,7 +107,7 @@ def write_trace(
     trace : Trace
         The trace.
     path : str or os.PathLike
-        The file; an existing file is replaced only after all rows are written.
+        The file; an existing file is replaced only after all rows are written. "-" is stdout.
     on_progress : callable, optional
         Called from time to time with the number of written requests.
     """

@@ -15,6 +15,7 @@ from kvcore.apps.traces.formats import FORMATS, found_format
 from kvcore.apps.traces.lengths import LengthContent, read_azure, read_burstgpt, read_lengths
 from kvcore.apps.traces.rows import ReadOptions
 from kvcore.apps.traces.sessions import read_sessions
+from kvcore.apps.traces.signatures import check_readable
 from kvcore.apps.traces.source import Source, opened
 from kvcore.apps.traces.texts import read_openai, read_sharegpt
 from kvcore.apps.traces.tokens import read_tokens
@@ -121,6 +122,7 @@ def load_trace(
     name = "stdin" if path == "-" else printable(Path(path).name)
     try:
         with opened(path, on_progress) as source:
+            check_readable(source.beginning)
             found = format_name or found_format(source, title)
             try:
                 trace = _READERS[found](source, name, options)
