@@ -170,6 +170,12 @@ def test_a_failed_conversion_keeps_the_old_file(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in", "out"]
 
 
+def keyed(keys: Any, **more: Any) -> list[Any]:
+    """Return a file with one prompt of two tokens."""
+    row = {"time": 0, "input": 2, "output": 1, "tokens": [1, 2], "keys": keys}
+    return [{"kvcore_trace": 1, "time_unit": "s", "content": "tokens"}, row | more]
+
+
 BAD: list[tuple[list[Any], str]] = [
     ([{**HEADER, "kvcore_trace": 2}], ":1: kvcore_trace: expected version 1, got 2"),
     ([{**HEADER, "content": "x"}], ":1: content: expected one of blocks, tokens, lengths"),
@@ -202,6 +208,16 @@ BAD: list[tuple[list[Any], str]] = [
         [{**HEADER, "content": "tokens"}, {"time": 0, "input": 2, "output": 1, "tokens": [1]}],
         ":2: tokens: expected 2 token ids, got 1",
     ),
+    (keyed(7), ":2: keys: expected pairs of a place and a number from 0 to 2147483647, got 7"),
+    (keyed([[0]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, True]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, 2**31]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, 1]] * 3), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[2, 1]]), ":2: keys: expected rising places from 0 to 1, got [[2, 1]]"),
+    (keyed([[-1, 1]]), ":2: keys: expected rising places from 0 to 1, got [[-1, 1]]"),
+    (keyed([[1, 1], [0, 1]]), ":2: keys: expected rising places from 0 to 1"),
+    (keyed([[0, 1]], tokens=[2**31 - 1, 0]), "small enough for 1 ids of tokens with keys above"),
+    ([HEADER, {**ROW, "keys": []}], ":2: expected only the fields after, blocks"),
 ]
 
 
@@ -213,6 +229,15 @@ def test_bad_files_are_one_line(tmp_path: Path, rows: list[Any], what: str) -> N
         read_trace(path)
     assert what in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines(*keyed([[0, 1], [1, 1]])), encoding="utf-8")
+    assert read_trace(path).prompt(0).tolist() == [3, 4]
+    monkeypatch.setattr("kvcore.apps.traces.tokens.MAX_KEYS", 1)
+    with pytest.raises(TraceError, match=":2: keys: expected at most 1 keys in all prompts"):
+        read_trace(path)
 
 
 def test_options_do_not_change_the_form(tmp_path: Path) -> None:

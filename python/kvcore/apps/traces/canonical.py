@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +37,7 @@ _ROW = frozenset({"time", "input", "output", "session", "parent", "after", "dela
 _MOST_NOTES = 64
 _MOST_AFTER = 1 << 16
 _MOST_SESSIONS = 1 << 62
+_MOST_KEY = (1 << 31) - 1
 
 
 def standard_output() -> IO[bytes]:
@@ -148,7 +150,10 @@ def _prompt(content: Any, index: int, row: dict[str, Any]) -> dict[str, Any]:
         return {"blocks": content.ids[first : first + int(content.counts[index])].tolist()}
     if isinstance(content, TokenContent):
         first, output = int(content.prompts[index]), int(content.outputs[index])
-        found = {"tokens": content.tokens[first : first + row["input"]].tolist()}
+        end = first + row["input"]
+        found = {"tokens": content.tokens[first:end].tolist()}
+        if keys := content.keys_of(first, end):
+            found["keys"] = keys
         if output != _NONE:
             found["output_tokens"] = content.tokens[output : output + row["output"]].tolist()
         return found
@@ -208,6 +213,28 @@ def _after(numbers: Any, index: int) -> list[int]:
     return found
 
 
+def _keys(keys: Any, inputs: int) -> list[list[int]]:
+    """Check the keys of a prompt; ValueError if they have no rising places in the prompt."""
+    is_list = isinstance(keys, list) and len(keys) <= inputs
+    if not is_list or not all(_is_key(each) for each in keys):
+        raise ValueError(
+            f"keys: expected pairs of a place and a number from 0 to {_MOST_KEY}, got "
+            f"{shown_value(keys)}"
+        )
+    places = [-1, *(at for at, _ in keys), inputs]
+    if not all(before < after for before, after in pairwise(places)):
+        raise ValueError(
+            f"keys: expected rising places from 0 to {inputs - 1}, got {shown_value(keys)}"
+        )
+    found: list[list[int]] = keys
+    return found
+
+
+def _is_key(pair: Any) -> bool:
+    is_pair = isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {int}
+    return is_pair and 0 <= pair[1] <= _MOST_KEY
+
+
 def _known(row: dict[str, Any], names: frozenset[str]) -> None:
     if not row.keys() <= names:
         name = min(row.keys() - names)
@@ -244,7 +271,7 @@ class _Rows:
         self._ids = BlockIds()
         self._text = TokenText()
         self._followed: set[int] = set()
-        names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens"], "lengths": []}
+        names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens", "keys"], "lengths": []}
         self._fields = _ROW | frozenset(names[self._kind])
         if options.block_size not in (None, self._size):
             raise ValueError(f"block_size: the file has {self._size}, which no option changes")
@@ -298,6 +325,8 @@ class _Rows:
                 raise ValueError(f"tokens: expected {inputs} token ids, got {len(prompt)}")
             start, place = len(self._text), _NONE
             self._text.extend(prompt)
+            for at, key in _keys(row.get("keys", []), inputs):
+                self._text.add_key(start + at, key)
             if output is not None:
                 place = len(self._text)
                 output = token_ids("output_tokens", output)
