@@ -17,7 +17,7 @@ from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.apps.cli.main import main
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.read import load_trace
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import PoolSettings, read_trace, replay_admission
 
 events = pytest.importorskip("kvcore.events")

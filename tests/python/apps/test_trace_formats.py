@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from hit_counter import count_hits
+from kvcore.apps.traces.clock import UNITS
 from kvcore.replay import PoolSettings, TraceError, Workload, read_trace, replay_admission
 
 Rows = list[dict[str, Any]]
@@ -348,7 +349,7 @@ def test_a_prefix_is_made_up_only_if_it_is_stated(tmp_path: Path) -> None:
     assert any("made up by --prefix-share 0.5" in line for line in workload.assumptions)
     assert "1 row without an output: 1 token is generated" in workload.assumptions
     rows = write(tmp_path, random_prompts(0, 64))
-    assert "--prefix-share is for traces of lengths only" in refusal(rows, prefix_share=0.5)
+    assert "--prefix-share is for traces with only lengths" in refusal(rows, prefix_share=0.5)
     assert hits(read_trace(rows, format="lengths"), 64) == 0
 
 
@@ -440,9 +441,15 @@ def test_created_is_in_seconds_whatever_the_unit_of_other_times(
     rows: Rows = [
         {"model": "m", "prompt": [1, 2], "created": 1_700_000_000, "timestamp": None},
         {"model": "m", "prompt": [1, 2], "created": 1_700_000_010.5},
+        {"model": "m", "prompt": [1, 2], "timestamp": 1_700_000_020 * UNITS[unit or "ms"]},
     ]
     workload = read_trace(write(tmp_path, rows), time_unit=unit)
+    assert workload.arrivals.tolist() == [0, 10.5, 20]
+    workload = read_trace(write(tmp_path, rows[:2]))
     assert workload.arrivals.tolist() == [0, 10.5]
+    assert workload.assumptions[0] == (
+        "times are in s; they are dates, counted from the first arrival"
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from kvcore.apps.cli.traces import read_with_progress
 from kvcore.apps.replay.advised import ADVICE_REPLAYS
 from kvcore.apps.replay.hints import HINTS
 from kvcore.apps.replay.model_pools import served_lines
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.options import DEFAULT_ADVICE_SAMPLE
 from kvcore.replay import (
     POLICIES,

@@ -19,7 +19,7 @@ from kvcore.apps.traces.clock import UNITS
 from kvcore.apps.traces.errors import counted, printable
 from kvcore.apps.traces.formats import FORMATS
 from kvcore.apps.traces.read import load_trace
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.apps.traces.trace import Trace
 from kvcore.replay import MOST_REPLICAS, TraceError
 

@@ -20,7 +20,8 @@ from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import shown_value
 from kvcore.apps.traces.json_values import parsed_row
 from kvcore.apps.traces.lengths import LengthContent
-from kvcore.apps.traces.rows import ReadOptions, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import row_errors
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, token_count
@@ -31,7 +32,12 @@ VERSION = 1
 #: Name of stdout in place of a file to write, and of stdin in place of a file to read.
 STDOUT = Path("-")
 _NONE = -1
-_CONTENTS = ("blocks", "tokens", "lengths")
+#: For each content the options that a reader may use.
+_CONTENTS = {
+    "blocks": ("block_size", "time_unit"),
+    "tokens": ("time_unit",),
+    "lengths": ("prefix_share", "time_unit"),
+}
 _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
 _ROW = frozenset({"time", "input", "output", "session", "parent", "after", "delay"})
 _MOST_NOTES = 64
@@ -273,6 +279,7 @@ class _Rows:
         self._followed: set[int] = set()
         names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens", "keys"], "lengths": []}
         self._fields = _ROW | frozenset(names[self._kind])
+        options.require_used(_CONTENTS[self._kind], f"a file of {self._kind}")
         if options.block_size not in (None, self._size):
             raise ValueError(f"block_size: the file has {self._size}, which no option changes")
         if options.time_unit not in (None, "s"):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcore.apps.traces.clock import UNITS, Clock
+from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import counted, shown_value
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions, require_used
+from kvcore.apps.traces.rows import UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.tokens import TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
 from kvcore.apps.traces.turns import SessionTurns
@@ -65,6 +66,11 @@ class _Encoder:
                 self._known.pop(next(iter(self._known)))
             self._known[text] = found
         return found
+
+    def check_used(self) -> None:
+        """Raise ValueError if a tokenizer was named and the trace has no text."""
+        is_used = self._tokenizer is None or bool(self._known)
+        require_used("tokenizer", "the token ids of this trace", is_used=is_used)
 
 
 def _loaded(tokenizer: Any) -> Any:
@@ -156,7 +162,8 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
     unused = UnusedFields(_BATCH | _ROW | _BODY)
     clock = Clock(options.time_unit or "ms", is_forced=options.time_unit is not None)
     requests, text, turns = Requests(clock), TokenText(), SessionTurns()
-    parts = _Parts(_Encoder(options.tokenizer))
+    encode = _Encoder(options.tokenizer)
+    parts = _Parts(encode)
     bounded = 0
     for number, row in json_rows(source, options.limit):
         with row_errors(number):
@@ -180,6 +187,7 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
         notes.append(f"outputs of max_tokens tokens, an upper bound: {counted(bounded, 'row')}")
     if parts.left_out:
         notes.append(f"not text, and left out: {counted(parts.left_out, 'part')} of messages")
+    encode.check_used()
     line = (
         "tokens of the named tokenizer: role, content and tools of each message, no chat template"
     )
@@ -210,7 +218,7 @@ def _add_time(clock: Clock, row: dict[str, Any]) -> None:
             f"created: expected 0 to less than {_MOST_SECONDS} seconds since 1970, got "
             f"{shown_value(created)}"
         )
-    clock.add("created", created * UNITS[clock.unit])
+    clock.add_seconds("created", created)
 
 
 def read_sharegpt(source: Source, name: str, options: ReadOptions) -> Trace:

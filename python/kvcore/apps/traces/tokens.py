@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from kvcore.apps.replay.workload import Workload
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import shown_value
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.trace import MAX_REQUEST_TOKENS, Requests, Trace, output_count
 from kvcore.apps.traces.turns import SessionTurns
 
