@@ -338,11 +338,6 @@ def test_a_closed_stdout_is_an_error_of_the_function(
         write_trace(load_trace(str(path), ReadOptions()), "-")
 
 
-def test_options_of_a_trace_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected a TRACE with --format" in refused(capsys, "replay", "--block-size", "16")
-    assert "expected a TRACE with --format" in refused(capsys, "replay", "--format", "azure")
-
-
 def test_replay_reads_standard_input(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,9 @@ from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
+from kvcore.apps.cli.used_options import Use, require_used
 from kvcore.apps.replay.advised import ADVICE_REPLAYS
-from kvcore.apps.replay.hints import HINTS
+from kvcore.apps.replay.hints import HINTS, has_hints, hint_lines
 from kvcore.apps.replay.model_pools import served_lines
 from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.options import DEFAULT_ADVICE_SAMPLE
@@ -179,8 +180,6 @@ def replay(
         )
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
-    if routes is not None and prefill_speed is not None:
-        raise typer.BadParameter("expected no --prefill-speed", param_hint="'--route'")
     if advice and (not is_one or html is not None or routes is not None or pools[0].host_pages):
         raise typer.BadParameter(
             "expected one policy and one number of pages, without --groups, tiers, --route and "
@@ -189,6 +188,18 @@ def replay(
         )
     if advice and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--advice'")
+    uses = options.uses(
+        has_trace=trace is not None,
+        policies=names,
+        is_online=pace is not None and routes is None and not advice,
+        is_routed=routes is not None,
+        has_advice=advice,
+        is_grouped=grouped is not None,
+        model=pools[0].model,
+        has_slots=state_slots is not None,
+        replicas=replicas,
+    )
+    require_used(context, uses)
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,
@@ -198,10 +209,10 @@ def replay(
         prefix_share=prefix_share,
     )
     workload = _workload(trace, seed, trace_options, format_name)
-    workload = replace(
-        workload,
-        assumptions=(*workload.assumptions, *served_lines(pools[0], workload.block_tokens)),
-    )
+    require_used(context, [Use(("hints",), has_hints(workload), "a TRACE with sessions")])
+    served = served_lines(pools[0], workload.block_tokens)
+    lines = (*workload.assumptions, *served, *hint_lines(workload, names))
+    workload = replace(workload, assumptions=lines)
     read_seconds = time.perf_counter() - started
     if routes is not None:
         reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
@@ -265,14 +276,9 @@ def _check_replays(policies: int, pools: int) -> None:
 def _workload(
     trace: Path | None, seed: int, trace_options: ReadOptions, format_name: str | None
 ) -> Workload:
-    if trace is not None:
-        return read_with_progress(trace, trace_options, format_name).workload()
-    if format_name is not None or replace(trace_options, limit=None) != ReadOptions():
-        raise typer.BadParameter(
-            "expected a TRACE with --format, --block-size, --time-unit, --tokenizer and "
-            "--prefix-share"
-        )
-    return chat_workload(seed=seed, limit=trace_options.limit)
+    if trace is None:
+        return chat_workload(seed=seed, limit=trace_options.limit)
+    return read_with_progress(trace, trace_options, format_name).workload()
 
 
 def _run(

@@ -18,12 +18,12 @@ from kvcore import (
     TierOptions,
 )
 from kvcore.apps.replay.groups import GroupSamples
-from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
+from kvcore.apps.replay.hints import HINTED, HINTS, Hint, VirtualClock, return_hints
 from kvcore.apps.replay.tiers import PATIENCE, GroupTierHits, TierHits, temporary_disk
 from kvcore.apps.replay.tiny_model import tiny_model
 from kvcore.groups import FullAttention, bundles
 from kvcore.layers.layer_map import column_tokens, has_windows, pages_per_column
-from kvcore.policies import BY_NAME, Hinted
+from kvcore.policies import BY_NAME
 from kvcore.sizing import STATES_PER_REQUEST, pages_per_sequence
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(BY_NAME)
-_HINTED = Hinted.name
 MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
 _EXPLAINED_PAGES = 2**23  # four bytes each, and 48 bytes for each run of pages
@@ -232,7 +231,7 @@ class PoolSettings:
 
     def returns(self, workload: Workload) -> list[Hint]:
         """Return the hint of each request; no hints for other policies."""
-        return return_hints(workload, self.hints if self.policy == _HINTED else "none")
+        return return_hints(workload, self.hints if self.policy == HINTED else "none")
 
     @contextmanager
     def manager(

@@ -187,7 +187,7 @@ def _header(row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"kvcore_trace: expected version {VERSION}, got {shown_value(row.get('kvcore_trace'))}"
         )
-    if row.get("content") not in _CONTENTS:
+    if row.get("content") not in [*_CONTENTS]:
         raise ValueError(
             f"content: expected one of {', '.join(_CONTENTS)}, got "
             f"{shown_value(row.get('content'))}"
