@@ -95,12 +95,12 @@ def replay(
 ) -> None:
     """Run a trace through the cache manager; report hits, evictions and the manager's speed.
 
-    TRACE is a log in one of the formats that --format lists. No model runs, and only a replay with
+    TRACE is a log; --format lists the formats. No model runs, and only a replay with
     tiers allocates a pool. Online mode simulates the clock of an engine with continuous batching.
     Admission mode releases each request before the next request claims, so it shows only the
     effect of the cache. With several policies or numbers of pages, the command compares them with
     each other and, in admission mode, with the optimum, which no policy exceeds.
-    With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
+    With --model or --bytes-per-token every number of pages is also shown in GiB, --memory,
     --host-memory and --disk take sizes, and the last line is the decision: the least memory for
     95 % of the best hit rate. If layers of --model keep windows, chunks or states, the replay
     counts their pages, state slots and checkpoints as the manager does; --pages counts pages of the
@@ -372,7 +372,7 @@ def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Extras:
-    """Numbers beside a report: seconds to read, prefill speed, the page's comparison, advice."""
+    """Additions to a report: seconds to read, prefill speed, the page's comparison, advice."""
 
     read_seconds: float
     prefill_speed: float | None

@@ -143,8 +143,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET|config.json",
-        help="Model to serve, with its windows, chunks and states: the report has GiB beside "
-        "pages.",
+        help="Model to serve, with its windows, chunks and states: the report has GiB for each "
+        "number of pages.",
     ),
 ]
 StateSlots = Annotated[
@@ -300,7 +300,7 @@ Advice = Annotated[
     bool,
     typer.Option(
         "--advice",
-        help="Print the advice that a manager gives on other sizes, beside the exact hit rates.",
+        help="Print the advice that a manager gives on other sizes, with the exact hit rates.",
     ),
 ]
 AdviceSample = Annotated[

@@ -47,7 +47,7 @@ def flat_page_bytes(model: KVCacheParams) -> int:
 
 
 def require_windows(model: KVCacheParams) -> None:
-    """Check that a model has groups, and that a flat cache can serve the model too.
+    """Check that a model has groups, and that a flat cache can also serve the model.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class PoolSettings:
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     page_bytes : int
-        Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
+        Bytes of a page of the served model, for reports in GiB; 0 if unknown.
     state_slots : int
         State slots of each replica, for requests and checkpoints; 0 for the manager's default, and
         for a model without states.

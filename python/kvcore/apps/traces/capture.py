@@ -143,7 +143,7 @@ def _has_all_hashes(event: Any) -> bool:
     """Return whether an event has a hash for each block of its tokens.
 
     vLLM leaves out the hashes of the first blocks of a run where a group of layers has a window
-    and the blocks are behind it. Another group, with full attention, has all hashes.
+    that has passed these blocks. Another group, with full attention, has all hashes.
     """
     return len(event.token_ids) in (0, len(event.block_hashes) * event.block_size)
 
