@@ -19,7 +19,10 @@ import numpy as np
 import pytest
 
 from hit_counter import count_hits
+from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.clock import UNITS
+from kvcore.apps.traces.read import load_trace
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import PoolSettings, TraceError, Workload, read_trace, replay_admission
 
 Rows = list[dict[str, Any]]
@@ -414,7 +417,8 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
     rows: Rows = [
         {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body},
         {"model": "m", "prompt": "ab", "created": 7, "usage": {"completion_tokens": 4}},
-        {"messages": [hello, part], "output_length": 2, "timestamp": 9000, "session_id": 1},
+        {"model": "m", "messages": [hello, part], "output_length": 2, "timestamp": 9000}
+        | {"session_id": 1},
         {"model": "m", "prompt": [1, 2, 3], "timestamp": 9500},
         {"model": "m", "input": "go", "instructions": "be", "max_output_tokens": 5},
         {"model": "m", "input": [hello, {"type": "call", "id": 1}], "tools": [{"name": "t"}]},
@@ -432,6 +436,24 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
     assert "outputs of max_tokens tokens, an upper bound: 2 rows" in said
     assert "not text, and left out: 1 part of messages" in said
     assert "no chat template" in said
+
+
+def test_prompts_of_two_models_share_no_prefix(tmp_path: Path) -> None:
+    names = ["base", "adapter", "base", None, "adapter", None]
+    rows: Rows = [{"prompt": [1, 2, 3]} | ({"model": name} if name else {}) for name in names]
+    path = write(tmp_path, rows)
+    workload = read_trace(path, format="openai")
+    prompts = [workload.prompt(index).tolist() for index in range(6)]
+    assert [prompts.index(prompt) for prompt in prompts] == [0, 1, 0, 3, 1, 3]
+    assert len({prompt[0] for prompt in prompts}) == 3
+    assert prompts[0] == [1, 2, 3]
+    line = "prompts of different models share no prefix: 3 models"
+    assert line in workload.assumptions
+    target = tmp_path / "out.jsonl"
+    write_trace(load_trace(str(path), ReadOptions(), format_name="openai"), target)
+    assert [read_trace(target).prompt(index).tolist() for index in range(6)] == prompts
+    assert line not in read_trace(write(tmp_path, rows[:1])).assumptions
+    assert ":1: model: expected a text" in refusal(write(tmp_path, [rows[0] | {"model": 5}]))
 
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import refused
+from kvcore.apps.traces.canonical import write_trace
+from kvcore.apps.traces.read import load_trace
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import TraceError, read_trace
 
 ROW = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
@@ -63,3 +66,21 @@ def test_text_with_the_same_first_letters_is_text(tmp_path: Path, name: str) -> 
     path.write_text(name)
     with pytest.raises(TraceError, match=f"got {name}"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.zst", "out.parquet", "out.XZ", "out.tgz"])
+def test_no_file_has_the_name_of_another_format(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    path, target = tmp_path / "in", tmp_path / name
+    path.write_bytes(ROW)
+    suffix = target.suffix
+    for command in (
+        ["convert", path, target, "--block-size", 5],
+        ["capture", "inproc://x", target],
+    ):
+        told = f"'OUT': {name}: expected a name for JSON lines, or .gz for gzip, got {suffix}"
+        assert told in refused(capsys, "trace", *command)
+    with pytest.raises(ValueError, match=f"got {suffix}"):
+        write_trace(load_trace(str(path), ReadOptions(block_size=5)), target)
+    assert [each.name for each in tmp_path.iterdir()] == ["in"]

@@ -20,6 +20,7 @@ from kvcore.apps.traces.errors import counted, printable
 from kvcore.apps.traces.formats import FORMATS
 from kvcore.apps.traces.read import load_trace
 from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.signatures import check_name
 from kvcore.apps.traces.trace import Trace
 from kvcore.replay import MOST_REPLICAS, TraceError
 
@@ -87,7 +88,7 @@ def convert(
 
     Example: kvcore trace convert azure.csv trace.jsonl.gz
     """
-    checked("OUT", check_writable, target, trace)
+    _check_target(target, trace)
     given = ReadOptions(
         limit=limit,
         block_size=block_size,
@@ -156,7 +157,7 @@ def capture(
 
     Example: kvcore trace capture tcp://127.0.0.1:5557 trace.jsonl.gz --seconds 600
     """
-    checked("OUT", check_writable, target, None)
+    _check_target(target, None)
     try:
         from kvcore.events import EventSubscriber
     except ImportError as error:
@@ -171,6 +172,11 @@ def capture(
     except (ValueError, ImportError) as error:
         raise typer.BadParameter(str(error), param_hint="'ENDPOINT'") from error
     _report(target, asdict(done) if as_json else done.notes())
+
+
+def _check_target(target: Path, source: Path | None) -> None:
+    checked("OUT", check_name, target)
+    checked("OUT", check_writable, target, source)
 
 
 def _report(target: Path, told: dict[str, Any] | list[str]) -> None:

@@ -22,6 +22,7 @@ from kvcore.apps.traces.json_values import parsed_row
 from kvcore.apps.traces.lengths import LengthContent
 from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.apps.traces.rows import row_errors
+from kvcore.apps.traces.signatures import check_name
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, token_count
@@ -62,10 +63,16 @@ class TraceFile:
     path : str or os.PathLike
         The file; it is compressed if its name ends in ``.gz``. "-" is stdout. Rows go directly to
         stdout, a device, a pipe or a link.
+
+    Raises
+    ------
+    ValueError
+        The name has the suffix of another format, such as ``.zst``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        check_name(self._path)
         is_direct = self._path == STDOUT or self._path.is_symlink()
         is_replaced = not is_direct and (self._path.is_file() or not self._path.exists())
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find file formats that no reader reads, by their first bytes."""
+"""Refuse file formats that no reader reads and no writer writes, by their first bytes or names."""
 
 from __future__ import annotations
 
-__all__ = ["check_readable"]
+from pathlib import Path
+
+__all__ = ["check_name", "check_readable"]
 
 _UNPACK = "{} FILE | kvcore replay - reads its rows"
 _CONVERT = "pandas.{}(FILE).to_json('rows.jsonl', orient='records', lines=True) writes JSON lines"
@@ -18,6 +20,10 @@ _SIGNATURES = (
     (b"7z\xbc\xaf\x27\x1c", "7-Zip", _UNPACK.format("7z x -so")),
     (b"PAR1", "Parquet", _CONVERT.format("read_parquet")),
     (b"ARROW1\x00", "Arrow", _CONVERT.format("read_feather")),
+)
+_SUFFIXES = frozenset(
+    {".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".parquet", ".arrow", ".feather"}
+    | {".tar", ".tgz"}
 )
 _TEXT = frozenset(range(0x20, 0x7F)) | frozenset(b"\t\r\n")
 _LOOKED_AT = 16
@@ -44,3 +50,17 @@ def check_readable(beginning: bytes) -> None:
             raise ValueError(
                 f"expected text, gzip or tar, got a file in the format {name}; {remedy}"
             )
+
+
+def check_name(path: Path) -> None:
+    """Refuse a name whose suffix promises a format that no writer of traces has.
+
+    Raises
+    ------
+    ValueError
+        The suffix is that of such a format; the text has it.
+    """
+    if path.suffix.lower() in _SUFFIXES:
+        raise ValueError(
+            f"{path.name}: expected a name for JSON lines, or .gz for gzip, got {path.suffix}"
+        )

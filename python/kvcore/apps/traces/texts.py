@@ -26,6 +26,7 @@ __all__ = ["read_openai", "read_sharegpt"]
 _MOST_CACHED = 1 << 14
 _UNKNOWN = -1
 _MOST_SECONDS = 1 << 40
+_MOST_NAME = 256
 _BATCH = frozenset({"custom_id", "method", "url", "body"})
 _ROW = frozenset({"timestamp", "created", "session_id", "delay", "output_length", "usage"})
 _BODY = frozenset(
@@ -164,6 +165,7 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
     requests, text, turns = Requests(clock), TokenText(), SessionTurns()
     encode = _Encoder(options.tokenizer)
     parts = _Parts(encode)
+    models: dict[str | None, int] = {}
     bounded = 0
     for number, row in json_rows(source, options.limit):
         with row_errors(number):
@@ -181,8 +183,12 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
             for tokens in parts.of(body):
                 text.extend(tokens)
             text.add(start)
+            if key := models.setdefault(_model(body), len(models)):
+                text.add_key(start, key)
             requests.add(token_count("tokens", len(text) - start), outputs, **turn)
     notes = turns.notes()
+    if len(models) > 1:
+        notes.append(f"prompts of different models share no prefix: {len(models)} models")
     if bounded:
         notes.append(f"outputs of max_tokens tokens, an upper bound: {counted(bounded, 'row')}")
     if parts.left_out:
@@ -192,6 +198,16 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
         "tokens of the named tokenizer: role, content and tools of each message, no chat template"
     )
     return requests.finish(name, "openai", text.finish(line), [*notes, *unused.notes()])
+
+
+def _model(body: dict[str, Any]) -> str | None:
+    """Return the name of the model or of the adapter; ValueError for a name that is no text."""
+    model = body.get("model")
+    if model is not None and not (isinstance(model, str) and len(model) <= _MOST_NAME):
+        raise ValueError(
+            f"model: expected a text of at most {_MOST_NAME} characters, got {shown_value(model)}"
+        )
+    return model
 
 
 def _outputs(row: dict[str, Any], body: dict[str, Any]) -> tuple[int, bool]:
