@@ -22,7 +22,7 @@ def check_writable(path: Path, source: Path | None) -> None:
     if path == STDOUT:
         return
     try:
-        if source is not None and _is_same_file(path, source):
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
             raise ValueError("it is the input file")
         if path.exists() and not (path.is_file() or path.is_dir()):
             return
@@ -34,10 +34,6 @@ def check_writable(path: Path, source: Path | None) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{path} cannot be written: {reason}") from error
-
-
-def _is_same_file(path: Path, source: Path) -> bool:
-    return source != STDOUT and path.exists() and source.exists() and path.samefile(source)
 
 
 @contextmanager

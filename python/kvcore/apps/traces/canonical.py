@@ -84,7 +84,6 @@ class TraceFile:
         """Open the file."""
         if self._path == STDOUT:
             self._file = standard_output()
-            self._streams.callback(self._file.flush)
             return self
         self._file = self._streams.enter_context(self._part.open("wb"))
         if self._path.suffix == ".gz":
