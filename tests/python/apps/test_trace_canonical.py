@@ -301,6 +301,7 @@ def test_rows_go_to_stdout_and_the_report_to_stderr(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("-").mkdir()
     Path("in.csv").write_text(LENGTHS, encoding="utf-8")
     report = shown(capsys, "trace", "convert", "in.csv", "out.jsonl")
     want = Path("out.jsonl").read_text(encoding="utf-8")
@@ -312,7 +313,7 @@ def test_rows_go_to_stdout_and_the_report_to_stderr(
             assert json.loads(captured.err)["requests"] == 2
         else:
             assert captured.err == report.replace("out.jsonl", "stdout")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.csv", "out.jsonl"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["-", "in.csv", "out.jsonl"]
 
 
 def test_a_page_goes_to_stdout_and_the_report_to_stderr(
