@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -327,6 +328,34 @@ def test_a_capture_ends_at_its_bounds(tmp_path: Path, monkeypatch: pytest.Monkey
             patch.setattr(capture, name, 2)
             assert captured_from(found, target, seconds=600.0).requests == 2
     assert len(read_trace(target, block_size=SIZE)) == 2
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+def test_memory_of_a_capture_is_bounded(with_tokens: bool) -> None:
+    """The bytes that docs/traces.md states for each block and each request."""
+    size, chains, requests = 16, 2_000, 20_000
+    tracemalloc.start()
+    try:
+        reader = capture.ChainReader(1.0, with_tokens=with_tokens)
+        for chain in range(chains):
+            hashes = [2**63 + 10 * chain + n for n in range(10)]
+            event = events.BlockStored(hashes, None, list(range(10 * size)), size)
+            reader.take(events.KVEventBatch(float(chain), [event]))
+        of_blocks = tracemalloc.get_traced_memory()[0]
+        for n in range(requests):
+            event = events.BlockStored([2**63], None, list(range(size)), size)
+            reader.take(events.KVEventBatch(1e6 + 5 * n, [event]))
+        of_requests = tracemalloc.get_traced_memory()[0] - of_blocks
+        tracemalloc.reset_peak()
+        assert sum(1 for _ in reader.finish()) == chains + requests
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    bound = 200 + with_tokens * (150 + 4 * size)
+    assert of_blocks < bound * 10 * chains
+    assert of_requests < 14 * requests  # an array grows by an eighth
+    # At the end, each request takes 24 bytes more for the order of the rows.
+    assert peak < bound * 10 * chains + (14 + 24 + 8) * (chains + requests) + 1_000_000
 
 
 def test_a_capture_of_chains_that_are_left_out_writes_no_file(tmp_path: Path) -> None:

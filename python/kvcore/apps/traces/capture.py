@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Captured", "capture_trace"]
 
-MOST_NODES = 2**24  # distinct blocks: each takes about 200 bytes
+MOST_NODES = 2**24  # distinct blocks: each takes up to 200 bytes, and more with its token ids
 MOST_ROWS = MOST_LINES - 1  # with the header, a reader takes this many; each takes 12 bytes
 _DEVICE = (None, "GPU")
 _POLL = 0.25
@@ -301,7 +301,8 @@ def capture_trace(
     """Write the requests that the events of an engine show, in the order of their arrival.
 
     The rows are written at the end, because a request that arrived first may end last. Memory grows
-    by about 200 bytes for each distinct block, with its token ids, and 12 bytes for each request.
+    by up to 200 bytes for each distinct block, with token ids by 150 bytes and 4 bytes for each
+    token more, and by 12 bytes for each request.
 
     Parameters
     ----------
