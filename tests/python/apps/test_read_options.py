@@ -140,6 +140,16 @@ def test_a_delay_has_the_unit_of_the_times(tmp_path: Path) -> None:
     assert read_trace(path, time_unit="s").think_times.tolist() == [0, 3]
 
 
+def test_the_size_of_sessions_is_said_by_the_file_or_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(FILES["sessions"][0], encoding="utf-8")
+    for size, told in (
+        (None, "blocks of 512 tokens (as the file says)"),
+        (400, "blocks of 400 tokens (as --block-size says)"),
+    ):
+        assert told in " ".join(read_trace(path, block_size=size).assumptions)
+
+
 def test_a_block_size_that_the_form_has_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(FILES["kvcore blocks"][0], encoding="utf-8")

@@ -242,7 +242,8 @@ class _Sessions:
             with row_errors(index + 1):
                 size.add("hash_ids", tokens, ids)
         _, line = size.finish()
-        line = line.replace("as --block-size says", "as the file says")
+        if self._forced is None:
+            line = line.replace("as --block-size says", "as the file says")
         content = self._ids.finish(block, line)
         notes = [
             f"{counted(self._sessions, 'session')}, from time 0; a request follows the answer "
