@@ -13,7 +13,7 @@ from kvcore.apps.cli import options
 from kvcore.apps.cli.plan_table import print_plan
 from kvcore.apps.cli.presets import PRESETS, find_model
 from kvcore.apps.cli.token_counts import parse_tokens
-from kvcore.apps.cli.used_options import Use, require_used
+from kvcore.apps.cli.used_options import Use, warn_unused
 from kvcore.apps.cli.weights import weights_bytes
 from kvcore.groups import State
 from kvcore.layers.hf.config import ConfigReading, with_copied_heads
@@ -155,7 +155,7 @@ def plan(
     # Read again with `tp`, because the reading divides states and heads among the devices.
     reading, params = options.checked("--tp", read, tp)
     needs = "a model with windows or chunks, without --flat"
-    require_used(context, [Use(("max_chunk_tokens",), has_windows(params), needs)])
+    warn_unused(context, [Use(("max_chunk_tokens",), has_windows(params), needs)])
     answer = collect(params, rest, tokens, max_chunk_tokens) | _reading(reading, params)
     if loaded is not None:
         answer |= {"memory": size, "weights": loaded, "kv_memory": rest}

@@ -25,7 +25,7 @@ from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
-from kvcore.apps.cli.used_options import Use, require_used
+from kvcore.apps.cli.used_options import Use, require_used, warn_unused
 from kvcore.apps.replay.advised import ADVICE_REPLAYS
 from kvcore.apps.replay.hints import HINTS, has_hints, hint_lines
 from kvcore.apps.replay.model_pools import served_lines
@@ -188,18 +188,22 @@ def replay(
         )
     if advice and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--advice'")
+    is_routed = routes is not None
+    required = options.required_uses(
+        has_trace=trace is not None, policies=names, is_routed=is_routed
+    )
+    require_used(context, required)
     uses = options.uses(
         has_trace=trace is not None,
-        policies=names,
         is_online=pace is not None and routes is None and not advice,
-        is_routed=routes is not None,
+        is_routed=is_routed,
         has_advice=advice,
         is_grouped=grouped is not None,
         model=pools[0].model,
         has_slots=state_slots is not None,
         replicas=replicas,
     )
-    require_used(context, uses)
+    warn_unused(context, uses)
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,

@@ -321,10 +321,29 @@ DecodeSteps = Annotated[
 ]
 
 
+def required_uses(*, has_trace: bool, policies: Sequence[str], is_routed: bool) -> list[Use]:
+    """Return whether the options that a user gives for one replay have an effect.
+
+    Parameters
+    ----------
+    has_trace : bool
+        The requests come from a trace.
+    policies : sequence of str
+        Names of the eviction policies.
+    is_routed : bool
+        The replay has a router.
+    """
+    reading = ("format_name", "block_size", "time_unit", "tokenizer", "prefix_share")
+    return [
+        Use(reading, has_trace, "a TRACE"),
+        Use(("hints",), HINTED in policies, f"--policy {HINTED}"),
+        Use(("prefill_speed",), not is_routed, "no --route"),
+    ]
+
+
 def uses(
     *,
     has_trace: bool,
-    policies: Sequence[str],
     is_online: bool,
     is_routed: bool,
     has_advice: bool,
@@ -333,14 +352,12 @@ def uses(
     has_slots: bool,
     replicas: int,
 ) -> list[Use]:
-    """Return whether the options that some replays do not use have an effect.
+    """Return whether the options that a script may give to each replay have an effect.
 
     Parameters
     ----------
     has_trace : bool
         The requests come from a trace.
-    policies : sequence of str
-        Names of the eviction policies.
     is_online, is_routed, has_advice, is_grouped : bool
         The replay is online, has a router, checks advice, has --groups.
     model : KVCacheParams or None
@@ -351,11 +368,8 @@ def uses(
         Data-parallel replicas.
     """
     has_default_slots = model is not None and bool(model.state_groups) and not has_slots
-    reading = ("format_name", "block_size", "time_unit", "tokenizer", "prefix_share")
     return [
-        Use(reading, has_trace, "a TRACE"),
         Use(("seed",), not has_trace, "no TRACE, for generated chats"),
-        Use(("hints",), HINTED in policies, f"--policy {HINTED}"),
         Use(
             ("concurrency",),
             is_online or has_default_slots,
@@ -370,5 +384,4 @@ def uses(
         ),
         Use(("route",), replicas > 1, "--replicas of at least 2"),
         Use(("advice_sample",), has_advice, "--advice"),
-        Use(("prefill_speed",), not is_routed, "no --route"),
     ]
