@@ -58,7 +58,8 @@ def test_each_result_is_that_of_a_replay_alone(
         for each in answer["results"]:
             alone = told(capsys, "replay", *shared, "--pages", str(each["pages"]))
             assert untimed(alone) == untimed(each) | {"assumptions": answer["assumptions"]}
-            assert len(alone["assumptions"]) == 2
+            assert len(alone["assumptions"]) == 3
+            assert alone["assumptions"][2].startswith("no request has a session: the policy hinted")
 
 
 def test_one_pool_may_be_compared_for_several_policies(

@@ -165,7 +165,10 @@ def test_saved_time_is_found_tokens_over_the_speed(capsys: pytest.CaptureFixture
             ],
             "expected at most 1,024 replays, got 3,600: 1 policies x 3,600 sizes",
         ),
-        (["--prefill-speed", "9", "--route", "prefix"], "'--route': expected no --prefill-speed"),
+        (
+            ["--prefill-speed", "9", "--route", "prefix", "--replicas", "2"],
+            "'--prefill-speed': expected no --route",
+        ),
         (["--prefill-speed", "0"], "'--prefill-speed': expected at least 1, got 0"),
     ],
 )

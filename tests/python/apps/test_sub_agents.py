@@ -14,7 +14,7 @@ import pytest
 from kvcore.apps.replay.arrivals import ArrivalQueue
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.read import load_trace
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import EngineSettings, PoolSettings, Workload, read_trace, replay_online
 
 ANSWER = 7.0  # seconds of every answer

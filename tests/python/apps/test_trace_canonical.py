@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from cli_runs import refused, shown, told
+from kvcore.apps.cli.main import main
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.read import load_trace
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import PoolSettings, TraceError, Workload, read_trace, replay_online
 
 HEADER = {"kvcore_trace": 1, "time_unit": "s", "content": "blocks", "block_size": 64}
@@ -96,7 +97,8 @@ def test_a_request_that_arrives_before_its_parent_continues_no_request(
     for name, each in rows.items():
         source, target, twice = (tmp_path / f"{name}{end}" for end in ("", ".out", ".twice"))
         source.write_text(lines(*each), encoding="utf-8")
-        trace = load_trace(str(source), ReadOptions(block_size=64), format_name=name)
+        options = ReadOptions(block_size=None if name == "tokens" else 64)
+        trace = load_trace(str(source), options, format_name=name)
         step = 2 if name == "mooncake" else 1
         order = sorted(range(30), key=lambda n: times[n])
         expected = [order.index(n - step) if n >= step else -1 for n in order]
@@ -169,6 +171,12 @@ def test_a_failed_conversion_keeps_the_old_file(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in", "out"]
 
 
+def keyed(keys: Any, **more: Any) -> list[Any]:
+    """Return a file with one prompt of two tokens."""
+    row = {"time": 0, "input": 2, "output": 1, "tokens": [1, 2], "keys": keys}
+    return [{"kvcore_trace": 1, "time_unit": "s", "content": "tokens"}, row | more]
+
+
 BAD: list[tuple[list[Any], str]] = [
     ([{**HEADER, "kvcore_trace": 2}], ":1: kvcore_trace: expected version 1, got 2"),
     ([{**HEADER, "content": "x"}], ":1: content: expected one of blocks, tokens, lengths"),
@@ -201,6 +209,16 @@ BAD: list[tuple[list[Any], str]] = [
         [{**HEADER, "content": "tokens"}, {"time": 0, "input": 2, "output": 1, "tokens": [1]}],
         ":2: tokens: expected 2 token ids, got 1",
     ),
+    (keyed(7), ":2: keys: expected pairs of a place and a number from 0 to 2147483647, got 7"),
+    (keyed([[0]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, True]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, 2**31]]), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[0, 1]] * 3), ":2: keys: expected pairs of a place and a number"),
+    (keyed([[2, 1]]), ":2: keys: expected rising places from 0 to 1, got [[2, 1]]"),
+    (keyed([[-1, 1]]), ":2: keys: expected rising places from 0 to 1, got [[-1, 1]]"),
+    (keyed([[1, 1], [0, 1]]), ":2: keys: expected rising places from 0 to 1"),
+    (keyed([[0, 1]], tokens=[2**31 - 1, 0]), "small enough for 1 ids of tokens with keys above"),
+    ([HEADER, {**ROW, "keys": []}], ":2: expected only the fields after, blocks"),
 ]
 
 
@@ -212,6 +230,15 @@ def test_bad_files_are_one_line(tmp_path: Path, rows: list[Any], what: str) -> N
         read_trace(path)
     assert what in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace"
+    path.write_text(lines(*keyed([[0, 1], [1, 1]])), encoding="utf-8")
+    assert read_trace(path).prompt(0).tolist() == [3, 4]
+    monkeypatch.setattr("kvcore.apps.traces.tokens.MAX_KEYS", 1)
+    with pytest.raises(TraceError, match=":2: keys: expected at most 1 keys in all prompts"):
+        read_trace(path)
 
 
 def test_options_do_not_change_the_form(tmp_path: Path) -> None:
@@ -270,9 +297,46 @@ def test_bad_conversion_is_one_line_and_leaves_no_file(
     assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_options_of_a_trace_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected a TRACE with --format" in refused(capsys, "replay", "--block-size", "16")
-    assert "expected a TRACE with --format" in refused(capsys, "replay", "--format", "azure")
+def test_rows_go_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-").mkdir()
+    Path("in.csv").write_text(LENGTHS, encoding="utf-8")
+    report = shown(capsys, "trace", "convert", "in.csv", "out.jsonl")
+    want = Path("out.jsonl").read_text(encoding="utf-8")
+    for options in ([], ["--json"]):
+        assert main(["trace", "convert", "in.csv", "-", *options]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == want
+        if options:
+            assert json.loads(captured.err)["requests"] == 2
+        else:
+            assert captured.err == report.replace("out.jsonl", "stdout")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["-", "in.csv", "out.jsonl"]
+
+
+def test_a_page_goes_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text(LENGTHS, encoding="utf-8")
+    assert main(["replay", "in.csv", "--html", "-", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("<!DOCTYPE html>")
+    assert captured.out.rstrip().endswith("</html>")
+    assert json.loads(captured.err)["requests"] == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_a_closed_stdout_is_an_error_of_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(LENGTHS, encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(OSError, match="standard output is closed"):
+        write_trace(load_trace(str(path), ReadOptions()), "-")
 
 
 def test_replay_reads_standard_input(

@@ -19,6 +19,10 @@ import numpy as np
 import pytest
 
 from hit_counter import count_hits
+from kvcore.apps.traces.canonical import write_trace
+from kvcore.apps.traces.clock import UNITS
+from kvcore.apps.traces.read import load_trace
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import PoolSettings, TraceError, Workload, read_trace, replay_admission
 
 Rows = list[dict[str, Any]]
@@ -348,7 +352,7 @@ def test_a_prefix_is_made_up_only_if_it_is_stated(tmp_path: Path) -> None:
     assert any("made up by --prefix-share 0.5" in line for line in workload.assumptions)
     assert "1 row without an output: 1 token is generated" in workload.assumptions
     rows = write(tmp_path, random_prompts(0, 64))
-    assert "--prefix-share is for traces of lengths only" in refusal(rows, prefix_share=0.5)
+    assert "--prefix-share is for traces with only lengths" in refusal(rows, prefix_share=0.5)
     assert hits(read_trace(rows, format="lengths"), 64) == 0
 
 
@@ -413,7 +417,8 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
     rows: Rows = [
         {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body},
         {"model": "m", "prompt": "ab", "created": 7, "usage": {"completion_tokens": 4}},
-        {"messages": [hello, part], "output_length": 2, "timestamp": 9000, "session_id": 1},
+        {"model": "m", "messages": [hello, part], "output_length": 2, "timestamp": 9000}
+        | {"session_id": 1},
         {"model": "m", "prompt": [1, 2, 3], "timestamp": 9500},
         {"model": "m", "input": "go", "instructions": "be", "max_output_tokens": 5},
         {"model": "m", "input": [hello, {"type": "call", "id": 1}], "tools": [{"name": "t"}]},
@@ -433,6 +438,24 @@ def test_openai_requests_become_tokens(tmp_path: Path) -> None:
     assert "no chat template" in said
 
 
+def test_prompts_of_two_models_share_no_prefix(tmp_path: Path) -> None:
+    names = ["base", "adapter", "base", None, "adapter", None]
+    rows: Rows = [{"prompt": [1, 2, 3]} | ({"model": name} if name else {}) for name in names]
+    path = write(tmp_path, rows)
+    workload = read_trace(path, format="openai")
+    prompts = [workload.prompt(index).tolist() for index in range(6)]
+    assert [prompts.index(prompt) for prompt in prompts] == [0, 1, 0, 3, 1, 3]
+    assert len({prompt[0] for prompt in prompts}) == 3
+    assert prompts[0] == [1, 2, 3]
+    line = "prompts of different models share no prefix: 3 models"
+    assert line in workload.assumptions
+    target = tmp_path / "out.jsonl"
+    write_trace(load_trace(str(path), ReadOptions(), format_name="openai"), target)
+    assert [read_trace(target).prompt(index).tolist() for index in range(6)] == prompts
+    assert line not in read_trace(write(tmp_path, rows[:1])).assumptions
+    assert ":1: model: expected a text" in refusal(write(tmp_path, [rows[0] | {"model": 5}]))
+
+
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
 def test_created_is_in_seconds_whatever_the_unit_of_other_times(
     tmp_path: Path, unit: str | None
@@ -440,9 +463,15 @@ def test_created_is_in_seconds_whatever_the_unit_of_other_times(
     rows: Rows = [
         {"model": "m", "prompt": [1, 2], "created": 1_700_000_000, "timestamp": None},
         {"model": "m", "prompt": [1, 2], "created": 1_700_000_010.5},
+        {"model": "m", "prompt": [1, 2], "timestamp": 1_700_000_020 * UNITS[unit or "ms"]},
     ]
     workload = read_trace(write(tmp_path, rows), time_unit=unit)
+    assert workload.arrivals.tolist() == [0, 10.5, 20]
+    workload = read_trace(write(tmp_path, rows[:2]))
     assert workload.arrivals.tolist() == [0, 10.5]
+    assert workload.assumptions[0] == (
+        "times are in s; they are dates, counted from the first arrival"
+    )
 
 
 @pytest.mark.parametrize(

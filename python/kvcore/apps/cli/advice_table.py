@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the advice of a replay beside exact hit rates."""
+"""Print the advice of a replay with the exact hit rates."""
 
 from rich.console import Console
 from rich.table import Table

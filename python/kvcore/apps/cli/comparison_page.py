@@ -137,7 +137,7 @@ def _narrow(chart: Chart) -> Chart:
 
 
 def _cards(pair: tuple[Chart, Chart]) -> str:
-    """Write a chart for wide and for narrow screens; the style sheet shows one of them."""
+    """Write a chart for wide and for narrow screens; the style sheet hides the other chart."""
     wide, narrow = pair
     return f'<div class="card wide">{wide.svg()}</div><div class="card narrow">{narrow.svg()}</div>'
 

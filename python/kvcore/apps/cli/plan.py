@@ -13,11 +13,12 @@ from kvcore.apps.cli import options
 from kvcore.apps.cli.plan_table import print_plan
 from kvcore.apps.cli.presets import PRESETS, find_model
 from kvcore.apps.cli.token_counts import parse_tokens
+from kvcore.apps.cli.used_options import Use, warn_unused
 from kvcore.apps.cli.weights import weights_bytes
 from kvcore.groups import State
 from kvcore.layers.hf.config import ConfigReading, with_copied_heads
 from kvcore.layers.kinds import MAX_CHUNK_TOKENS, described
-from kvcore.layers.layer_map import column_tokens
+from kvcore.layers.layer_map import column_tokens, has_windows
 from kvcore.layers.packing import bundles_of, row_widths
 from kvcore.replay import PoolSettings
 from kvcore.sizing import (
@@ -109,6 +110,7 @@ Assume = Annotated[
 
 def plan(
     *,
+    context: typer.Context,
     model: Model,
     memory: Memory,
     max_seq_len: MaxSeqLen,
@@ -152,6 +154,8 @@ def plan(
     options.checked("CONFIG|PRESET", read, 1)
     # Read again with `tp`, because the reading divides states and heads among the devices.
     reading, params = options.checked("--tp", read, tp)
+    needs = "a model with windows or chunks, without --flat"
+    warn_unused(context, [Use(("max_chunk_tokens",), has_windows(params), needs)])
     answer = collect(params, rest, tokens, max_chunk_tokens) | _reading(reading, params)
     if loaded is not None:
         answer |= {"memory": size, "weights": loaded, "kv_memory": rest}

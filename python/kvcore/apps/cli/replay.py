@@ -18,17 +18,18 @@ from kvcore.apps.cli.advice_table import print_advice
 from kvcore.apps.cli.comparison_page import comparison_page
 from kvcore.apps.cli.comparison_table import print_comparison
 from kvcore.apps.cli.options import AsJson, PageSize, checked, listed
-from kvcore.apps.cli.output_file import check_writable
+from kvcore.apps.cli.output_file import check_writable, report_apart_from, write_text
 from kvcore.apps.cli.progress import progress_bar
 from kvcore.apps.cli.replay_pools import PoolSizes
 from kvcore.apps.cli.replay_table import print_report
 from kvcore.apps.cli.routing_table import print_routing
 from kvcore.apps.cli.saved_time import saved_seconds
 from kvcore.apps.cli.traces import read_with_progress
+from kvcore.apps.cli.used_options import Use, require_used, warn_unused
 from kvcore.apps.replay.advised import ADVICE_REPLAYS
-from kvcore.apps.replay.hints import HINTS
+from kvcore.apps.replay.hints import HINTS, has_hints, hint_lines
 from kvcore.apps.replay.model_pools import served_lines
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.options import DEFAULT_ADVICE_SAMPLE
 from kvcore.replay import (
     POLICIES,
@@ -94,12 +95,12 @@ def replay(
 ) -> None:
     """Run a trace through the cache manager; report hits, evictions and the manager's speed.
 
-    TRACE is a log in one of the formats that --format lists. No model runs, and only a replay with
+    TRACE is a log; --format lists the formats. No model runs, and only a replay with
     tiers allocates a pool. Online mode simulates the clock of an engine with continuous batching.
     Admission mode releases each request before the next request claims, so it shows only the
     effect of the cache. With several policies or numbers of pages, the command compares them with
     each other and, in admission mode, with the optimum, which no policy exceeds.
-    With --model or --bytes-per-token every number of pages has its GiB beside it, --memory,
+    With --model or --bytes-per-token every number of pages is also shown in GiB, --memory,
     --host-memory and --disk take sizes, and the last line is the decision: the least memory for
     95 % of the best hit rate. If layers of --model keep windows, chunks or states, the replay
     counts their pages, state slots and checkpoints as the manager does; --pages counts pages of the
@@ -179,8 +180,6 @@ def replay(
         )
     if routes is not None and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--route'")
-    if routes is not None and prefill_speed is not None:
-        raise typer.BadParameter("expected no --prefill-speed", param_hint="'--route'")
     if advice and (not is_one or html is not None or routes is not None or pools[0].host_pages):
         raise typer.BadParameter(
             "expected one policy and one number of pages, without --groups, tiers, --route and "
@@ -189,6 +188,22 @@ def replay(
         )
     if advice and mode is options.Mode.online:
         raise typer.BadParameter("expected --mode admission", param_hint="'--advice'")
+    is_routed = routes is not None
+    required = options.required_uses(
+        has_trace=trace is not None, policies=names, is_routed=is_routed
+    )
+    require_used(context, required)
+    uses = options.uses(
+        has_trace=trace is not None,
+        is_online=pace is not None and routes is None and not advice,
+        is_routed=is_routed,
+        has_advice=advice,
+        is_grouped=grouped is not None,
+        model=pools[0].model,
+        has_slots=state_slots is not None,
+        replicas=replicas,
+    )
+    warn_unused(context, uses)
     started = time.perf_counter()
     trace_options = ReadOptions(
         limit=limit,
@@ -198,10 +213,10 @@ def replay(
         prefix_share=prefix_share,
     )
     workload = _workload(trace, seed, trace_options, format_name)
-    workload = replace(
-        workload,
-        assumptions=(*workload.assumptions, *served_lines(pools[0], workload.block_tokens)),
-    )
+    require_used(context, [Use(("hints",), has_hints(workload), "a TRACE with sessions")])
+    served = served_lines(pools[0], workload.block_tokens)
+    lines = (*workload.assumptions, *served, *hint_lines(workload, names))
+    workload = replace(workload, assumptions=lines)
     read_seconds = time.perf_counter() - started
     if routes is not None:
         reports = _run_routed(workload, pools[0].with_policy(names[0]), routes, engine)
@@ -225,13 +240,14 @@ def replay(
     if html is not None:
         command = shlex.join(["kvcore", *context.obj])
         page = comparison_page(comparison, command, prefill_speed)
-        html.write_text(page, encoding="utf-8", errors="backslashreplace")
-    _show(
-        workload,
-        comparison.runs[0].report if is_one else comparison,
-        _Extras(read_seconds, prefill_speed, comparison if is_one else None),
-        as_json=as_json,
-    )
+        write_text(html, page)
+    with report_apart_from(html):
+        _show(
+            workload,
+            comparison.runs[0].report if is_one else comparison,
+            _Extras(read_seconds, prefill_speed, comparison if is_one else None),
+            as_json=as_json,
+        )
 
 
 def _policy(name: str) -> str:
@@ -264,14 +280,9 @@ def _check_replays(policies: int, pools: int) -> None:
 def _workload(
     trace: Path | None, seed: int, trace_options: ReadOptions, format_name: str | None
 ) -> Workload:
-    if trace is not None:
-        return read_with_progress(trace, trace_options, format_name).workload()
-    if format_name is not None or replace(trace_options, limit=None) != ReadOptions():
-        raise typer.BadParameter(
-            "expected a TRACE with --format, --block-size, --time-unit, --tokenizer and "
-            "--prefix-share"
-        )
-    return chat_workload(seed=seed, limit=trace_options.limit)
+    if trace is None:
+        return chat_workload(seed=seed, limit=trace_options.limit)
+    return read_with_progress(trace, trace_options, format_name).workload()
 
 
 def _run(
@@ -365,7 +376,7 @@ def _told(workload: Workload, pool: PoolSettings) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Extras:
-    """Numbers beside a report: seconds to read, prefill speed, the page's comparison, advice."""
+    """Additions to a report: seconds to read, prefill speed, the page's comparison, advice."""
 
     read_seconds: float
     prefill_speed: float | None

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declare the options of ``kvcore replay``."""
+"""Declare the options of ``kvcore replay``, and the replays on which each has an effect."""
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcore import KVCacheParams
 from kvcore.apps.cli.options import count, within
-from kvcore.apps.replay.hints import HINTS
+from kvcore.apps.cli.used_options import Use
+from kvcore.apps.replay.hints import HINTED, HINTS
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES
+from kvcore.layers.layer_map import has_windows
 from kvcore.options import MOST_ADVICE_SAMPLE
 from kvcore.replay import DEFAULT_POOL_TOKENS, MOST_REPLICAS, POLICIES, TRACE_FORMATS
 from kvcore.routing import POLICIES as ROUTES
@@ -121,7 +125,11 @@ Pages = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write an HTML page with the curves.", show_default=False),
+    typer.Option(
+        metavar="FILE",
+        help="Write an HTML page with the curves; - for stdout, with the report on stderr.",
+        show_default=False,
+    ),
 ]
 Memory = Annotated[
     str | None,
@@ -135,8 +143,8 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET|config.json",
-        help="Model to serve, with its windows, chunks and states: the report has GiB beside "
-        "pages.",
+        help="Model to serve, with its windows, chunks and states: the report has GiB for each "
+        "number of pages.",
     ),
 ]
 StateSlots = Annotated[
@@ -253,25 +261,35 @@ Limit = Annotated[
 ]
 Concurrency = Annotated[
     int,
-    typer.Option(metavar="N", callback=count, help="Online: maximum number of running requests."),
+    typer.Option(
+        metavar="N",
+        callback=count,
+        help="Online: maximum number of running requests; also sets the default of --state-slots.",
+    ),
 ]
 PrefillRate = Annotated[
     float,
     typer.Option(
-        metavar="RATE", callback=_rate, help="Online: prompt tokens per simulated second."
+        metavar="RATE",
+        callback=_rate,
+        help="Online and with --route: prompt tokens per simulated second.",
     ),
 ]
 DecodeRate = Annotated[
     float,
-    typer.Option(metavar="RATE", callback=_rate, help="Online: decode steps per simulated second."),
+    typer.Option(
+        metavar="RATE",
+        callback=_rate,
+        help="Online and with --route: decode steps per simulated second.",
+    ),
 ]
 Chunk = Annotated[
     int,
     typer.Option(
         metavar="N",
         callback=count,
-        help="Online, with --groups, and with a --model with windows, chunks or states: prompt "
-        "tokens per step at most.",
+        help="Online, with --groups, and with a --model with windows or chunks: prompt tokens per "
+        "step at most.",
     ),
 ]
 Explain = Annotated[
@@ -282,7 +300,7 @@ Advice = Annotated[
     bool,
     typer.Option(
         "--advice",
-        help="Print the advice that a manager gives on other sizes, beside the exact hit rates.",
+        help="Print the advice that a manager gives on other sizes, with the exact hit rates.",
     ),
 ]
 AdviceSample = Annotated[
@@ -301,3 +319,69 @@ DecodeSteps = Annotated[
         help="Online: tokens per request in a step without prompts.",
     ),
 ]
+
+
+def required_uses(*, has_trace: bool, policies: Sequence[str], is_routed: bool) -> list[Use]:
+    """Return whether the options that a user gives for one replay have an effect.
+
+    Parameters
+    ----------
+    has_trace : bool
+        The requests come from a trace.
+    policies : sequence of str
+        Names of the eviction policies.
+    is_routed : bool
+        The replay has a router.
+    """
+    reading = ("format_name", "block_size", "time_unit", "tokenizer", "prefix_share")
+    return [
+        Use(reading, has_trace, "a TRACE"),
+        Use(("hints",), HINTED in policies, f"--policy {HINTED}"),
+        Use(("prefill_speed",), not is_routed, "no --route"),
+    ]
+
+
+def uses(
+    *,
+    has_trace: bool,
+    is_online: bool,
+    is_routed: bool,
+    has_advice: bool,
+    is_grouped: bool,
+    model: KVCacheParams | None,
+    has_slots: bool,
+    replicas: int,
+) -> list[Use]:
+    """Return whether the options that a script may give to each replay have an effect.
+
+    Parameters
+    ----------
+    has_trace : bool
+        The requests come from a trace.
+    is_online, is_routed, has_advice, is_grouped : bool
+        The replay is online, has a router, checks advice, has --groups.
+    model : KVCacheParams or None
+        Model whose windows, chunks and states the pools have.
+    has_slots : bool
+        --state-slots is given.
+    replicas : int
+        Data-parallel replicas.
+    """
+    has_default_slots = model is not None and bool(model.state_groups) and not has_slots
+    return [
+        Use(("seed",), not has_trace, "no TRACE, for generated chats"),
+        Use(
+            ("concurrency",),
+            is_online or has_default_slots,
+            "--mode online, or a --model with states and no --state-slots",
+        ),
+        Use(("prefill_rate", "decode_rate"), is_online or is_routed, "--mode online or --route"),
+        Use(("decode_steps",), is_online, "--mode online"),
+        Use(
+            ("chunk",),
+            is_online or is_grouped or (model is not None and has_windows(model)),
+            "--mode online, --groups, or a --model with windows or chunks",
+        ),
+        Use(("route",), replicas > 1, "--replicas of at least 2"),
+        Use(("advice_sample",), has_advice, "--advice"),
+    ]

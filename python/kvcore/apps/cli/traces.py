@@ -5,27 +5,34 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvcore.apps.cli import replay_options as options
 from kvcore.apps.cli.options import AsJson, checked, within
-from kvcore.apps.cli.output_file import check_writable
+from kvcore.apps.cli.output_file import check_writable, report_apart_from
 from kvcore.apps.cli.progress import progress_bar
-from kvcore.apps.traces.canonical import write_trace
+from kvcore.apps.traces.canonical import STDOUT, write_trace
 from kvcore.apps.traces.capture import capture_trace
 from kvcore.apps.traces.clock import UNITS
 from kvcore.apps.traces.errors import counted, printable
 from kvcore.apps.traces.formats import FORMATS
 from kvcore.apps.traces.read import load_trace
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.signatures import check_name
 from kvcore.apps.traces.trace import Trace
 from kvcore.replay import MOST_REPLICAS, TraceError
 
 app = typer.Typer(rich_markup_mode=None)
 
-_STDIN = Path("-")
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="OUT",
+        help="The file; compressed if it ends in .gz; - for stdout, with the report on stderr.",
+    ),
+]
 
 
 @app.callback()
@@ -49,7 +56,7 @@ def read_with_progress(path: Path, given: ReadOptions, format_name: str | None) 
         raise typer.BadParameter(
             f"expected 0 to less than 1, got {share}", param_hint="'--prefix-share'"
         )
-    size = path.stat().st_size if path != _STDIN and path.is_file() else 0
+    size = path.stat().st_size if path != STDOUT and path.is_file() else 0
     try:
         with progress_bar("bytes", max(size, 1)) as on_progress:
             trace = load_trace(
@@ -66,9 +73,7 @@ def convert(
     trace: Annotated[
         Path, typer.Argument(metavar="IN", help="A log in a known format; - for stdin.")
     ],
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file; compressed if it ends in .gz.")
-    ],
+    target: Target,
     format_name: options.TraceFormat = None,
     block_size: options.BlockSize = None,
     time_unit: options.TimeUnit = None,
@@ -83,7 +88,7 @@ def convert(
 
     Example: kvcore trace convert azure.csv trace.jsonl.gz
     """
-    checked("OUT", check_writable, target, trace if trace != _STDIN else None)
+    _check_target(target, trace)
     given = ReadOptions(
         limit=limit,
         block_size=block_size,
@@ -94,13 +99,10 @@ def convert(
     found = read_with_progress(trace, given, format_name)
     with progress_bar("requests", len(found)) as on_progress:
         write_trace(found, target, on_progress)
-    if as_json:
-        told = {"requests": len(found), "format": found.format, "assumptions": found.notes}
-        typer.echo(json.dumps(told))
-        return
-    typer.echo(f"{counted(len(found), 'request')} from {found.format} to {printable(str(target))}")
-    for line in found.notes:
-        typer.echo(line)
+    told = {"requests": len(found), "format": found.format, "assumptions": found.notes}
+    name = "stdout" if target == STDOUT else printable(str(target))
+    line = f"{counted(len(found), 'request')} from {found.format} to {name}"
+    _report(target, told if as_json else [line, *found.notes])
 
 
 @app.command()
@@ -109,9 +111,7 @@ def capture(
     endpoint: Annotated[
         str, typer.Argument(metavar="ENDPOINT", help="Where the engine publishes its events.")
     ],
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file; compressed if it ends in .gz.")
-    ],
+    target: Target,
     replay_endpoint: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +157,7 @@ def capture(
 
     Example: kvcore trace capture tcp://127.0.0.1:5557 trace.jsonl.gz --seconds 600
     """
-    checked("OUT", check_writable, target, None)
+    _check_target(target, None)
     try:
         from kvcore.events import EventSubscriber
     except ImportError as error:
@@ -171,8 +171,16 @@ def capture(
             )
     except (ValueError, ImportError) as error:
         raise typer.BadParameter(str(error), param_hint="'ENDPOINT'") from error
-    if as_json:
-        typer.echo(json.dumps(asdict(done)))
-        return
-    for line in done.notes():
-        typer.echo(line)
+    _report(target, asdict(done) if as_json else done.notes())
+
+
+def _check_target(target: Path, source: Path | None) -> None:
+    checked("OUT", check_name, target)
+    checked("OUT", check_writable, target, source)
+
+
+def _report(target: Path, told: dict[str, Any] | list[str]) -> None:
+    """Print lines, or one object as JSON."""
+    with report_apart_from(target):
+        for line in [json.dumps(told)] if isinstance(told, dict) else told:
+            typer.echo(line)

@@ -68,7 +68,7 @@ class CheckedRate:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceCheck:
-    """The advice of a manager after a replay, beside exact rates.
+    """The advice of a manager after a replay, with the exact rates.
 
     Attributes
     ----------

@@ -47,8 +47,8 @@ class Decision:
     memory : int or None
         Bytes of `pages` with the state slots of a replica; None if unknown.
     curve, hit_rate : str, float
-        The curve that needs the fewest pages, and its hit rate there. If no size is enough: the
-        curve and the hit rate of the best replay.
+        The curve that needs the fewest pages, and its hit rate with these pages. If no size is
+        enough: the curve and the hit rate of the best replay.
     below_pages, below_hit_rate : int or None, float or None
         The next smaller replayed size of this curve and its hit rate, which is not enough.
     best_policy : str or None

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from kvcore.policies import Hinted
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from kvcore.apps.replay.workload import Workload
 
-__all__ = ["HINTS", "Hint", "VirtualClock", "return_hints"]
+__all__ = ["HINTED", "HINTS", "Hint", "VirtualClock", "has_hints", "hint_lines", "return_hints"]
 
+#: Name of the policy that uses hints.
+HINTED = Hinted.name
 HINTS = ("class", "exact", "closed", "none")
 _SOON, _LATER = 60.0, 600.0
 _MOST_SECONDS = 8e9  # the bound of a manager's clock is a little higher
@@ -30,6 +36,18 @@ class VirtualClock:
     def __call__(self) -> float:
         """Return the time, at most the latest time that a manager takes."""
         return min(max(self.now, 0.0), _MOST_SECONDS)
+
+
+def has_hints(workload: Workload) -> bool:
+    """Return whether some request has a session, which gives it a hint."""
+    return workload.sessions is None or bool((workload.sessions >= 0).any())
+
+
+def hint_lines(workload: Workload, policies: Sequence[str]) -> tuple[str, ...]:
+    """Return at most one line for a report: the policy that uses hints gets no hint."""
+    if HINTED not in policies or has_hints(workload):
+        return ()
+    return (f"no request has a session: the policy {HINTED} gets no hints",)
 
 
 def return_hints(workload: Workload, kind: str) -> list[Hint]:

@@ -18,12 +18,12 @@ from kvcore import (
     TierOptions,
 )
 from kvcore.apps.replay.groups import GroupSamples
-from kvcore.apps.replay.hints import HINTS, Hint, VirtualClock, return_hints
+from kvcore.apps.replay.hints import HINTED, HINTS, Hint, VirtualClock, return_hints
 from kvcore.apps.replay.tiers import PATIENCE, GroupTierHits, TierHits, temporary_disk
 from kvcore.apps.replay.tiny_model import tiny_model
 from kvcore.groups import FullAttention, bundles
 from kvcore.layers.layer_map import column_tokens, has_windows, pages_per_column
-from kvcore.policies import BY_NAME, Hinted
+from kvcore.policies import BY_NAME
 from kvcore.sizing import STATES_PER_REQUEST, pages_per_sequence
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 DEFAULT_POOL_TOKENS = 524_288
 POLICIES = tuple(BY_NAME)
-_HINTED = Hinted.name
 MOST_PAGES = 2**31 - 1  # this bound and the next are the manager's bounds
 MOST_REPLICAS = 2**15 - 1
 _EXPLAINED_PAGES = 2**23  # four bytes each, and 48 bytes for each run of pages
@@ -48,7 +47,7 @@ def flat_page_bytes(model: KVCacheParams) -> int:
 
 
 def require_windows(model: KVCacheParams) -> None:
-    """Check that a model has groups, and that a flat cache can serve the model too.
+    """Check that a model has groups, and that a flat cache can also serve the model.
 
     Raises
     ------
@@ -93,7 +92,7 @@ class PoolSettings:
     disk_pages : int
         Pages of a disk below the host tiers, for all replicas; 0 for no disk.
     page_bytes : int
-        Bytes of a page of the served model, so that reports have GiB beside pages; 0 if unknown.
+        Bytes of a page of the served model, for reports in GiB; 0 if unknown.
     state_slots : int
         State slots of each replica, for requests and checkpoints; 0 for the manager's default, and
         for a model without states.
@@ -232,7 +231,7 @@ class PoolSettings:
 
     def returns(self, workload: Workload) -> list[Hint]:
         """Return the hint of each request; no hints for other policies."""
-        return return_hints(workload, self.hints if self.policy == _HINTED else "none")
+        return return_hints(workload, self.hints if self.policy == HINTED else "none")
 
     @contextmanager
     def manager(

@@ -8,7 +8,8 @@ from typing import Any
 from kvcore.apps.traces.blocks import BlockIds, BlockSize
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import counted, shown_value
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
 from kvcore.apps.traces.turns import SessionTurns

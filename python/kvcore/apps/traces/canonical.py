@@ -7,32 +7,52 @@ import gzip
 import json
 import math
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvcore.apps.traces.blocks import BlockContent, BlockIds
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import shown_value
 from kvcore.apps.traces.json_values import parsed_row
 from kvcore.apps.traces.lengths import LengthContent
-from kvcore.apps.traces.rows import ReadOptions, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import row_errors
+from kvcore.apps.traces.signatures import check_name
 from kvcore.apps.traces.source import Source
 from kvcore.apps.traces.tokens import TokenContent, TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, token_count
 
-__all__ = ["VERSION", "TraceFile", "read_canonical", "write_trace"]
+__all__ = ["STDOUT", "VERSION", "TraceFile", "read_canonical", "standard_output", "write_trace"]
 
 VERSION = 1
+#: Name of stdout in place of a file to write, and of stdin in place of a file to read.
+STDOUT = Path("-")
 _NONE = -1
-_CONTENTS = ("blocks", "tokens", "lengths")
+#: For each content the options that a reader may use.
+_CONTENTS = {
+    "blocks": ("block_size", "time_unit"),
+    "tokens": ("time_unit",),
+    "lengths": ("prefix_share", "time_unit"),
+}
 _HEADER = frozenset({"kvcore_trace", "content", "block_size", "prefix_share", "time_unit", "notes"})
 _ROW = frozenset({"time", "input", "output", "session", "parent", "after", "delay"})
 _MOST_NOTES = 64
 _MOST_AFTER = 1 << 16
 _MOST_SESSIONS = 1 << 62
+_MOST_KEY = (1 << 31) - 1
+
+
+def standard_output() -> IO[bytes]:
+    """Return stdout for bytes; OSError if it is closed."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    sys.stdout.flush()
+    return sys.stdout.buffer
 
 
 class TraceFile:
@@ -41,15 +61,20 @@ class TraceFile:
     Parameters
     ----------
     path : str or os.PathLike
-        The file; it is compressed if its name ends in ``.gz``. Rows go directly to a device, a pipe
-        or a link.
+        The file; it is compressed if its name ends in ``.gz``. "-" is stdout. Rows go directly to
+        stdout, a device, a pipe or a link.
+
+    Raises
+    ------
+    ValueError
+        The name has the suffix of another format, such as ``.zst``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        is_replaced = not self._path.is_symlink() and (
-            self._path.is_file() or not self._path.exists()
-        )
+        check_name(self._path)
+        is_direct = self._path == STDOUT or self._path.is_symlink()
+        is_replaced = not is_direct and (self._path.is_file() or not self._path.exists())
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         self._part = part if is_replaced else self._path
         self._streams = ExitStack()
@@ -57,6 +82,9 @@ class TraceFile:
 
     def __enter__(self) -> Any:
         """Open the file."""
+        if self._path == STDOUT:
+            self._file = standard_output()
+            return self
         self._file = self._streams.enter_context(self._part.open("wb"))
         if self._path.suffix == ".gz":
             packed = gzip.GzipFile("", "wb", 6, self._file, mtime=0)
@@ -93,7 +121,7 @@ def write_trace(
     trace : Trace
         The trace.
     path : str or os.PathLike
-        The file; an existing file is replaced only after all rows are written.
+        The file; an existing file is replaced only after all rows are written. "-" is stdout.
     on_progress : callable, optional
         Called from time to time with the number of written requests.
     """
@@ -134,7 +162,10 @@ def _prompt(content: Any, index: int, row: dict[str, Any]) -> dict[str, Any]:
         return {"blocks": content.ids[first : first + int(content.counts[index])].tolist()}
     if isinstance(content, TokenContent):
         first, output = int(content.prompts[index]), int(content.outputs[index])
-        found = {"tokens": content.tokens[first : first + row["input"]].tolist()}
+        end = first + row["input"]
+        found = {"tokens": content.tokens[first:end].tolist()}
+        if keys := content.keys_of(first, end):
+            found["keys"] = keys
         if output != _NONE:
             found["output_tokens"] = content.tokens[output : output + row["output"]].tolist()
         return found
@@ -162,7 +193,7 @@ def _header(row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"kvcore_trace: expected version {VERSION}, got {shown_value(row.get('kvcore_trace'))}"
         )
-    if row.get("content") not in _CONTENTS:
+    if row.get("content") not in [*_CONTENTS]:
         raise ValueError(
             f"content: expected one of {', '.join(_CONTENTS)}, got "
             f"{shown_value(row.get('content'))}"
@@ -192,6 +223,28 @@ def _after(numbers: Any, index: int) -> list[int]:
         )
     found: list[int] = numbers
     return found
+
+
+def _keys(keys: Any, inputs: int) -> list[list[int]]:
+    """Check the keys of a prompt; ValueError if they have no rising places in the prompt."""
+    is_list = isinstance(keys, list) and len(keys) <= inputs
+    if not is_list or not all(_is_key(each) for each in keys):
+        raise ValueError(
+            f"keys: expected pairs of a place and a number from 0 to {_MOST_KEY}, got "
+            f"{shown_value(keys)}"
+        )
+    places = [-1, *(at for at, _ in keys), inputs]
+    if not all(before < after for before, after in pairwise(places)):
+        raise ValueError(
+            f"keys: expected rising places from 0 to {inputs - 1}, got {shown_value(keys)}"
+        )
+    found: list[list[int]] = keys
+    return found
+
+
+def _is_key(pair: Any) -> bool:
+    is_pair = isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {int}
+    return is_pair and 0 <= pair[1] <= _MOST_KEY
 
 
 def _known(row: dict[str, Any], names: frozenset[str]) -> None:
@@ -230,8 +283,9 @@ class _Rows:
         self._ids = BlockIds()
         self._text = TokenText()
         self._followed: set[int] = set()
-        names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens"], "lengths": []}
+        names = {"blocks": ["blocks"], "tokens": ["tokens", "output_tokens", "keys"], "lengths": []}
         self._fields = _ROW | frozenset(names[self._kind])
+        options.require_used(_CONTENTS[self._kind], f"a file of {self._kind}")
         if options.block_size not in (None, self._size):
             raise ValueError(f"block_size: the file has {self._size}, which no option changes")
         if options.time_unit not in (None, "s"):
@@ -284,6 +338,8 @@ class _Rows:
                 raise ValueError(f"tokens: expected {inputs} token ids, got {len(prompt)}")
             start, place = len(self._text), _NONE
             self._text.extend(prompt)
+            for at, key in _keys(row.get("keys", []), inputs):
+                self._text.add_key(start + at, key)
             if output is not None:
                 place = len(self._text)
                 output = token_ids("output_tokens", output)

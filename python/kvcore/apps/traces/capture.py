@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from kvcore.apps.traces.canonical import TraceFile
 from kvcore.apps.traces.errors import counted
+from kvcore.apps.traces.source import MOST_LINES
 from kvcore.apps.traces.trace import MAX_REQUEST_TOKENS
 
 if TYPE_CHECKING:
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Captured", "capture_trace"]
 
-MOST_NODES = 2**24  # distinct blocks: each takes about 200 bytes
+MOST_NODES = 2**24  # distinct blocks: each takes up to 200 bytes, and more with its token ids
+MOST_ROWS = MOST_LINES - 1  # with the header, a reader takes this many; each takes 12 bytes
 _DEVICE = (None, "GPU")
 _POLL = 0.25
 _NOTES = (
@@ -43,12 +48,16 @@ class Captured:
     left_out : int
         Chains that are too long, whose tokens are not known, or that begin before the window of
         each group of layers.
+    twins : int
+        With token ids: blocks that have the beginning and the tokens of an earlier block, but
+        another hash, because of an adapter, a cache salt or an image.
     """
 
     requests: int = 0
     blocks: int = 0
     unknown: int = 0
     left_out: int = 0
+    twins: int = 0
 
     def notes(self) -> list[str]:
         """Return the lines of a report."""
@@ -60,12 +69,17 @@ class Captured:
                 f"left out, too long, without tokens or behind a window: "
                 f"{counted(self.left_out, 'chain')}"
             )
+        if self.twins:
+            lines.append(
+                f"kept apart by their hashes, not by tokens, such as of two adapters: "
+                f"{counted(self.twins, 'block')}"
+            )
         return lines
 
 
 @dataclass
 class _Chain:
-    """A request: the time of its first event, of its last event, and its last block."""
+    """A request: the times of its first and its last event, and its last block."""
 
     began: float
     last: float
@@ -99,18 +113,43 @@ class _Blocks:
             tip = self.parents[tip]
         return path[::-1]
 
+    def twins(self) -> dict[int, int]:
+        """Find the blocks that have the parent and the tokens of an earlier block.
+
+        The hashes of these blocks differ, so they have other content beyond the tokens, such as an
+        adapter, a cache salt or an image.
+
+        Returns
+        -------
+        dict
+            For each of these blocks, the number of earlier blocks with its parent and its tokens.
+        """
+        found: dict[int, int] = {}
+        parents = np.array(self.parents)
+        order = np.argsort(parents, kind="stable")
+        _, starts, counts = np.unique(parents[order], return_index=True, return_counts=True)
+        for at in np.flatnonzero(counts > 1).tolist():
+            earlier: Counter[bytes] = Counter()
+            for block in order[starts[at] : starts[at] + counts[at]].tolist():
+                if block in self.tokens:
+                    tokens = self.tokens[block].tobytes()
+                    if earlier[tokens]:
+                        found[block] = earlier[tokens]
+                    earlier[tokens] += 1
+        return found
+
 
 def _has_all_hashes(event: Any) -> bool:
     """Return whether an event has a hash for each block of its tokens.
 
     vLLM leaves out the hashes of the first blocks of a run where a group of layers has a window
-    and the blocks are behind it. Another group, with full attention, has all hashes.
+    that has passed these blocks. Another group, with full attention, has all hashes.
     """
     return len(event.token_ids) in (0, len(event.block_hashes) * event.block_size)
 
 
 class ChainReader:
-    """Turn events into rows.
+    """Collect the requests that events show.
 
     Groups of layers store the same blocks in the same batch, with the same hashes: the reader takes
     each run of a batch once, from any group that has all its hashes.
@@ -120,7 +159,7 @@ class ChainReader:
     gap : float
         Seconds in which a chain may go on. An event that continues a chain later is a new request.
     with_tokens : bool
-        Write token ids in place of numbers of blocks.
+        Return token ids in place of numbers of blocks.
     """
 
     def __init__(self, gap: float, *, with_tokens: bool) -> None:
@@ -128,7 +167,8 @@ class ChainReader:
         self._with_tokens = with_tokens
         self._blocks = _Blocks()
         self._open: dict[int, _Chain] = {}  # by the last block, in the order of the last event
-        self._start: float | None = None
+        self._arrivals = array("d")  # of the chains that have ended
+        self._tips = array("i")
         self._windowed: set[Any] = set()  # last blocks of chains that no group stored whole
         self._group: int | None = None  # the group whose blocks have this size
         self.block_size = 0
@@ -136,20 +176,19 @@ class ChainReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more blocks fit."""
-        return len(self._blocks.parents) >= MOST_NODES
+        """Whether no more blocks or requests fit."""
+        requests = len(self._tips) + len(self._open)
+        return len(self._blocks.parents) >= MOST_NODES or requests >= MOST_ROWS
 
-    def take(self, batch: KVEventBatch) -> Iterator[dict[str, Any]]:
-        """Read the events of a batch; yield the rows of chains that no longer go on.
+    def take(self, batch: KVEventBatch) -> None:
+        """Read the events of a batch.
 
         Raises
         ------
         ValueError
             A block has no possible size, or a group has blocks of two sizes.
         """
-        if self._start is None:
-            self._start = batch.ts
-        now = max(0.0, batch.ts - self._start)
+        now = batch.ts
         stored, windowed = set(), set()
         for event in cast("list[Any]", batch.events):
             if not hasattr(event, "token_ids") or not event.block_hashes:
@@ -161,12 +200,12 @@ class ChainReader:
                 windowed.add((run[0], run[1][-1]))
             elif run not in stored:
                 stored.add(run)
-                yield from self._store(event, now)
+                self._store(event, now)
         for parent, tip in windowed:
             if tip not in self._blocks.numbers:
                 self._windowed.discard(parent)
                 self._windowed.add(tip)
-        yield from self._end(now - self._gap)
+        self._end_chains(now - self._gap)
 
     def _has_known_size(self, event: Any) -> bool:
         """Return whether the blocks have the size of the trace; ValueError for a bad size."""
@@ -179,61 +218,76 @@ class ChainReader:
             raise ValueError(f"expected blocks of {self.block_size} tokens, got {size}")
         return bool(self.block_size == size)
 
-    def _store(self, event: Any, now: float) -> Iterator[dict[str, Any]]:
+    def _store(self, event: Any, now: float) -> None:
         blocks, size = self._blocks, event.block_size
         parent = -1
         if event.parent_block_hash is not None:
             self.captured.unknown += event.parent_block_hash not in blocks.numbers
             parent = blocks.number(event.parent_block_hash, -1)
-        chain = self._open.get(parent)
-        is_new = chain is None or now - chain.last > self._gap
-        if chain is not None:
-            del self._open[parent]
-            if is_new:
-                yield from self._row(chain)
+        chain = self._open.pop(parent, None)
+        if chain is not None and now - chain.last > self._gap:
+            self._end(chain)
+            chain = None
         first = parent
         for index, key in enumerate(event.block_hashes):
             parent = blocks.number(key, parent)
             if self._with_tokens and len(event.token_ids) == len(event.block_hashes) * size:
                 tokens = event.token_ids[index * size : (index + 1) * size]
                 blocks.tokens[parent] = array("i", tokens)
-        if chain is None or is_new:
+        if chain is None:
             chain = _Chain(now, now, first)
         other = self._open.pop(parent, None)
         if other is not None:
-            yield from self._row(other)
+            self._end(other)
         chain.last, chain.tip = now, parent
         self._open[parent] = chain
 
-    def _end(self, before: float) -> Iterator[dict[str, Any]]:
+    def _end_chains(self, before: float) -> None:
         while self._open:
             tip, chain = next(iter(self._open.items()))
             if chain.last > before:
                 return
             del self._open[tip]
-            yield from self._row(chain)
+            self._end(chain)
+
+    def _end(self, chain: _Chain) -> None:
+        self._arrivals.append(chain.began)
+        self._tips.append(chain.tip)
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of all chains."""
-        yield from self._end(float("inf"))
+        """End all chains; yield the rows of the requests in the order of their arrival."""
+        self._end_chains(float("inf"))
         self.captured.left_out += len(self._windowed)
         self._windowed.clear()
+        self.captured.blocks = len(self._blocks.parents)
+        twins = self._blocks.twins() if self._with_tokens else {}
+        self.captured.twins = len(twins)
+        arrivals = np.array(self._arrivals)
+        order = np.argsort(arrivals, kind="stable")
+        arrivals -= arrivals.min(initial=np.inf)
+        for index in order.tolist():
+            tip = self._tips[index]
+            prompt = self._prompt(tip, twins)
+            if prompt is None:
+                self.captured.left_out += 1
+                continue
+            self.captured.requests += 1
+            tokens = self._blocks.depths[tip] * self.block_size
+            yield {"time": float(arrivals[index]), "input": tokens, "output": 1} | prompt
 
-    def _row(self, chain: _Chain) -> Iterator[dict[str, Any]]:
-        blocks = self._blocks
-        tokens = blocks.depths[chain.tip] * self.block_size
-        path = blocks.path(chain.tip) if tokens <= MAX_REQUEST_TOKENS else []
-        if not path or (self._with_tokens and not all(each in blocks.tokens for each in path)):
-            self.captured.left_out += 1
-            return
-        self.captured.requests += 1
-        self.captured.blocks = len(blocks.parents)
-        row: dict[str, Any] = {"time": chain.began, "input": tokens, "output": 1}
-        if self._with_tokens:
-            row["tokens"] = [token for each in path for token in blocks.tokens[each]]
-        else:
-            row["blocks"] = path
-        yield row
+    def _prompt(self, tip: int, twins: dict[int, int]) -> dict[str, Any] | None:
+        """Return the fields of a prompt; None if it is too long, or if its tokens are not known."""
+        blocks, size = self._blocks, self.block_size
+        if blocks.depths[tip] * size > MAX_REQUEST_TOKENS:
+            return None
+        path = blocks.path(tip)
+        if not self._with_tokens:
+            return {"blocks": path}
+        if not all(each in blocks.tokens for each in path):
+            return None
+        keys = [[at * size, twins[each]] for at, each in enumerate(path) if each in twins]
+        prompt = {"tokens": [token for each in path for token in blocks.tokens[each]]}
+        return prompt | {"keys": keys} if keys else prompt
 
 
 def capture_trace(
@@ -243,9 +297,12 @@ def capture_trace(
     seconds: float = float("inf"),
     gap: float = 10.0,
     with_tokens: bool = False,
-    on_progress: Callable[[int], None] | None = None,
 ) -> Captured:
-    """Write the requests that the events of an engine show.
+    """Write the requests that the events of an engine show, in the order of their arrival.
+
+    The rows are written at the end, because a request that arrived first may end last. Memory grows
+    by up to 200 bytes for each distinct block, with token ids by 150 bytes and 4 bytes for each
+    token more, and by 12 bytes for each request.
 
     Parameters
     ----------
@@ -254,46 +311,50 @@ def capture_trace(
     path : str or os.PathLike
         The file, see `write_trace`; it has its name after the end of the capture.
     seconds : float
-        End after this time, or at KeyboardInterrupt.
+        End after this time, at KeyboardInterrupt, or at `MOST_NODES` blocks or `MOST_ROWS`
+        requests.
     gap : float
         Seconds in which a request may store its next block.
     with_tokens : bool
         Write the token ids of the prompts, which are the prompts.
-    on_progress : callable, optional
-        Called with the number of requests until now.
 
     Raises
     ------
     ValueError
-        No event with blocks arrived; no file is written. The events have blocks of several sizes.
+        No event with blocks arrived, or all chains are left out; no file is written. The events
+        have blocks of several sizes.
     """
     reader = ChainReader(gap, with_tokens=with_tokens)
     until = time.monotonic() + seconds
     with TraceFile(path) as file:
-        begun = False
-
-        def write(rows: Iterator[dict[str, Any]]) -> None:
-            nonlocal begun
-            for row in rows:
-                if not begun:
-                    begun = True
-                    more = {} if with_tokens else {"block_size": reader.block_size}
-                    file.header("tokens" if with_tokens else "blocks", _notes(reader), **more)
-                file.row(row)
-                if on_progress is not None:
-                    on_progress(reader.captured.requests)
-
         try:
             while (left := until - time.monotonic()) > 0 and not reader.is_full:
                 for batch in subscriber.receive(timeout=min(left, _POLL)):
-                    write(reader.take(batch))
+                    reader.take(batch)
         except KeyboardInterrupt:
             pass
-        write(reader.finish())
-        if not begun:
-            raise ValueError("expected events of stored blocks, got none")
+        rows = reader.finish()
+        row = next(rows, None)
+        if row is None:
+            raise ValueError(_nothing(reader.captured))
+        more = {} if with_tokens else {"block_size": reader.block_size}
+        file.header("tokens" if with_tokens else "blocks", _notes(reader), **more)
+        file.row(row)
+        for row in rows:
+            file.row(row)
     return reader.captured
 
 
+def _nothing(captured: Captured) -> str:
+    got = "none"
+    if captured.left_out:
+        got = (
+            f"only {counted(captured.left_out, 'chain')} too long, without tokens or behind a "
+            f"window"
+        )
+    return f"expected events of stored blocks, got {got}"
+
+
 def _notes(reader: ChainReader) -> list[str]:
-    return [f"blocks of {reader.block_size} tokens", *_NOTES]
+    twins = reader.captured.notes()[1:] if reader.captured.twins else []
+    return [f"blocks of {reader.block_size} tokens", *_NOTES, *twins[-1:]]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.apps.traces.errors import shown_value
+from kvcore.apps.traces.read_options import require_used
 
 __all__ = ["UNITS", "Clock"]
 
@@ -44,6 +45,7 @@ class Clock:
         self._is_forced = is_forced
         self._times = array("d")
         self._is_iso: bool | None = None
+        self._uses_unit = False
         self._base = 0  # whole seconds of the first ISO time: a float has too few digits for a date
         self._last_day = ("", 0)
 
@@ -53,12 +55,23 @@ class Clock:
     def add(self, name: str, value: Any) -> None:
         """Append the time of a row, None for a row without a time; ValueError for a bad time."""
         self._times.append(_MISSING if value is None else self._read(name, value))
+        self._uses_unit |= self._is_iso is False and value is not None
+
+    def add_seconds(self, name: str, value: float) -> None:
+        """Append a time in seconds, whatever the unit of other times."""
+        self._times.append(self._read(name, value * UNITS[self.unit]))
 
     def duration(self, name: str, value: Any) -> float:
         """Convert a duration to seconds; ValueError for a bad number."""
         if not _is_time(value):
             raise ValueError(self._expected(name, value))
+        self._uses_unit = True
         return float(value) / UNITS[self.unit]
+
+    def check_unit(self) -> None:
+        """Raise ValueError if the user has named a unit that no time has."""
+        is_used = self._uses_unit or not self._is_forced
+        require_used("time_unit", "the times of this trace", is_used=is_used)
 
     def _read(self, name: str, value: Any) -> float:
         is_iso = type(value) is str
@@ -129,7 +142,7 @@ class Clock:
             return ["times are ISO dates, counted from the first arrival"]
         first = self._first() or 0.0
         by = "as --time-unit says" if self._is_forced else "the unit of the format"
-        line = f"times are in {self.unit}, {by}"
+        line = f"times are in {self.unit}, {by}" if self._uses_unit else "times are in s"
         if first / UNITS[self.unit] >= _FIRST_DATE:
             line += "; they are dates, counted from the first arrival"
         elif self.unit == "ms" and first >= 1e9:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from kvcore.apps.replay.workload import Workload
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import LineError, shown
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, csv_rows, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import UnusedFields, csv_rows, json_rows, row_errors
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from kvcore.apps.traces.block_rows import read_bailian, read_mooncake
 from kvcore.apps.traces.canonical import read_canonical
 from kvcore.apps.traces.errors import LineError, TraceError, printable
 from kvcore.apps.traces.formats import FORMATS, found_format
-from kvcore.apps.traces.lengths import LengthContent, read_azure, read_burstgpt, read_lengths
-from kvcore.apps.traces.rows import ReadOptions
+from kvcore.apps.traces.lengths import read_azure, read_burstgpt, read_lengths
+from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.apps.traces.sessions import read_sessions
+from kvcore.apps.traces.signatures import check_readable
 from kvcore.apps.traces.source import Source, opened
 from kvcore.apps.traces.texts import read_openai, read_sharegpt
 from kvcore.apps.traces.tokens import read_tokens
@@ -27,17 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["load_trace", "read_trace"]
 
-_READERS: dict[str, Callable[[Source, str, ReadOptions], Trace]] = {
-    "kvcore": read_canonical,
-    "mooncake": read_mooncake,
-    "bailian": read_bailian,
-    "sessions": read_sessions,
-    "tokens": read_tokens,
-    "openai": read_openai,
-    "sharegpt": read_sharegpt,
-    "azure": read_azure,
-    "burstgpt": read_burstgpt,
-    "lengths": read_lengths,
+_BLOCKS = ("block_size", "time_unit")
+_LENGTHS = ("prefix_share", "time_unit")
+
+#: For each format its reader, and the options that it may use.
+_READERS: dict[str, tuple[Callable[[Source, str, ReadOptions], Trace], tuple[str, ...]]] = {
+    "kvcore": (read_canonical, ("block_size", "prefix_share", "time_unit")),
+    "mooncake": (read_mooncake, _BLOCKS),
+    "bailian": (read_bailian, _BLOCKS),
+    "sessions": (read_sessions, _BLOCKS),
+    "tokens": (read_tokens, ("time_unit",)),
+    "openai": (read_openai, ("time_unit", "tokenizer")),
+    "sharegpt": (read_sharegpt, ("tokenizer",)),
+    "azure": (read_azure, _LENGTHS),
+    "burstgpt": (read_burstgpt, _LENGTHS),
+    "lengths": (read_lengths, _LENGTHS),
 }
 
 
@@ -87,7 +92,7 @@ def read_trace(
         The format is not known, or a row does not follow the format: the text has the file, the
         row, the field and the expected value. The file cannot be read or has no request. The
         distinct blocks need more token ids than int32 has. The text or the blocks exceed their
-        bounds.
+        bounds. An option has no effect on this trace, such as a block size on token ids.
     ValueError
         An argument is not valid.
     """
@@ -121,16 +126,15 @@ def load_trace(
     name = "stdin" if path == "-" else printable(Path(path).name)
     try:
         with opened(path, on_progress) as source:
+            check_readable(source.beginning)
             found = format_name or found_format(source, title)
+            read, used = _READERS[found]
+            options.require_used(used, f"the format {found}")
             try:
-                trace = _READERS[found](source, name, options)
+                trace = read(source, name, options)
             except (OSError, EOFError, zlib.error):
                 after = f" after row {source.rows}" if source.rows else ""
                 raise
-        if options.prefix_share is not None and not isinstance(trace.content, LengthContent):
-            raise ValueError(
-                "--prefix-share is for traces of lengths only; this trace has prefixes"
-            )
         trace.workload()  # checks the number of token ids
         return trace
     except LineError as error:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,20 +13,9 @@ from kvcore.apps.traces.errors import LineError, shown, shown_value
 from kvcore.apps.traces.json_values import JsonDocument, parsed_row
 from kvcore.apps.traces.source import Source
 
-__all__ = ["ReadOptions", "UnusedFields", "csv_rows", "json_rows", "row_errors"]
+__all__ = ["UnusedFields", "csv_rows", "json_rows", "row_errors"]
 
 _MOST_NAMES = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """What the user has said about a trace; see `kvcore.replay.read_trace`."""
-
-    limit: int | None = None
-    block_size: int | None = None
-    time_unit: str | None = None
-    tokenizer: Any = None
-    prefix_share: float | None = None
 
 
 class UnusedFields:

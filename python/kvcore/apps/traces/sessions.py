@@ -13,7 +13,8 @@ from kvcore.apps.traces.blocks import BlockIds, BlockSize
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import LineError, counted, shown, shown_value
 from kvcore.apps.traces.json_values import JsonDocument, parsed_row
-from kvcore.apps.traces.rows import ReadOptions, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import row_errors
 from kvcore.apps.traces.source import MOST_CHARACTERS, MOST_LINES, Source
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
 
@@ -241,7 +242,8 @@ class _Sessions:
             with row_errors(index + 1):
                 size.add("hash_ids", tokens, ids)
         _, line = size.finish()
-        line = line.replace("as --block-size says", "as the file says")
+        if self._forced is None:
+            line = line.replace("as --block-size says", "as the file says")
         content = self._ids.finish(block, line)
         notes = [
             f"{counted(self._sessions, 'session')}, from time 0; a request follows the answer "

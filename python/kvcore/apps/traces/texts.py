@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcore.apps.traces.clock import UNITS, Clock
+from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import counted, shown_value
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions, require_used
+from kvcore.apps.traces.rows import UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.tokens import TokenText, token_ids
 from kvcore.apps.traces.trace import Requests, Trace, output_count, token_count
 from kvcore.apps.traces.turns import SessionTurns
@@ -25,6 +26,7 @@ __all__ = ["read_openai", "read_sharegpt"]
 _MOST_CACHED = 1 << 14
 _UNKNOWN = -1
 _MOST_SECONDS = 1 << 40
+_MOST_NAME = 256
 _BATCH = frozenset({"custom_id", "method", "url", "body"})
 _ROW = frozenset({"timestamp", "created", "session_id", "delay", "output_length", "usage"})
 _BODY = frozenset(
@@ -65,6 +67,11 @@ class _Encoder:
                 self._known.pop(next(iter(self._known)))
             self._known[text] = found
         return found
+
+    def check_used(self) -> None:
+        """Raise ValueError if a tokenizer was named and the trace has no text."""
+        is_used = self._tokenizer is None or bool(self._known)
+        require_used("tokenizer", "the token ids of this trace", is_used=is_used)
 
 
 def _loaded(tokenizer: Any) -> Any:
@@ -156,7 +163,9 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
     unused = UnusedFields(_BATCH | _ROW | _BODY)
     clock = Clock(options.time_unit or "ms", is_forced=options.time_unit is not None)
     requests, text, turns = Requests(clock), TokenText(), SessionTurns()
-    parts = _Parts(_Encoder(options.tokenizer))
+    encode = _Encoder(options.tokenizer)
+    parts = _Parts(encode)
+    models: dict[str | None, int] = {}
     bounded = 0
     for number, row in json_rows(source, options.limit):
         with row_errors(number):
@@ -174,16 +183,31 @@ def read_openai(source: Source, name: str, options: ReadOptions) -> Trace:
             for tokens in parts.of(body):
                 text.extend(tokens)
             text.add(start)
+            if key := models.setdefault(_model(body), len(models)):
+                text.add_key(start, key)
             requests.add(token_count("tokens", len(text) - start), outputs, **turn)
     notes = turns.notes()
+    if len(models) > 1:
+        notes.append(f"prompts of different models share no prefix: {len(models)} models")
     if bounded:
         notes.append(f"outputs of max_tokens tokens, an upper bound: {counted(bounded, 'row')}")
     if parts.left_out:
         notes.append(f"not text, and left out: {counted(parts.left_out, 'part')} of messages")
+    encode.check_used()
     line = (
         "tokens of the named tokenizer: role, content and tools of each message, no chat template"
     )
     return requests.finish(name, "openai", text.finish(line), [*notes, *unused.notes()])
+
+
+def _model(body: dict[str, Any]) -> str | None:
+    """Return the name of the model or of the adapter; ValueError for a name that is no text."""
+    model = body.get("model")
+    if model is not None and not (isinstance(model, str) and len(model) <= _MOST_NAME):
+        raise ValueError(
+            f"model: expected a text of at most {_MOST_NAME} characters, got {shown_value(model)}"
+        )
+    return model
 
 
 def _outputs(row: dict[str, Any], body: dict[str, Any]) -> tuple[int, bool]:
@@ -210,7 +234,7 @@ def _add_time(clock: Clock, row: dict[str, Any]) -> None:
             f"created: expected 0 to less than {_MOST_SECONDS} seconds since 1970, got "
             f"{shown_value(created)}"
         )
-    clock.add("created", created * UNITS[clock.unit])
+    clock.add_seconds("created", created)
 
 
 def read_sharegpt(source: Source, name: str, options: ReadOptions) -> Trace:

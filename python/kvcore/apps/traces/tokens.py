@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from kvcore.apps.replay.workload import Workload
 from kvcore.apps.traces.clock import Clock
 from kvcore.apps.traces.errors import shown_value
-from kvcore.apps.traces.rows import ReadOptions, UnusedFields, json_rows, row_errors
+from kvcore.apps.traces.read_options import ReadOptions
+from kvcore.apps.traces.rows import UnusedFields, json_rows, row_errors
 from kvcore.apps.traces.trace import MAX_REQUEST_TOKENS, Requests, Trace, output_count
 from kvcore.apps.traces.turns import SessionTurns
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenContent", "TokenText", "TokenWorkload", "read_tokens", "token_ids"]
 
 MAX_TOKENS = 2**28  # of all prompts and known outputs: four bytes each
+MAX_KEYS = 2**24  # of all prompts: 16 bytes each
 MAX_TOKEN_ID = 2**31 - 1
 _UNKNOWN = -1
 _FIELDS = frozenset(
@@ -50,6 +52,7 @@ class TokenText:
         self._tokens = array("i")
         self._prompts = array("q")
         self._outputs = array("q")
+        self._keys = array("q")
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -68,12 +71,25 @@ class TokenText:
         self._prompts.append(prompt)
         self._outputs.append(output)
 
+    def add_key(self, place: int, key: int) -> None:
+        """Mark a prompt from the token at `place` on; ValueError if there are too many keys.
+
+        The places rise from call to call.
+        """
+        if len(self._keys) >= 2 * MAX_KEYS:
+            raise ValueError(
+                f"keys: expected at most {MAX_KEYS} keys in all prompts; replay a part of the "
+                f"trace with a limit"
+            )
+        self._keys.extend((place, key))
+
     def finish(self, line: str) -> TokenContent:
         """Return the content."""
         return TokenContent(
             tokens=np.frombuffer(self._tokens, np.int32),
             prompts=np.array(self._prompts, np.int64),
             outputs=np.array(self._outputs, np.int64),
+            keys=np.array(self._keys, np.int64).reshape(-1, 2),
             line=line,
         )
 
@@ -89,6 +105,10 @@ class TokenContent:
     prompts, outputs : numpy.ndarray
         int64 ``[n]``, place in `tokens` of each prompt and each output; -1 for an output whose
         tokens are not known.
+    keys : numpy.ndarray
+        int64 ``[k, 2]``, places in `tokens`, rising, each with the number of a key. From a place
+        on, a prompt differs from prompts with the same tokens and no key or another key, as with
+        another adapter.
     line : str
         What a report says about the tokens.
     """
@@ -96,6 +116,7 @@ class TokenContent:
     tokens: NDArray[np.int32]
     prompts: _Ints
     outputs: _Ints
+    keys: _Ints
     line: str
 
     def reordered(self, order: _Ints) -> TokenContent:
@@ -106,14 +127,43 @@ class TokenContent:
         """Say where the tokens come from."""
         return [self.line]
 
-    def workload(self, trace: Trace) -> TokenWorkload:
-        """Give every token of an unknown output an id of its own, above all other ids.
+    def keys_of(self, first: int, end: int) -> list[list[int]]:
+        """Return the keys of the tokens from `first` to `end`, with places that count from 0."""
+        at, after = np.searchsorted(self.keys[:, 0], (first, end))
+        found: list[list[int]] = (self.keys[at:after] - (first, 0)).tolist()
+        return found
+
+    def _with_keys(self) -> TokenContent:
+        """Return the content with an id of its own for each token and key, above all other ids.
 
         Raises
         ------
         ValueError
             There are not enough ids.
         """
+        places, numbers = self.keys.T
+        pairs = np.stack((self.tokens[places], numbers))
+        distinct, ids = np.unique(pairs, axis=1, return_inverse=True)
+        first = int(self.tokens.max()) + 1
+        if first + distinct.shape[1] > MAX_TOKEN_ID + 1:
+            raise ValueError(
+                f"keys: expected token ids small enough for {distinct.shape[1]} ids of tokens with "
+                f"keys above them, got {first - 1}"
+            )
+        tokens = self.tokens.copy()
+        tokens[places] = first + ids.reshape(-1)
+        return replace(self, tokens=tokens, keys=self.keys[:0])
+
+    def workload(self, trace: Trace) -> TokenWorkload:
+        """Give tokens with keys, and tokens of unknown outputs, ids of their own above all others.
+
+        Raises
+        ------
+        ValueError
+            There are not enough ids.
+        """
+        if len(self.keys):
+            return self._with_keys().workload(trace)
         fields = trace.base_fields()
         lengths = np.where(self.outputs < 0, trace.output_lengths, 0)
         first_output = int(self.tokens.max()) + 1

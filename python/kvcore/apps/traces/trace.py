@@ -212,10 +212,11 @@ class Requests:
         Raises
         ------
         ValueError
-            There is no request.
+            There is no request, or the named unit of the times has no effect.
         """
         if not len(self):
             raise ValueError("expected at least one request, got none")
+        self.clock.check_unit()
         parents, delays = self._links(self._parents, _NONE), self._links(self._delays, math.nan)
         outputs = np.frombuffer(self._outputs, np.int64)
         arrivals, missing = self._arrivals(parents, delays)
