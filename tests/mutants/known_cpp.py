@@ -201,7 +201,7 @@ CPP = (
         "cpp/src/cache/commit.cpp",
         "        home.owners->share_out(memory.adopted[i], memory.takers[i], available);\n",
         "        static_cast<void>(available);\n",
-        "observe/test_misses",
+        "observe/counts",
     ),
     Mutant(
         "a page that nobody holds still counts",
@@ -293,7 +293,7 @@ CPP = (
         "cpp/src/observe/token_counts.hpp",
         "        sums.add_input(-moved.fresh);\n",
         "",
-        "observe/test_misses",
+        "observe/counts",
     ),
     Mutant(
         "a fork counts for no tenant",
