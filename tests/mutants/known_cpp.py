@@ -347,7 +347,7 @@ CPP = (
     Mutant(
         "the end of a lost run is not found after its start was cached again",
         "cpp/src/observe/lost_runs.cpp",
-        "        if (run.then != 0) index(std::exchange(run.then, 0), key);\n",
+        "        if (run.next_part != 0) index(std::exchange(run.next_part, 0), key);\n",
         "",
         "observe/lost_runs",
     ),

@@ -214,9 +214,9 @@ class PrefixTree {
                 const Retention& retention) noexcept {
         if (interest_.retention) retain_between(at, first, end, retention);
     }
-    /// The session of the prefix at `at`, the end of a run, returns at this time, or one of
-    /// ReturnTime: call it before the `unpin` of its holder. For policies that use return times.
-    /// O(runs) for them, free for others.
+    /// The session of the prefix at `at`, the end of a run, returns at the time `returns`, which
+    /// may also be a value of ReturnTime. The caller unpins the holder of the prefix after this
+    /// call. For policies that use return times. O(runs) for them, free for others.
     void expect(TreePosition at, std::int64_t returns) noexcept {
         if (interest_.returns) expect_between(at, returns);
     }

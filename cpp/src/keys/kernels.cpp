@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "keys/kernels.hpp"
 
-#include <cstdlib>
-#include <string_view>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+
+#include "support/baseline_isa.hpp"
 
 namespace kvcore::keys {
 namespace {
@@ -22,8 +21,7 @@ bool has_sha_instructions() noexcept {
 Kernels choose() noexcept {
     Kernels chosen{compress_portable, write_tokens_portable};
 #if defined(__x86_64__)
-    const char* asked = std::getenv("KVCORE_ISA");
-    if (asked != nullptr && std::string_view(asked) == "baseline") return chosen;
+    if (wants_baseline_isa()) return chosen;
     if (!__builtin_cpu_supports("ssse3") || !__builtin_cpu_supports("sse4.1")) return chosen;
     chosen.write_tokens = write_tokens_sse4;
     if (has_sha_instructions()) chosen.compress = compress_sha_ni;

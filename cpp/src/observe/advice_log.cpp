@@ -99,17 +99,13 @@ class AdviceLog::Recorder final : public TreeListener {
         const BlockId* const ids = node->ids(page_size) + (first - node->start);
         const TokenId* const tokens = node->page_tokens(first - node->start, page_size);
         entered.clear();
-        std::uint64_t hashes[kBlock];
-        for (std::int32_t i = 0; i < n; i += kBlock) {
-            const std::int32_t size = std::min(kBlock, n - i);
-            hash_pages(hashes, page_hash::kSeed, tokens + std::ptrdiff_t{i} * page_size, page_size,
-                       size);
-            for (std::int32_t j = 0; j < size; ++j) {
-                hash = page_hash::extended(hash, hashes[j]);
-                hashes_[static_cast<std::size_t>(ids[i + j])] = hash;
-                if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i + j);
-            }
-        }
+        std::uint64_t* const stored_hashes = hashes_.data();
+        const auto note = [&, ids, stored_hashes](std::int32_t i, std::uint64_t page) {
+            hash = page_hash::extended(hash, page);
+            stored_hashes[ids[i]] = hash;
+            if (log_.is_sampled(hash)) log_.add_sampled(entered, hash, first + i);
+        };
+        for_each_page_hash(page_hash::kSeed, tokens, page_size, n, note);
         // The index keeps the pages that it has, while other pages of the run enter.
         for (const Page& page : entered) index.note_distance(page.hash);
         // LRU evicts the end of a run first, so its first page enters last.
@@ -129,8 +125,6 @@ class AdviceLog::Recorder final : public TreeListener {
     std::vector<Page> entered;  // the sampled pages of the last run that entered the tree
 
    private:
-    static constexpr std::int32_t kBlock = 32;  // pages that are hashed at once
-
     [[nodiscard]] std::uint64_t hash_before(const TreeNode* node,
                                             std::int32_t first) const noexcept {
         if (first > node->start) return hash(node->ids(tree_.page_size())[first - node->start - 1]);

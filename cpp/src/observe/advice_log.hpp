@@ -100,7 +100,7 @@ struct AdviceCopy {
 /// once. O(log pages) per sampled page.
 class AdviceLog {
    public:
-    /// Returns the time in nanoseconds; it never goes back.
+    /// Returns the time in nanoseconds. No call returns less than an earlier call.
     using Clock = std::int64_t (*)();
 
     static constexpr std::size_t kNumSlices = 60;

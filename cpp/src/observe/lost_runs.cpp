@@ -22,12 +22,9 @@ std::uint64_t LostRuns::hash_of_name(std::string_view name) noexcept {
 
 std::uint64_t LostRuns::extended(std::uint64_t before, const TokenId* tokens,
                                  std::int32_t n) const noexcept {
-    std::uint64_t hashes[kBlock];
-    for (std::int32_t i = 0; i < n; i += kBlock) {
-        const std::int32_t size = std::min(kBlock, n - i);
-        hash_pages(hashes, 0, tokens + std::ptrdiff_t{i} * page_size_, page_size_, size);
-        for (std::int32_t j = 0; j < size; ++j) before = extended(before, tag_of(hashes[j]));
-    }
+    for_each_page_hash(0, tokens, page_size_, n, [&](std::int32_t, std::uint64_t hash) {
+        before = extended(before, tag_of(hash));
+    });
     return before;
 }
 
@@ -96,14 +93,14 @@ LostRuns::Number LostRuns::push(const Record& run) noexcept {
     return next_++;
 }
 
-LostRuns::Record LostRuns::begin_run(std::int32_t n, Loss loss, Number then) {
+LostRuns::Record LostRuns::begin_run(std::int32_t n, Loss loss, Number next_part) {
     const std::uint32_t pages = std::min(static_cast<std::uint32_t>(n), most_pages_);
     make_room(pages);
     Record run;
     run.loss = loss.time * 16 + loss.cause;
     run.begin = head();
     run.num_pages = pages;
-    run.then = then;
+    run.next_part = next_part;
     return run;
 }
 
@@ -206,7 +203,7 @@ void LostRuns::cut(Number number, Number like, std::int32_t most, std::uint64_t 
         key = extended(key, tag(run.begin + equal));
     }
     if (equal == run.num_pages) {
-        if (run.then != 0) index(std::exchange(run.then, 0), key);
+        if (run.next_part != 0) index(std::exchange(run.next_part, 0), key);
         return;
     }
     Record rest = run;
@@ -214,7 +211,7 @@ void LostRuns::cut(Number number, Number like, std::int32_t most, std::uint64_t 
     rest.begin += equal;
     rest.num_pages -= equal;
     run.num_pages = equal;
-    run.then = 0;
+    run.next_part = 0;
     index(push(rest), key);
 }
 

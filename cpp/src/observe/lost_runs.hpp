@@ -20,11 +20,11 @@ namespace kvcore {
 /// A run of n pages is a record and n tags, the hashes of its pages:
 ///
 ///     tags     ... | t0 t1 t2 t3 | t4 t5 | ...       a ring, 4 bytes per page
-///     records  {key, begin, pages, then, ...}         a ring, 32 bytes per run
+///     records  {key, begin, pages, next_part, ...}    a ring, 32 bytes per run
 ///     heads    key -> the newest record of a chain    4 bytes, for each record four heads
 ///
-/// The key is the hash of the prefix up to the end of the run's first page. `then` is the run that
-/// continued this run, which left the tree before.
+/// The key is the hash of the prefix up to the end of the run's first page. `next_part` is the run
+/// that continued this run and left the tree before it.
 ///
 /// Owns: the tags of the last `most_pages` pages, and the records of their runs.
 /// Invariant: a record is live while the ring has all tags of its run. A chain has the records with
@@ -73,8 +73,8 @@ class LostRuns {
     /// Adds a run of n pages with the tags tag_at(i), i = 0 .. n - 1. `take` finds it after
     /// `index`, or by its number.
     template <class TagAt>
-    [[nodiscard]] Number add(std::int32_t n, Loss loss, Number then, const TagAt& tag_at) {
-        const Record run = begin_run(n, loss, then);
+    [[nodiscard]] Number add(std::int32_t n, Loss loss, Number next_part, const TagAt& tag_at) {
+        const Record run = begin_run(n, loss, next_part);
         std::uint32_t* const tags = tags_.data();
         const std::size_t last = tags_.size() - 1;
         for (std::uint32_t i = 0; i < run.num_pages; ++i) {
@@ -108,7 +108,7 @@ class LostRuns {
         std::int64_t loss = 0;    // 16 * time + cause
         std::uint32_t begin = 0;  // of its tags
         std::uint32_t num_pages = 0;
-        Number then = 0;
+        Number next_part = 0;
         Number next = 0;  // in the chain
     };
     static_assert(sizeof(Record) == 32, "a cache line has two records");
@@ -142,7 +142,7 @@ class LostRuns {
     void link_waiting(std::uint64_t key) noexcept;
     void make_room(std::uint32_t pages);
     void grow_records();
-    [[nodiscard]] Record begin_run(std::int32_t n, Loss loss, Number then);
+    [[nodiscard]] Record begin_run(std::int32_t n, Loss loss, Number next_part);
     [[nodiscard]] Number push_added(const Record& run) noexcept;
     Number push(const Record& record) noexcept;
     [[nodiscard]] std::int32_t num_equal(std::uint64_t& path, const TokenId* tokens, std::int32_t n,

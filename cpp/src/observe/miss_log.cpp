@@ -82,23 +82,16 @@ class MissLog::Recorder final : public TreeListener {
         LostRuns::Number end = 0;
     };
 
-    static constexpr std::int32_t kBlock = 32;  // pages that are hashed at once
-
     [[nodiscard]] std::uint32_t& tag(BlockId page) noexcept {
         return tags_[static_cast<std::size_t>(page)];
     }
     void store_tags(const TreeNode* node, std::int32_t first, std::int32_t n) noexcept {
         const std::int32_t page_size = tree_.page_size();
-        const BlockId* ids = node->ids(page_size) + (first - node->start);
-        const TokenId* tokens = node->page_tokens(first - node->start, page_size);
-        std::uint64_t hashes[kBlock];
-        for (std::int32_t left = n; left > 0; left -= kBlock) {
-            const std::int32_t size = std::min(kBlock, left);
-            hash_pages(hashes, 0, tokens, page_size, size);
-            for (std::int32_t i = 0; i < size; ++i) tag(ids[i]) = LostRuns::tag_of(hashes[i]);
-            tokens += std::ptrdiff_t{size} * page_size;
-            ids += size;
-        }
+        const BlockId* const ids = node->ids(page_size) + (first - node->start);
+        const TokenId* const tokens = node->page_tokens(first - node->start, page_size);
+        for_each_page_hash(0, tokens, page_size, n, [&](std::int32_t i, std::uint64_t hash) {
+            tag(ids[i]) = LostRuns::tag_of(hash);
+        });
     }
     [[nodiscard]] bool has_hash(const TreeNode* node, std::int32_t depth) const noexcept {
         return depth == node->end() && node->id < runs_.size() && runs_[node->id].depth == depth;
@@ -119,14 +112,14 @@ class MissLog::Recorder final : public TreeListener {
     void note(const TreeNode* node, std::int32_t first, std::int32_t n) {
         const bool is_whole = first == node->start;
         Run& run = of(node);
-        const LostRuns::Number then = std::exchange(run.end, 0);
-        num_ends_ -= then != 0 ? 1 : 0;
+        const LostRuns::Number next_part = std::exchange(run.end, 0);
+        num_ends_ -= next_part != 0 ? 1 : 0;
         run.depth = 0;
         const std::uint64_t before = is_whole ? hash(node->parent, first) : 0;
         const Misses::Reason cause = log_.forced_ == Misses::kNumReasons ? pressure_ : log_.forced_;
         const BlockId* const ids = node->ids(tree_.page_size()) + (first - node->start);
-        const LostRuns::Number lost =
-            lost_.add(n, {cause, coarse_time()}, then, [&](std::int32_t i) { return tag(ids[i]); });
+        const LostRuns::Number lost = lost_.add(n, {cause, coarse_time()}, next_part,
+                                                [&](std::int32_t i) { return tag(ids[i]); });
         if (is_whole) return lost_.index(lost, before);
         runs_[node->id].end = lost;
         ++num_ends_;

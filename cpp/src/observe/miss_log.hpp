@@ -22,11 +22,13 @@ namespace kvcore {
 ///
 /// Owns: the lost runs of each replica, at most `explain_pages` pages together, a hash of each
 /// cached page, and the misses of each claim. Listens to the trees, and passes each call on to the
-/// listener that a tree had before. Invariant: cached + missed tokens of an admission == its
-/// tokens; the counts are the sum of all admissions since the last reset of metrics. Memory: no
-/// call fails if memory is short: pages that cannot be recorded are lost, and counted. Threads: no
-/// locks of its own; CacheManager locks around it. Cost: a hash of each page that enters a tree. An
-/// admission costs a look-up, and a hash of each page that was cached before.
+/// listener that a tree had before.
+/// Invariant: cached + missed tokens of an admission == its tokens; the counts are the sum of all
+/// admissions since the last reset of metrics.
+/// Memory: no call fails if memory is short: pages that cannot be recorded are lost, and counted.
+/// Threads: no locks of its own; CacheManager locks around it.
+/// Cost: a hash of each page that enters a tree. An admission costs a look-up, and a hash of each
+/// page that was cached before.
 class MissLog {
    public:
     /// Other namespaces that are searched for a prompt.

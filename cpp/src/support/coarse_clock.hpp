@@ -11,8 +11,8 @@
 
 namespace kvcore {
 
-/// The time in ns of a clock that never goes back. On Linux a read takes a few ns, because the
-/// program does not read the clock of the processor; the time moves every few ms.
+/// The time in ns, from a clock of which no read is less than an earlier read. On Linux the kernel
+/// stores this time every few ms, and a call only reads the stored time.
 [[nodiscard]] inline std::int64_t coarse_time() noexcept {
 #if defined(__linux__)
     std::timespec now{};

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tree/sum_chunks.hpp"
 
-#include <cstdlib>
-#include <string_view>
-
+#include "support/baseline_isa.hpp"
 #include "tree/token_hash.hpp"
 
 namespace kvcore::detail {
@@ -11,9 +9,7 @@ namespace {
 
 SumChunks choose() noexcept {
 #if defined(__x86_64__)
-    const char* asked = std::getenv("KVCORE_ISA");
-    const bool is_baseline = asked != nullptr && std::string_view(asked) == "baseline";
-    if (!is_baseline && __builtin_cpu_supports("avx2")) return sum_chunks_avx2;
+    if (!wants_baseline_isa() && __builtin_cpu_supports("avx2")) return sum_chunks_avx2;
 #endif
     return sum_chunks_portable;
 }

@@ -6,6 +6,7 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -87,10 +88,22 @@ template <std::ptrdiff_t kTokens>
     return hash;
 }
 
-/// Writes the hash that `hash_tokens` returns for each page of `tokens` [n pages].
-///
-/// Cost: for pages of a multiple of 16 tokens, up to three times faster than `hash_tokens`.
+/// Writes the hash that `hash_tokens` returns for each page of `tokens` [n pages]. With AVX2, four
+/// chunks of 16 tokens are read at a time.
 void hash_pages(std::uint64_t* hashes, std::uint64_t seed, const TokenId* tokens,
                 std::int32_t page_size, std::int32_t n) noexcept;
+
+/// Calls take(i, hash) for i = 0 .. n - 1 with the hash of the i-th page of `tokens` [n pages].
+template <class Take>
+void for_each_page_hash(std::uint64_t seed, const TokenId* tokens, std::int32_t page_size,
+                        std::int32_t n, const Take& take) {
+    constexpr std::int32_t kBlock = 32;
+    std::uint64_t hashes[kBlock];
+    for (std::int32_t i = 0; i < n; i += kBlock) {
+        const std::int32_t size = std::min(kBlock, n - i);
+        hash_pages(hashes, seed, tokens + std::ptrdiff_t{i} * page_size, page_size, size);
+        for (std::int32_t j = 0; j < size; ++j) take(i + j, hashes[j]);
+    }
+}
 
 }  // namespace kvcore

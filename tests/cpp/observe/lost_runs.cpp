@@ -37,16 +37,16 @@ struct Record {
         return runs.extended(LostRuns::hash_of_name(""), tokens.data(), count(tokens));
     }
     LostRuns::Number add(const std::vector<TokenId>& names, Misses::Reason cause,
-                         LostRuns::Number then = 0) {
+                         LostRuns::Number next_part = 0) {
         const Tokens tokens = pages(names);
         const auto tag_at = [&](std::int32_t i) {
             return runs.tag_of(tokens.data() + std::ptrdiff_t{i} * kPage);
         };
-        return runs.add(count(tokens), {cause, ++time}, then, tag_at);
+        return runs.add(count(tokens), {cause, ++time}, next_part, tag_at);
     }
     void lose(const std::vector<TokenId>& before, const std::vector<TokenId>& names,
-              Misses::Reason cause = Misses::kEvicted, LostRuns::Number then = 0) {
-        runs.index(add(names, cause, then), path(before));
+              Misses::Reason cause = Misses::kEvicted, LostRuns::Number next_part = 0) {
+        runs.index(add(names, cause, next_part), path(before));
     }
     LostRuns::Found take(const std::vector<TokenId>& before, const std::vector<TokenId>& names,
                          LostRuns::Number end = 0) {

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from cli_runs import refused, shown
+from conftest import require
 from kvcore import KVCacheParams, PagedKVCacheManager, TextGenerationContext
 from kvcore.apps.cli.main import main
 from kvcore.apps.traces.canonical import write_trace
@@ -21,9 +22,12 @@ from kvcore.apps.traces.read import load_trace
 from kvcore.apps.traces.read_options import ReadOptions
 from kvcore.replay import PoolSettings, read_trace, replay_admission
 
-events = pytest.importorskip("kvcore.events")
-capture = pytest.importorskip("kvcore.apps.traces.capture")
-ForeignPublisher = pytest.importorskip("foreign_publisher").ForeignPublisher
+require("msgspec")
+require("zmq")
+
+from foreign_publisher import ForeignPublisher  # noqa: E402
+from kvcore import events  # noqa: E402
+from kvcore.apps.traces import capture  # noqa: E402
 
 ANY = "tcp://127.0.0.1:*"
 SIZE = 4
@@ -36,7 +40,7 @@ def stored(parent: int | None, *hashes: int, **more: Any) -> Any:
 
 def rows_of(*batches: tuple[float, list[Any]], gap: float = 10, **more: Any) -> list[Any]:
     reader = capture.ChainReader(gap, with_tokens=more.pop("with_tokens", False))
-    rows = []
+    rows: list[Any] = []
     for ts, found in batches:
         reader.take(events.KVEventBatch(1.7e9 + ts, found))
     rows += reader.finish()
@@ -78,7 +82,7 @@ def test_rows_are_in_the_order_of_arrival() -> None:
 
 
 def test_earlier_events_of_another_rank_keep_their_time() -> None:
-    """A replay socket repeats the old events of one rank after those of another rank."""
+    """A replay socket repeats the old events of two ranks, rank by rank."""
     *rows, _ = rows_of(
         (100, [stored(None, 1)]),
         (130, [stored(None, 2)]),
@@ -338,7 +342,7 @@ def test_memory_of_a_capture_is_bounded(with_tokens: bool) -> None:
     try:
         reader = capture.ChainReader(1.0, with_tokens=with_tokens)
         for chain in range(chains):
-            hashes = [2**63 + 10 * chain + n for n in range(10)]
+            hashes: list[int | bytes] = [2**63 + 10 * chain + n for n in range(10)]
             event = events.BlockStored(hashes, None, list(range(10 * size)), size)
             reader.take(events.KVEventBatch(float(chain), [event]))
         of_blocks = tracemalloc.get_traced_memory()[0]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import require
 from hit_counter import count_hits
 from kvcore.apps.traces.canonical import write_trace
 from kvcore.apps.traces.clock import UNITS
@@ -524,14 +525,14 @@ def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
     assert "--tokenizer FILE names a tokenizer.json" in refusal(path)
     bad = tmp_path / "tokenizer.json"
     bad.write_text("{}", encoding="utf-8")
-    pytest.importorskip("tokenizers")
+    require("tokenizers")
     assert "which cannot be loaded" in refusal(path, tokenizer=str(bad))
     for name in (tmp_path / "no.json", tmp_path / "none", tmp_path / "trace.jsonl"):
         assert "which cannot be loaded" in refusal(path, tokenizer=name)
 
 
 def test_tokenizer_of_a_file(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = require("tokenizers")
     words = tokenizers.models.WordLevel({"user": 0, "hi": 1, "?": 2}, unk_token="?")
     made = tokenizers.Tokenizer(words)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -221,7 +221,7 @@ def test_a_prefix_without_a_checkpoint() -> None:
     assert reasons(found) == {"unreachable": 8, "partial_page": 3}
 
 
-# ---- what is an admission ------------------------------------------------------------------------
+# ---- admissions ----------------------------------------------------------------------------------
 
 
 def test_counts_are_taken_once_when_the_hit_is_final() -> None:
@@ -349,7 +349,7 @@ def test_the_record_has_room_for_four_times_the_pages() -> None:
 
 
 class Traffic:
-    """Random calls, with the model beside the manager."""
+    """Random calls of a manager and of its slow model."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

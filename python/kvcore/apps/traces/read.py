@@ -67,7 +67,7 @@ def read_trace(
     limit : int, optional
         Read only this many requests from the beginning of the file.
     format : str, optional
-        Name of the format, one of ``kvcore.replay.TRACE_FORMATS``; found by default.
+        Name of the format, from ``kvcore.replay.TRACE_FORMATS``; found by default.
     block_size : int, optional
         Tokens per block of a trace with block ids; found by default.
     time_unit : {"s", "ms", "us", "ns"}, optional
